@@ -155,7 +155,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
 
 
 def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
-    """Binds this rank to its CPU cores and GPU, and returns the device; warns of too few cores or a wrong rank count."""
+    """Binds this rank to its CPU cores and GPU, returns the device; warns of too few cores or a wrong rank count."""
     service = config.services.of(role_name)
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)

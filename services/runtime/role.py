@@ -39,7 +39,7 @@ class CommandProgress:
     is_cancelled: Callable[[], bool]
 
     def __call__(self, done: int, total: int, phase: str) -> None:
-        """Reports a command's progress on every rank, at token and micro-batch boundaries; callers get that of rank 0."""
+        """Reports a command's progress on every rank, per token or micro-batch; callers get rank 0's reports."""
         for tell in self.on_progress:
             tell(done, total, phase)
         failpoints.hit(self.point)
@@ -163,7 +163,7 @@ class CheckpointedRole(Role, Protocol):
         """
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Raises DamagedCheckpoint if files are missing or torn, ValueError for another model; rank 0 alone calls it."""
+        """Raises DamagedCheckpoint if files are missing or torn, ValueError for another model; for rank 0 alone."""
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
         """Loads the checkpoint in `directory` (None: the initial model); returns the saved service state (None: empty).
@@ -173,4 +173,4 @@ class CheckpointedRole(Role, Protocol):
         """
 
     def compute_weights_digest(self) -> str:
-        """Returns the sha256 of the weights: sorted named_parameters, values only, little-endian fp32; tied ones once."""
+        """Returns the sha256 of the weights: sorted named_parameters, little-endian fp32 values; tied weights once."""

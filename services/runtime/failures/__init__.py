@@ -1,1 +1,1 @@
-"""Notices that a group has failed, and ends it with the cause."""
+"""Notices that a rank of a group has failed or hangs, and ends the group with an error that names the cause."""

@@ -1,4 +1,4 @@
-"""The device that a rank computes on, for the doctor's report: its name, and how much of its memory is free."""
+"""Reads the name and the free memory of the device that a rank computes on, for the doctor's report."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from splitppo.machine.gpus import memory_reader
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A GPU, or a machine's CPU with its main memory; a value that nothing reports is empty or 0."""
+    """The name and memory in bytes of a GPU, or of a machine's CPU; a value that nothing reports is empty or 0."""
 
     name: str = ""
     free_bytes: int = 0
@@ -19,7 +19,7 @@ class DeviceState:
 
 
 def device_watch(device: torch.device) -> Callable[[], DeviceState]:
-    """Returns a function that reads the state of the device; it never raises, and any thread may call it."""
+    """Returns a function that reads the name and memory of `device`; the function never raises and is thread-safe."""
     if device.type != "cuda":
         return _main_memory
     properties = torch.cuda.get_device_properties(device)

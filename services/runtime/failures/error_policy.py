@@ -14,13 +14,13 @@ _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pi
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Returns True if a collective raises this error when another rank has gone."""
+    """Returns True if a collective raises an error like this one when another rank has died or disconnected."""
     is_of_transport = isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
     return is_of_transport or isinstance(error, dist.DistError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True if an allocation failed, on the host or on a device."""
+    """Returns True if the error means that an allocation of host or device memory failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, torch.AcceleratorError):
@@ -52,8 +52,8 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
     """Returns the error for the caller of a command that failed in the engine of a group that goes on.
 
-    The optimizer `has_stepped` before the error. A command that `repairs` is a load; its input may be the caller's
-    mistake.
+    `has_stepped`: the optimizer has changed weights before the error. A command that `repairs` is a load; its input may
+    be the caller's mistake.
     """
     here = Place(rank=0)
     if is_out_of_memory(error) and not has_stepped and not repairs:
@@ -64,7 +64,7 @@ def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireE
 
 
 class OptimizerStepCounter:
-    """Counts the optimizer steps of this process: an update that fails before its first one has changed no weight."""
+    """Counts the optimizer steps of this process, to know whether a failed update has already changed weights."""
 
     def __init__(self) -> None:
         self.num_steps = 0

@@ -1,9 +1,9 @@
-"""Ends a group in which a rank hangs, and names that rank: it is frozen, or stuck in a command or at the start.
+"""Ends a group in which a rank hangs (frozen, or stuck in a command or at the start), and names that rank.
 
-A thread of each rank writes a sign of life to the group's store, with what the main thread is doing. Rank 0 watches all
+A thread of each rank writes a heartbeat to the group's store, with what the main thread is doing. Rank 0 watches all
 ranks; every other rank watches rank 0 and itself. The limits are `services.start_timeout_s` until a rank is ready, and
 `services.progress_timeout_s` for the silence of a command and of a process. In a hang all ranks wait for the rank that
-is stuck. So the rank that is named is the one without a sign of life, else the one that has been silent longest.
+is stuck. So the rank that is named is the one without a heartbeat, else the one that has been silent longest.
 """
 
 import json
@@ -34,7 +34,7 @@ _MIN_MISSED_S = 2.0
 
 
 def start_limit(limit_s: float) -> AbstractContextManager[None]:
-    """Ends this process if the block, in which the ranks find each other, takes longer."""
+    """Ends this process if the `with` block, in which the ranks find each other, takes over `limit_s` seconds."""
     return _limit(limit_s, f"the ranks have not found each other within {limit_s:g} s (services.start_timeout_s)")
 
 
@@ -59,8 +59,8 @@ class Doing:
     """The work of a rank's main thread at one moment; empty while it waits for the next order.
 
     Attributes:
-        progress: e.g. "3 of 8"; empty before the first progress.
-        limit_s: the longest silence that is allowed at this place.
+        progress: of the command, e.g. "3 of 8"; empty before the first progress.
+        limit_s: the longest time without progress that is allowed now, in seconds.
         silent_s: seconds since the last progress.
     """
 
@@ -71,12 +71,12 @@ class Doing:
 
 
 class Activity:
-    """The work of a rank's main thread, and the time of its last progress. Thread-safe.
+    """Records what a rank's main thread works on, and the time of the thread's last progress. Thread-safe.
 
     Args:
-        start_limit_s: longest time until the rank is ready.
-        limit_s: longest time between two signs of progress of a command.
-        clock: seconds that never go back.
+        start_limit_s: longest time until the rank is ready, in seconds.
+        limit_s: longest time between two progress reports of a command, in seconds.
+        clock: returns seconds that never go back.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Activity:
         self._set(Doing(Place(phase="start"), limit_s=start_limit_s))
 
     def idle(self) -> None:
-        """Notes that the rank waits for its next order."""
+        """Records that this rank's main thread waits for the next order of rank 0."""
         self._set(None)
 
     @contextmanager
     def command(self, place: Place) -> Iterator[None]:
-        """Notes that the rank works on a command within the block; after an error the place stays as it was."""
+        """Records that the rank works on a command in the `with` block; after an error the record stays as it was."""
         self._set(Doing(place, limit_s=self._limit_s))
         yield
         self.idle()
@@ -110,7 +110,7 @@ class Activity:
 
 
 class _Sign(NamedTuple):
-    """The last sign of life of a rank, and the time at which it was seen, on this rank's clock."""
+    """The last heartbeat of a rank, and the time in seconds when this rank read it, by this rank's clock."""
 
     number: int
     doing: Doing
@@ -119,7 +119,7 @@ class _Sign(NamedTuple):
 
 
 class VitalSign(NamedTuple):
-    """The last sign of life of a rank, as the doctor reports it: the device, and the age of the sign in seconds."""
+    """The last heartbeat of a rank for the doctor's report: the device state, and the heartbeat's age in seconds."""
 
     device: DeviceState
     silent_s: float
@@ -127,14 +127,14 @@ class VitalSign(NamedTuple):
 
 @dataclass
 class Heartbeat:
-    """The signs of life of the other ranks, as one rank sees them.
+    """Writes the heartbeat of one rank to the group's store, and ends the group if another rank's is missing.
 
     Attributes:
         store: a client of the group's store that no other thread uses.
-        activity: of this rank's main thread.
-        limit_s: longest time without a sign of life of a process.
+        activity: what this rank's main thread works on.
+        limit_s: longest time without a heartbeat of a process, in seconds.
         device: reads the state of this rank's device.
-        clock: seconds that never go back.
+        clock: returns seconds that never go back.
     """
 
     rank: int
@@ -156,7 +156,7 @@ class Heartbeat:
         self._missed_s = max(_NUM_MISSED * self._interval_s, _MIN_MISSED_S)
 
     def start(self) -> None:
-        """Starts the watching thread; it ends with `PeerWatch.stop`."""
+        """Starts the heartbeat thread, which ends after `PeerWatch.stop`."""
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def _watch(self) -> None:
@@ -168,7 +168,7 @@ class Heartbeat:
             log.warning("the group's store is gone")  # the failure watch sees it, too
 
     def look(self) -> None:
-        """Writes this rank's sign of life and reads those of the others. Ends the group if a rank hangs."""
+        """Writes this rank's heartbeat, reads those of the watched ranks, and ends the group if a rank hangs."""
         mine = self.activity.now()
         self._own_sign = _Sign(self._own_sign.number + 1, mine, self.device(), self.clock())
         sign = {"number": self._own_sign.number, "doing": asdict(mine), "device": asdict(self._own_sign.device)}
@@ -184,7 +184,7 @@ class Heartbeat:
             self.failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
 
     def vital_signs(self) -> dict[int, VitalSign]:
-        """Returns the last signs of the ranks that this rank watches, and its own; any thread may call it."""
+        """Returns the last heartbeats of the watched ranks and of this rank, by rank; any thread may call it."""
         now, signs = self.clock(), {self.rank: self._own_sign, **self._signs}
         return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 
@@ -195,7 +195,7 @@ class Heartbeat:
         return mine.silent_s > limit_s or any(now - sign.seen_at > self.limit_s for sign in self._signs.values())
 
     def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
-        """Returns the rank to name, what it was doing, and what is wrong with it."""
+        """Finds the rank that hangs; returns that rank, what it was doing, and a phrase that says what is wrong."""
         now = self.clock()
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):

@@ -14,9 +14,9 @@ _GIB = 1 << 30
 
 
 class OomWatch:
-    """Reads twice a second how much memory is free and how many processes the kernel has killed.
+    """Watches free memory and the kernel's out-of-memory kills twice a second, to explain why a rank was killed.
 
-    It runs in the parent of the ranks, as a thread.
+    The watch runs in the parent process of the ranks, as a thread.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class OomWatch:
                 self._num_kills = num_kills
 
     def explain(self, exit_code: int) -> str:
-        """Returns the end of a sentence about a rank that the kernel has killed; empty if the kernel did not kill it.
+        """Ends the sentence about a rank killed for want of memory, with GiB used and free; empty for other causes.
 
-        `exit_code` is that of the rank, negative for a signal.
+        `exit_code` is the rank's, negative for a signal.
         """
         if exit_code != -signal.SIGKILL or num_oom_kills() == self._num_kills:
             return ""

@@ -1,4 +1,4 @@
-"""Ends the group when a rank fails, and tells the caller which rank it was and why.
+"""Ends the whole group when one rank fails, and tells the caller which rank failed and why.
 
 If a rank fails inside a collective, the others would wait in it. So the rank writes what happened to the group's store
 and exits. A watcher on every rank reads that, or sees that a process of its node has ended, and exits, too. On a node
@@ -36,15 +36,15 @@ _END_WAIT_S = 0.2  # the connections of a process that is killed end a moment be
 
 
 class RankHangs(RuntimeError):
-    """A rank is frozen or stuck; the message says for how long."""
+    """A rank of the group is frozen or makes no progress; the message says for how many seconds."""
 
 
 class PeerWatch:
-    """Watches the ranks of a group; every rank has one.
+    """Watches the other ranks of a group for failures, and ends the group; every rank has one PeerWatch.
 
     Args:
         store: a client of the group's store that no other thread uses.
-        members: all ranks; this one watches the processes of its own node.
+        members: all ranks of the group; this rank watches the processes of its own node.
 
     Attributes:
         stopped: set by `stop`.
@@ -68,11 +68,11 @@ class PeerWatch:
         threading.Thread(target=self._watch, name="failure-watch", daemon=True).start()
 
     def cancel(self, order: int) -> None:
-        """Tells the other ranks to give up the command of an order, without waiting; for rank 0, in any thread."""
+        """Tells the other ranks to stop the command with this order number; called on rank 0, returns at once."""
         threading.Thread(target=self._set, args=(_CANCELLED_KEY.format(order),), daemon=True).start()
 
     def is_cancelled(self, order: int) -> bool:
-        """Returns True if the command of an order was cancelled half a second ago or earlier; for all other ranks."""
+        """Returns True if rank 0 cancelled the command with this order number, up to 0.5 s late; for other ranks."""
         last_order, is_cancelled, at = self._cancelled
         now = time.monotonic()
         if last_order != order or now - at >= _POLL_INTERVAL_S:
@@ -81,15 +81,15 @@ class PeerWatch:
         return is_cancelled
 
     def stop(self) -> None:
-        """Ends the watch: from now on a process that ends is no failure."""
+        """Stops watching the other ranks: from now on a process that ends does not count as a failure."""
         self.stopped.set()
 
     def end_group(self, error: BaseException | None, place: Place) -> NoReturn:
-        """Ends this rank, and with it the group.
+        """Reports an error to the store, the log and (on rank 0) the callers; then ends this process and so the group.
 
         Args:
             error: the failure of this rank; None if another rank has failed.
-            place: method, step and phase of this rank; with a rank, if that other rank has failed.
+            place: method, step and phase of this rank; it also has a rank if that other rank has failed.
         """
         self._ending.acquire()  # a second thread that comes here waits for the exit
         try:
@@ -99,7 +99,7 @@ class PeerWatch:
             os._exit(1)  # also if telling has failed: the others wait for the end of this process
 
     def _tell(self, error: BaseException | None, place: Place) -> None:
-        """Writes what happened to the store and the log, and on rank 0 answers the callers."""
+        """Writes the failure of a rank to the group's store and the log; rank 0 also answers the callers."""
         if error is not None and not is_peer_loss(error):
             hangs = isinstance(error, RankHangs)
             self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
@@ -113,7 +113,7 @@ class PeerWatch:
             self._set(_LEAVING_KEY.format(self._context.rank))
 
     def _record(self, error: str, place: Place) -> None:
-        """Writes a failure to the store, unless there is one: the first rank that fails by itself is the cause."""
+        """Writes a rank's failure to the store unless one is there: the first rank to fail by itself is the cause."""
         rank = self._context.rank if place.rank is None else place.rank
         failure = Failure(rank, error, str(replace(place, rank=None)))
         with _warning_if_store_is_gone(), self._store_lock:
@@ -128,7 +128,7 @@ class PeerWatch:
             return read_text(self._store, key)
 
     def _cause(self, error: BaseException | None, place: Place) -> WireError:
-        """Returns an error that names the rank and the reason, as far as both are known after _CAUSE_WAIT_S."""
+        """Waits up to _CAUSE_WAIT_S for the cause of a failed group; returns an error with its rank and reason."""
         role = Place(role=self._context.role_name, method=place.method, step=place.step)
         deadline = time.monotonic() + _CAUSE_WAIT_S
         with _warning_if_store_is_gone():
@@ -151,7 +151,7 @@ class PeerWatch:
         return f"rank {rank} on {self._members.processes[rank].host}" if self._members.addresses else f"rank {rank}"
 
     def _known_cause(self) -> WireError | None:
-        """Returns the recorded failure of a rank, or the death of a rank that recorded none; None without both."""
+        """Makes an error of a rank's recorded failure, or of a rank's death without a record; None without both."""
         if failure := self._failure():
             where = f" in {failure.phase}" if failure.phase else ""
             failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"
@@ -166,12 +166,12 @@ class PeerWatch:
             return read_failure(self._store)
 
     def _silent_death(self) -> int | None:
-        """Returns the first rank of this node that has ended, but not because of another rank; None without one."""
+        """Finds the first rank of this node that ended, but not because of another rank; None without such a rank."""
         gone = sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0))
         return next((rank for rank in gone if not self._get(_LEAVING_KEY.format(rank))), None)
 
     def _watch(self) -> None:
-        """Ends this rank when another rank has failed or died, or when torchrun's agent has ended."""
+        """Waits until another rank has failed or died, or torchrun's agent has ended, and then ends this rank."""
         poll = _poll((*self._watched, self._agent))
         with _warning_if_store_is_gone():
             while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._failure()):
@@ -193,7 +193,7 @@ class PeerWatch:
 
 @contextmanager
 def _warning_if_store_is_gone() -> Iterator[None]:
-    """Logs a warning in place of an error of the block: the process with the store, or torchrun, has ended."""
+    """Logs a warning for a RuntimeError in the `with` block: the process with the store, or torchrun, has ended."""
     try:
         yield
     except RuntimeError:
@@ -201,7 +201,7 @@ def _warning_if_store_is_gone() -> Iterator[None]:
 
 
 def _poll(pidfds: Iterable[int]) -> select.poll:
-    """Returns a poll object that reports which processes have ended."""
+    """Returns a poll object that reports which of these processes (pidfds) have ended."""
     poll = select.poll()
     for fd in pidfds:
         poll.register(fd, select.POLLIN)

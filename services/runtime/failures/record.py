@@ -1,4 +1,4 @@
-"""The first failure of a group, as it stands in the group's store for every rank, and for torchrun on every machine."""
+"""Writes and reads the first failure of a group in the group's store, for every rank and every torchrun."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ _KEY = "splitppo/failure"
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a rank: its error, and the phase it was in (empty: none)."""
+    """The failure of one rank: the rank, the error as text, and the phase of its command (empty: none)."""
 
     rank: int
     error: str
@@ -18,16 +18,16 @@ class Failure:
 
 
 def write_failure(store: Store, failure: Failure) -> None:
-    """Writes a failure to a store that has none yet; `store` is as the ranks see it (`ranks_store`)."""
+    """Writes a rank's failure to the group's store unless one is there; `store` has the prefix of `ranks_store`."""
     store.compare_set(_KEY, "", json.dumps(asdict(failure)))
 
 
 def read_failure(store: Store) -> Failure | None:
-    """Returns the first failure of the group; None without one."""
+    """Reads the group's first failure from its store; None while no rank has failed."""
     content = read_text(store, _KEY)
     return Failure(**json.loads(content)) if content else None
 
 
 def read_text(store: Store, key: str) -> str:
-    """Returns the text under a key of a store, without waiting for it; empty if there is none."""
+    """Reads the text under a key of a store without waiting for the key; empty if the store lacks the key."""
     return store.get(key).decode() if store.check([key]) else ""

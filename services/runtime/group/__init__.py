@@ -1,1 +1,1 @@
-"""The processes of a worker group: how they are started, find each other, and end together."""
+"""Starts the processes of a worker group with torchrun, connects them with each other, and ends them together."""

@@ -1,4 +1,4 @@
-"""A torchrun group that listens on one address only.
+"""Runs a torchrun group whose store, gloo and NCCL listen on one address or interface only.
 
 The store of plain torchrun listens on every interface, open to anybody, whatever address it is given; gloo and NCCL
 listen at the address of the machine's name. Here the store listens on one address (rendezvous.py), and gloo and NCCL
@@ -33,7 +33,7 @@ _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distribute
 
 
 def run_closed_group(arguments: Sequence[str]) -> int:
-    """Runs a group to its end; `arguments` are those of torchrun.
+    """Runs a torchrun group until all its ranks have ended; `arguments` are command-line arguments of torchrun.
 
     Returns:
         0 if every rank ended well; else the exit code of the rank that failed first (`culprit`). 128 + N if signal N
@@ -74,7 +74,7 @@ def run_closed_group(arguments: Sequence[str]) -> int:
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:
-    """Returns the rank that failed first, as far as the exit codes of the ranks that have ended show it.
+    """Guesses from the exit codes of ended ranks which rank failed first, and returns that rank.
 
     Other ranks exit because they miss a peer. A rank that was ended by a signal, or has refused its input, is the
     first one.
@@ -83,7 +83,7 @@ def culprit(exit_codes: Mapping[int, int]) -> int:
 
 
 def report(rank: int, exit_code: int, why: str = "") -> int:
-    """Prints how a rank ended, and why, to stderr; returns the exit code of its group.
+    """Prints to stderr how a rank ended, and why; returns the exit code for the whole torchrun group.
 
     A rank that has refused its input has printed the reason itself. `exit_code` is negative for a signal, as in
     subprocess.

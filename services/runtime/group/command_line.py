@@ -1,4 +1,4 @@
-"""The command line of a service, read before torch is imported; `python -m services.ROLE` becomes a group here."""
+"""Parses the command line of a service before torch is imported; turns `python -m services.ROLE` into torchrun."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of the command line, or of `arguments`; ConfigError if they are wrong."""
+    """Parses a service's command line (`arguments`, or sys.argv) and returns the options; ConfigError if wrong."""
     parser = _Parser(
         prog=f"services.{role_name}",
         description=f"The {role_name} service: under torchrun one rank of it, else all its ranks on this machine.",
@@ -40,10 +40,10 @@ def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argpar
 
 
 def start_group_unless_rank(role_name: RoleName) -> None:
-    """Returns in a rank, and for --check; any other process becomes torchrun, closed to the outside, for all ranks.
+    """Replaces this process by a closed torchrun for all ranks of a role; returns in a rank, and for --check.
 
-    It starts `services.<role>.num_processes` ranks, divided by `nnodes`. For bad input it exits with 2 and one
-    sentence.
+    torchrun starts `services.<role>.num_processes` ranks, divided by `nnodes`. For bad input this process exits with 2
+    and one sentence.
     """
     if "RANK" in os.environ:
         return
@@ -64,7 +64,7 @@ def start_group_unless_rank(role_name: RoleName) -> None:
 
 
 def _torchrun_flags(role_name: RoleName, config: Config, node_rank: int | None) -> list[str]:
-    """Returns torchrun's flags: the number of ranks; for several machines also their address and what they compare."""
+    """Makes torchrun's flags: the number of ranks; for several machines also their address and what they compare."""
     service = config.services.of(role_name)
     ranks = ["--nproc-per-node", str(service.num_local_processes)]
     if service.nnodes == 1:

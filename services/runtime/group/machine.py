@@ -1,6 +1,6 @@
-"""This machine's place in a group of several machines: its number, its interface, and the address where they meet.
+"""Finds out a machine's place in a group of several: node rank, network interface, address of machine 0.
 
-It is read before torch is imported, so that a mistake in the network's settings is reported before anything waits.
+This happens before torch is imported, so that a mistake in the network's settings is reported before anything waits.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ _DISCARD_PORT = 9  # nothing is sent to it
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine of a group.
+    """One machine of a torchrun group: its number and its network addresses.
 
     Attributes:
         node_rank: its number, from 0; the service is on machine 0.
@@ -37,10 +37,10 @@ class Machine:
 def this_machine(
     service: ServiceConfig, section: str, node_rank: int | None, environment: Mapping[str, str] = os.environ
 ) -> Machine:
-    """Returns the place of this machine in a group of several; ConfigError if it cannot be one of them.
+    """Finds node rank, master address and interface of this machine in its group; ConfigError if settings are wrong.
 
-    `section` of the configuration is services.<role>. Without `node_rank` the number is the scheduler's, from the
-    environment.
+    `section` of the configuration is services.<role>. Without `node_rank` (None), the environment
+    variables of Slurm or Kubernetes give the number.
     """
     number = _node_rank(service, section, node_rank, environment)
     address = _master_address(service, section)
@@ -86,7 +86,7 @@ def _master_address(service: ServiceConfig, section: str) -> str:
 
 
 def own_address(master_address: str) -> str:
-    """Returns the address that this machine sends from to `master_address`; OSError if there is no route."""
+    """Returns the IP address from which this machine sends to `master_address`; OSError if there is no route."""
     family = socket.AF_INET6 if ":" in master_address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as route:
         route.connect((master_address, _DISCARD_PORT))
@@ -94,7 +94,7 @@ def own_address(master_address: str) -> str:
 
 
 def _interface(service: ServiceConfig, section: str, own_address: str) -> str:
-    """Returns the interface that the ranks use: the configured one, else the one with this machine's address.
+    """Returns the name of the network interface for the ranks: socket_ifname, else the one with this own address.
 
     Only the first address of an interface counts, because gloo listens there.
     """

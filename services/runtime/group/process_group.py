@@ -1,4 +1,4 @@
-"""Joining the torchrun group: store, process groups, device, CPU cores."""
+"""Lets a rank join its torchrun group: connects the store, creates process groups, sets device and CPU cores."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of a rank in its group, from the environment variables that torchrun sets."""
+    """The rank, node, group sizes and store address of a process, from the environment variables of torchrun."""
 
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Launch":
-        """Returns the place that torchrun has given to this process; ConfigError outside of torchrun."""
+        """Reads a Launch from torchrun's environment variables; ConfigError in a process outside of torchrun."""
         try:
             rank = int(environment["RANK"])
             return cls(
@@ -59,7 +59,7 @@ class Launch:
             raise ConfigError(f"environment variable {error.args[0]} is missing: start this with {start}") from error
 
     def connect_store(self, *, may_host: bool = True) -> Store:
-        """Returns a new client of the group's store; its keys are those of this start of the group."""
+        """Connects a new client to the torchrun group's store, with a key prefix for this start of the group."""
         store = dist.TCPStore(  # type: ignore[attr-defined]
             self.store_host,
             self.store_port,
@@ -87,10 +87,10 @@ def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> t
 
 
 def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
-    """Returns the GPU of a rank, as an index into those that its process sees; ConfigError if there is none.
+    """Returns the CUDA index of a rank's GPU among the GPUs that its process sees; ConfigError without such a GPU.
 
     A process that sees as many GPUs as its node has ranks sees the GPUs of its group alone (CUDA_VISIBLE_DEVICES, a
-    container), and counts them from 0. A process that sees more GPUs takes its own from `devices`.
+    container), and counts them from 0. A process that sees more GPUs takes the index from `devices`.
     """
     if len(devices) < launch.local_world_size:
         raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.local_world_size} ranks")
@@ -104,7 +104,7 @@ def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int
 
 
 def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) -> set[int]:
-    """Returns an equal slice of the cores for each rank of the node; all cores if they do not divide."""
+    """Returns a rank's equal slice of the node's CPU cores; all cores if they cannot be divided equally."""
     if not cpus or len(cpus) % local_world_size:
         return set(cpus)
     num_cpus = len(cpus) // local_world_size
@@ -112,7 +112,7 @@ def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) 
 
 
 def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
-    """Creates the compute group (the default one), the control group and the group for parts; returns them."""
+    """Creates the process groups of a rank (default: compute; control; parts) and returns them in a RankContext."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
     # A collective that fails or times out ends its process; a hang is found long before, by the heartbeat.
@@ -131,7 +131,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
 
 
 def introduce(launch: Launch, store: Store) -> Members:
-    """Writes this rank to the store and returns all ranks of the group; all ranks call it."""
+    """Writes this rank's pid, host and address to the store, and reads those of all ranks; all ranks call it."""
     several = launch.world_size > launch.local_world_size
     address = own_address(launch.store_host) if several else ""
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node, "address": address}

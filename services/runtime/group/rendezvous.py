@@ -1,4 +1,4 @@
-"""The meeting of torchrun's agents: one alone, on loopback, or one on each machine of the group.
+"""The rendezvous of torchrun's agents: of one machine alone on loopback, or of all machines of a group.
 
 The store of plain torchrun listens on every interface, whatever address it is given, and its values are pickled. Here
 the store listens on one address and contains text (docs/adr/020-closed-groups.md, docs/adr/038-several-machines.md).
@@ -39,20 +39,20 @@ _REFUSED_KEY = "refused/{}"
 
 
 class CannotMeet(ValueError):
-    """The input of this machine is wrong: it is no machine of the group, or cannot be one; one sentence."""
+    """This machine cannot join the rendezvous because its input is wrong; the message is one sentence."""
 
 
 class HasNotMet(RuntimeError):
-    """The machines of the group have not met in time, or one of them has ended since; one sentence."""
+    """The machines of a group did not all join in time, or one has ended since; the message is one sentence."""
 
 
 def ranks_store(store: TCPStore) -> PrefixStore:
-    """Returns the store as the ranks see it at their first and only start (services/runtime/group/process_group.py)."""
+    """Adds the key prefix of the ranks' first and only start to a store (services/runtime/group/process_group.py)."""
     return PrefixStore("splitppo/0", store)
 
 
 class Rendezvous(StaticTCPRendezvous):
-    """The meeting of one machine with itself: its agent is number 0 of 1, in a store that listens on loopback alone.
+    """The torchrun rendezvous of a group on one machine: agent 0 of 1, with a store that listens on loopback alone.
 
     As in torch's static rendezvous, the ranks use the store of the agents, and nobody joins later. `world_size`
     machines meet at `master_addr`:`master_port`, and this one is number `rank` of them.
@@ -66,13 +66,13 @@ class Rendezvous(StaticTCPRendezvous):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Returns the place of this machine among those that have met."""
+        """Waits for all machines; returns this machine's rank, their number and the store, as torchrun expects them."""
         self._store = store = self._meet()
         where = RendezvousStoreInfo(self.master_addr, store.port)
         return RendezvousInfo(PrefixStore("torchrun", store), self.rank, self.world_size, where)
 
     def _meet(self) -> TCPStore:
-        """Returns a store in this process, on one address: it gets a listening socket, else it would bind all."""
+        """Opens a TCPStore in this process on one address; without a given socket it would listen on all interfaces."""
         family = socket.AF_INET6 if ":" in self.master_addr else socket.AF_INET
         address = (self.master_addr, self.master_port)
         listening = socket.create_server(address, family=family, backlog=socket.SOMAXCONN)
@@ -87,12 +87,12 @@ class Rendezvous(StaticTCPRendezvous):
         )
 
     def tell(self, rank: int, error: str) -> None:
-        """Tells the ranks of other machines how a rank of this machine has ended."""
+        """Tells the ranks of other machines how a rank of this machine has ended; on one machine it does nothing."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """The introduction of a machine; all but `host` and `start` must be the same on every machine of a group.
+    """What a machine tells the others when it joins; all but `host` and `start` must be the same on all machines.
 
     Attributes:
         host: name of the machine.
@@ -110,7 +110,7 @@ class Member:
     version: str = __version__
 
     def refused_by(self, first: "Member", node_rank: int, where: str) -> str | None:
-        """Returns a sentence about what differs from machine 0, `first`; None if nothing does."""
+        """Compares this machine with machine 0, `first`; returns a sentence about the difference, None without one."""
         here, there = f"on {self.host}, node rank {node_rank}", f"on {first.host}, node rank 0"
         if self.section != first.section:
             return (
@@ -132,9 +132,9 @@ class Member:
 
 
 class MachinesRendezvous(Rendezvous):
-    """The meeting of several machines, each with one torchrun, in the store of machine 0, at each start of the group.
+    """The torchrun rendezvous of a group on several machines, in the store of machine 0, at each start of the group.
 
-    A machine that starts again after the meeting ends the group that is there, and waits for the next store. So the
+    A machine that starts again after the rendezvous ends the running group, and waits for the next store. So the
     order in which the machines are started again does not matter.
     """
 
@@ -164,17 +164,17 @@ class MachinesRendezvous(Rendezvous):
         self._failed_at: float | None = None
 
     def _meet(self) -> TCPStore:
-        """Waits until all machines are there, at most `services.start_timeout_s`; returns their store.
+        """Waits until all machines have joined, at most `services.start_timeout_s`; returns the store of machine 0.
 
         Raises:
-            CannotMeet: this machine and machine 0 were not given the same, or machine 0 cannot listen.
-            HasNotMet: a machine has not come.
+            CannotMeet: this machine and machine 0 differ in configuration or version, or machine 0 cannot listen.
+            HasNotMet: a machine has not joined in time.
         """
         deadline = time.monotonic() + self._timeout_s
         return self._gather(deadline) if self.rank == 0 else self._join(deadline)
 
     def _gather(self, deadline: float) -> TCPStore:
-        """Opens the store, and returns it when all machines have come; for machine 0."""
+        """Opens the store on machine 0, waits until all machines have joined, and returns the store."""
         try:
             store = super()._meet()
         except OSError as error:
@@ -197,7 +197,7 @@ class MachinesRendezvous(Rendezvous):
         return store
 
     def _join(self, deadline: float) -> TCPStore:
-        """Returns the store of machine 0, as soon as there is a new one; for every other machine."""
+        """Connects another machine than machine 0 to machine 0's new store, as soon as it exists; returns the store."""
         lost = ""
         while time.monotonic() < deadline:
             try:
@@ -216,7 +216,7 @@ class MachinesRendezvous(Rendezvous):
         )
 
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
-        """Returns True if this start of the machine has met the others; RuntimeError if the store goes meanwhile."""
+        """Registers this machine in the store; True once all have joined with it, RuntimeError if the store is lost."""
         first = Member(**json.loads(store.get(_MEMBER_KEY.format(0))))
         if refused := self._me.refused_by(first, self.rank, self._where):
             store.set(_REFUSED_KEY.format(self.rank), refused)
@@ -239,7 +239,7 @@ class MachinesRendezvous(Rendezvous):
         return False
 
     def num_nodes_waiting(self) -> int:
-        """Returns 0. torchrun calls it from time to time: machine 0 then looks whether the group has failed elsewhere.
+        """Returns 0. torchrun calls it regularly; machine 0 then checks if the group has failed on another machine.
 
         Raises:
             HasNotMet: the group has failed; ranks that wait for others in their start would not notice it.
@@ -267,5 +267,5 @@ class MachinesRendezvous(Rendezvous):
 
 
 def rendezvous(parameters: RendezvousParameters) -> Rendezvous:
-    """Returns the rendezvous that fits the number of machines."""
+    """Creates the torchrun rendezvous for a group: for one machine, or for several if max_nodes is over 1."""
     return MachinesRendezvous(parameters) if parameters.max_nodes > 1 else Rendezvous(parameters.run_id)

@@ -1,8 +1,8 @@
-"""torchrun whose group listens on loopback only, or on one interface of each of its machines.
+"""Runs torchrun for a group that listens on loopback only, or on one interface of each of its machines.
 
     python -m services.runtime.group.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
-takes torchrun's flags. With `--lifeline` the group ends as soon as standard input does. The ranks watch standard input
+takes torchrun's flags. With `--lifeline` the group ends as soon as standard input ends. The ranks watch standard input
 too, but only once they have started, which takes seconds, and a rank that is stopped (SIGSTOP) cannot end itself.
 """
 

@@ -1,1 +1,1 @@
-"""The command loop: all ranks of a group carry out each command together."""
+"""Runs the commands of a service on all ranks of its group: command loops, messages between ranks, sharding."""

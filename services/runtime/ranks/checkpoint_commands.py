@@ -1,4 +1,4 @@
-"""Commands of every role that trains: save, load, digest. They run through the command queue like the role's own.
+"""The checkpoint commands of every role that trains: save, load, digest; queued like the role's own commands.
 
 The last file of a checkpoint is its manifest. Rank 0 writes it when the files of all ranks are there, and before a load
 compares every file with it. No content of a file is used before that.
@@ -28,7 +28,7 @@ DURABLE_TIMEOUT_S = 25.0
 
 
 class CheckpointCommands:
-    """Saves, loads and digests the role of one rank; the ledger is saved with the weights."""
+    """Saves, loads and digests one rank's share of a trained role; the service's ledger is saved with the weights."""
 
     def __init__(self, role: CheckpointedRole, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
         self._role = role
@@ -40,7 +40,7 @@ class CheckpointCommands:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manifest")
 
     def commands(self) -> Sequence[Command]:
-        """Returns SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest."""
+        """Returns the commands SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest, bound to this role."""
         save, load = worker_pb2.SaveCheckpointRequest, worker_pb2.LoadCheckpointRequest
         return (
             Command("SaveCheckpoint", save, self._save, check=self._check_save, attach=self._ledger.serialise),
@@ -52,7 +52,7 @@ class CheckpointCommands:
         return self._checkpoints / f"global_step_{step}" / self._role_name
 
     def _check_save(self, request: worker_pb2.SaveCheckpointRequest) -> None:
-        """Raises StorageFailed for a folder that cannot be written, while only this command is lost by it."""
+        """Raises StorageFailed if the checkpoint's folder cannot be written; no rank has begun the save then."""
         directory = self._directory(request.header.base_step)
         probe = directory / f".probe-{secrets.token_hex(4)}"
         with _storage_errors(directory):
@@ -73,7 +73,7 @@ class CheckpointCommands:
         return Outcome(durable=durable)
 
     def _describe(self, directory: Path, step: int, ledger: bytes, durable: Future[str], saved: Future[str]) -> None:
-        """Resolves `durable` with the sha256 of the manifest, which describes the files of all ranks."""
+        """Writes a checkpoint's manifest once all ranks' files are written; `durable` gets its sha256, or the error."""
         try:
             with _storage_errors(directory):
                 weights_sha256 = saved.result()
@@ -86,7 +86,7 @@ class CheckpointCommands:
             durable.set_result(manifest_sha256)
 
     def _check_load(self, request: worker_pb2.LoadCheckpointRequest) -> None:
-        """Compares every file with the manifest; the initial model (step 0) has none."""
+        """Checks the files of the checkpoint to load against its manifest; the initial model (step 0) has no files."""
         step = request.step
         if step < 0:
             raise InvalidArgument(f"step must be 0 or more, got {step}")
@@ -111,7 +111,7 @@ class CheckpointCommands:
             raise DataLoss(str(error)) from error
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, __: CommandProgress) -> Outcome:
-        """Loads on every rank; returns the digest of the weights, which the controller compares with the manifest."""
+        """Loads a checkpoint on every rank; returns its weights' digest for the controller to check by the manifest."""
         directory = self._directory(request.step) if request.step else None
         ledger = self._role.load_checkpoint(directory)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
@@ -125,7 +125,7 @@ class CheckpointCommands:
 
 
 def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
-    """Returns the same commands for a role that does not train: each is refused."""
+    """Returns the checkpoint commands of a role that does not train: each of them raises InvalidArgument."""
 
     def refuse(*_: Any) -> NoReturn:
         raise InvalidArgument(f"the {role_name} group trains nothing: it has no checkpoints and no digest")
@@ -139,7 +139,7 @@ def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
 
 @contextmanager
 def _storage_errors(directory: Path) -> Iterator[None]:
-    """Turns an OSError of the block into one sentence that names the file, or at least the folder."""
+    """Turns an OSError in the `with` block into StorageFailed, a sentence that names the file, or else `directory`."""
     try:
         yield
     except OSError as error:

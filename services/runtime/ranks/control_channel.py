@@ -1,4 +1,4 @@
-"""Messages between the ranks of a group: orders from rank 0 to all, rows from rank 0 to each rank and back.
+"""Sends messages between the ranks of a group: orders of rank 0 to all ranks, batch rows to each rank and back.
 
 Every message is a tensor whose size is sent first, on a gloo group of its own; no object collectives, no pickle.
 """
@@ -28,7 +28,7 @@ NOTHING, LEAVE = -1, -2
 
 @dataclass(frozen=True)
 class Order:
-    """The next thing that every rank does: a command, by its index in the table of commands, or NOTHING, or LEAVE.
+    """What rank 0 orders every rank to do next: a command (its index in the table of commands), NOTHING, or LEAVE.
 
     `attachment` is what `Command.attach` returned.
     """
@@ -39,10 +39,10 @@ class Order:
 
 
 class ControlChannel:
-    """Sends orders and rows between the ranks of a group. Rank 0 sends every order, all other ranks receive it.
+    """Sends orders and batch rows between the ranks of a group. Rank 0 sends every order to all other ranks.
 
     Attributes:
-        num_orders: so far; the same on every rank that has received the last one.
+        num_orders: number of orders so far; the same on every rank that has received the last order.
     """
 
     def __init__(self, world_size: int, group: ProcessGroup | None = None) -> None:
@@ -51,7 +51,7 @@ class ControlChannel:
         self._group = group
 
     def announce(self, order: Order) -> None:
-        """Sends an order to all other ranks; for rank 0."""
+        """Broadcasts an order to all other ranks; called on rank 0 alone."""
         if self.world_size == 1:
             return
         sizes = len(order.request), len(order.attachment)
@@ -61,7 +61,7 @@ class ControlChannel:
         self.num_orders += 1
 
     def next_order(self) -> Order:
-        """Waits for the next order and returns it; for every other rank.
+        """Waits for the next order of rank 0 and returns the order; called on every rank but rank 0.
 
         Raises:
             RuntimeError: rank 0 has gone, or the ranks have lost step with each other.
@@ -77,22 +77,22 @@ class ControlChannel:
         return Order(command, payload[:request_bytes], payload[request_bytes:])
 
     def scatter(self, shares: Sequence[Batch]) -> None:
-        """Sends every other rank its share of the rows, `shares[rank]`; for rank 0, which keeps `shares[0]`."""
+        """Sends every other rank its share of a batch, `shares[rank]`; called on rank 0, which keeps `shares[0]`."""
         sent = [part for rank in range(1, self.world_size) for part in self._start_send(shares[rank], rank)]
         for work, _ in sent:
             work.wait()
 
     def send(self, batch: Batch | None, to_rank: int) -> None:
-        """Sends rows, or None for no rows."""
+        """Sends the rows of a batch to one rank; None tells that rank that there are no rows."""
         for work, _ in self._start_send(batch, to_rank):
             work.wait()
 
     def send_cancelled(self, to_rank: int) -> None:
-        """Sends, in place of rows, that this rank has given the command up."""
+        """Tells one rank, in place of rows, that this rank has stopped the cancelled command."""
         self.send_numbers((_CANCELLED,), to_rank)
 
     def receive(self, from_rank: int) -> Batch | None:
-        """Returns the rows that `send` or `scatter` sent; CommandCancelled if `send_cancelled` was called instead."""
+        """Receives the batch that a rank sent (`send`, `scatter`); CommandCancelled if it called `send_cancelled`."""
         (count,) = self.receive_numbers(1, from_rank)
         if count == _CANCELLED:
             raise CommandCancelled(f"rank {from_rank} has given it up")
@@ -106,10 +106,10 @@ class ControlChannel:
         return batch
 
     def gather(self, columns: Batch | None) -> list[Batch | None]:
-        """Returns the columns of all ranks, `columns` being those of rank 0, which calls it.
+        """Collects the result columns of all ranks on rank 0, by rank; `columns` are those of rank 0 itself.
 
         Raises:
-            CommandCancelled: a rank has given the command up; raised when all ranks have sent.
+            CommandCancelled: a rank has stopped the cancelled command; raised when all ranks have sent.
         """
         gathered, given_up = [columns], None
         for rank in range(1, self.world_size):
@@ -122,11 +122,11 @@ class ControlChannel:
         return gathered
 
     def send_numbers(self, numbers: Sequence[int], to_rank: int) -> None:
-        """Sends integers; the receiver must know their number."""
+        """Sends integers to one rank; the receiver must know how many."""
         dist.send(torch.tensor(numbers, dtype=torch.int64), to_rank, group=self._group)
 
     def receive_numbers(self, count: int, from_rank: int) -> list[int]:
-        """Returns the integers that `send_numbers` sent."""
+        """Receives `count` integers that a rank sent with `send_numbers`."""
         numbers = torch.empty(count, dtype=torch.int64)
         dist.recv(numbers, from_rank, group=self._group)
         return [int(number) for number in numbers]
@@ -136,7 +136,7 @@ class ControlChannel:
         return tensor
 
     def _start_send(self, batch: Batch | None, to_rank: int) -> list[tuple[Any, Tensor]]:
-        """Starts to send rows; returns each work with its tensor, which must live until the work is done."""
+        """Starts to send a batch; returns (work, tensor) pairs; each tensor must live until its send is done."""
         tensors = [torch.tensor([_NO_ROWS])]
         if batch is not None:
             layout = layout_of(batch)
@@ -145,7 +145,7 @@ class ControlChannel:
 
 
 def layout_of(batch: Batch) -> Tensor:
-    """Returns what is sent before a batch, int64: the number of rows, then index and row lengths of each column."""
+    """Returns a batch's shape, sent before its values, int64: row count, then index and row lengths per column."""
     columns = np.empty((len(batch.columns), 1 + batch.num_rows), np.int64)
     for numbers, (name, column) in zip(columns, batch.columns.items(), strict=True):
         numbers[0], numbers[1:] = _COLUMN_NAMES.index(name), column.lengths
@@ -153,12 +153,12 @@ def layout_of(batch: Batch) -> Tensor:
 
 
 def allocate(layout: Tensor) -> Batch:
-    """Returns a batch with a layout of `layout_of`, into which its values can be received."""
+    """Allocates an empty batch with the shape in `layout` (from `layout_of`), to receive column values into."""
     num_rows, numbers = int(layout[0]), layout[1:].numpy()
     columns = numbers.reshape(-1, 1 + num_rows)
     return Batch.allocate(num_rows, {_COLUMN_NAMES[of[0]]: of[1:].astype(np.int32) for of in columns})
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    """Returns the values of each column that has any, in the order in which they are sent and received."""
+    """Returns the value tensors of a batch's non-empty columns, in the order in which they are sent and received."""
     return [torch.from_numpy(values) for values in batch.buffers if len(values)]

@@ -1,4 +1,4 @@
-"""The command loop of every rank but rank 0: it takes part in the commands that rank 0 announces (leader.py)."""
+"""Runs the command loop of every rank but rank 0: takes part in the commands that rank 0 orders (leader.py)."""
 
 import logging
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Follower:
-    """A rank other than rank 0; its attributes are those of `Leader`."""
+    """The command loop of a rank other than rank 0; its attributes are those of `Leader`."""
 
     commands: Sequence[Command]
     channel: ControlChannel
@@ -32,7 +32,7 @@ class Follower:
     durable: list[Future[str]] = field(default_factory=list)
 
     def serve(self) -> None:
-        """Takes part in commands until rank 0 announces the end. Ends the process if a rank fails."""
+        """Takes part in commands until rank 0 orders the ranks to leave. Ends the process if a rank fails."""
         try:
             while (order := self.channel.next_order()).command != LEAVE:
                 if order.command != NOTHING:
@@ -61,7 +61,7 @@ class Follower:
             self.durable = [*(future for future in self.durable if not future.done()), outcome.durable]
 
     def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
-        """Returns the outcome of the command; None if this rank has given it up."""
+        """Runs a command on this rank's rows and returns the outcome; None if the command was cancelled meanwhile."""
         with sending(self.parts_channel, share) as send, suppress(CommandCancelled):
             is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
             progress = CommandProgress(command.point, (self.activity.progress,), send, is_cancelled)

@@ -1,4 +1,4 @@
-"""The command loop of rank 0, on its main thread: one command after the other, on all ranks together.
+"""Runs the command loop on the main thread of rank 0: one command after the other, on all ranks together.
 
     rank 0                                                   ranks 1..N-1 (follower.py)
     take the next call from the command queue
@@ -53,13 +53,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Leader:
-    """Rank 0, which takes calls from the command queue and leads the group through them.
+    """The command loop of rank 0, which takes calls from the command queue and runs them on all ranks.
 
     Attributes:
         commands: the table of commands, the same on every rank.
-        channel: for orders and rows.
+        channel: sends orders and rows to the other ranks.
         parts_channel: for the parts that ranks send while they work, on a process group of its own.
-        idle_interval_s: time between orders to do nothing.
+        idle_interval_s: seconds between orders to do nothing.
     """
 
     commands: Sequence[Command]
@@ -72,7 +72,7 @@ class Leader:
     steps: OptimizerStepCounter = field(default_factory=OptimizerStepCounter)
 
     def serve(self) -> None:
-        """Runs calls until the service has been drained. Ends the process if a rank fails."""
+        """Runs queued command calls until the service has been drained. Ends the process if a rank fails."""
         with suppress(CommandQueueClosed):
             while True:
                 call = self.worker.command_queue.take(self.idle_interval_s)
@@ -89,7 +89,7 @@ class Leader:
         self._announce(Order(LEAVE))
 
     def answer(self, call: CommandCall) -> None:
-        """Runs a call that was taken from the queue, up to its reply or its error."""
+        """Runs one command call from the queue, and answers the call with a reply or an error."""
         method = call.command.method
         log.info("%s begins", method)
         try:
@@ -120,7 +120,7 @@ class Leader:
         call.resolve(reply)
 
     def _run(self, call: CommandCall, rows: Batch | None) -> Outcome:
-        """Runs the command on all ranks; returns rank 0's outcome, with the columns of all in the order of `rows`.
+        """Runs the command on all ranks; returns rank 0's outcome with all ranks' columns in the order of `rows`.
 
         Raises:
             Unavailable: the command was cancelled before every rank had finished it; nothing of it is kept.
@@ -154,10 +154,10 @@ class Leader:
     def _run_on_all_ranks(
         self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices], gatherer: PartGatherer
     ) -> tuple[Outcome, list[Batch | None]]:
-        """Returns rank 0's outcome, and the columns of each rank.
+        """Runs the command on all ranks; returns rank 0's outcome, and the result columns of each rank.
 
         Raises:
-            CommandCancelled: the command was cancelled, and a rank has given it up.
+            CommandCancelled: the command was cancelled, and a rank has stopped early.
         """
         command, outcome = call.command, None
         tell = (self.activity.progress, call.report)
@@ -182,7 +182,7 @@ class Leader:
         return outcome, results
 
     def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Any:
-        """Announces the command and sends each rank its rows; returns rank 0's rows, or the attachment without rows."""
+        """Orders the command and sends each rank its rows; returns rank 0's rows, or the attachment without rows."""
         command, attachment = call.command, call.command.attach()
         request = call.request.SerializeToString()
         self._announce(Order(self.commands.index(command), request, attachment))
@@ -199,7 +199,7 @@ class Leader:
     def _keep(
         self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
     ) -> worker_pb2.CommandResult:
-        """Stores what the command made: columns in the slot, an update in the ledger (else it would be made again)."""
+        """Stores a command's result (columns in the slot, an update in the ledger, so that it is not repeated)."""
         worker, command = self.worker, call.command
         step = (worker.committed_step or 0) + (1 if command.commits else 0)
         try:
@@ -229,14 +229,14 @@ class Leader:
         return reply
 
     def _announce(self, order: Order) -> None:
-        """Sends an order to the other ranks; ends the group if that fails."""
+        """Sends an order to the other ranks; ends the group if the order cannot be sent."""
         try:
             self.channel.announce(order)
         except RuntimeError as error:
             self.failure.end_group(error, Place())
 
     def _after_failure(self, call: CommandCall, error: Exception, *, has_stepped: bool) -> WireError:
-        """Returns the answer to a command that failed in the engine; ends the group if it cannot go on."""
+        """Makes the error for a command that failed in the engine; ends the group if the group cannot go on."""
         command = call.command
         if cannot_go_on(error, num_ranks=self.channel.world_size, repairs=command.repairs):
             self.failure.end_group(error, call.place)
@@ -250,7 +250,7 @@ class Leader:
 
 
 def _refuse(call: CommandCall, error: BaseException, what: str) -> None:
-    """Answers a call with an error, and logs it; a bug of ours with its traceback."""
+    """Answers a command call with an error, and logs the error; a bug of ours with its traceback."""
     refusal = wire_error(error)
     is_bug = isinstance(refusal, Internal)
     level = logging.ERROR if is_bug else logging.WARNING

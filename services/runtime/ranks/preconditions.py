@@ -1,4 +1,4 @@
-"""Checks between the command queue and the order to all ranks: the caller, the step, the rows."""
+"""Checks a command on rank 0 before it is sent to all ranks: the caller, the training step, the rows."""
 
 from services.runtime.ranks.streaming import is_streamed
 from services.runtime.state.batch_store import describe
@@ -10,7 +10,7 @@ from splitppo.v1 import batch_pb2
 
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
-    """Checks that the caller is the newest controller, and that its step is that of this service, if it has one."""
+    """Checks that the newest controller made a call, and that the call has the committed step of this service."""
     header, command, committed = call.request.header, call.command, worker.committed_step
     worker.fencing.check(header.run_id, header.epoch)
     if not command.repairs:
@@ -24,7 +24,7 @@ def check_identity(worker: Worker, call: CommandCall) -> None:
 
 
 def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
-    """Returns the columns of the slot that a command needs, checked and completed by the role; None without a slot."""
+    """Selects the rows and columns for a command from its slot; the role checks and completes them. None: no slot."""
     command, request = call.command, call.request
     command.check(request)
     if not command.works_on_slot:

@@ -1,4 +1,4 @@
-"""Divides rows among ranks, and puts the results of the ranks back into the order of the slot."""
+"""Divides the rows of a batch among ranks, and puts the results of the ranks back into the order of the batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ Shard = Callable[[Batch, int], Sequence[Indices]]
 
 
 def row_costs(batch: Batch) -> NDArray[np.float64]:
-    """Returns the cost of each row's prompt and response, [num_rows]; of prompts alone before there are responses."""
+    """Estimates each row's compute cost from the tokens of its prompt and (if any) response; float64 [num_rows]."""
     lengths = np.zeros(batch.num_rows, dtype=np.int32)
     for name in ("prompts", "responses"):
         if name in batch:
@@ -22,14 +22,14 @@ def row_costs(batch: Batch) -> NDArray[np.float64]:
 
 
 def shard_by_tokens(batch: Batch, num_ranks: int) -> list[Indices]:
-    """Returns the rows of each rank, with nearly equal cost."""
+    """Divides the rows of a batch among ranks with nearly equal compute cost; returns the row indices of each rank."""
     return partition(row_costs(batch), num_ranks)
 
 
 def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
-    """Returns the rows of each rank for an update: balanced within each mini-batch of the first epoch, and in total.
+    """Divides an update's rows among ranks, balanced per mini-batch of epoch 1 and in total; returns row indices.
 
-    It reads the column `mini_batches` [num_rows x epochs]; without it all rows are one mini-batch.
+    The column `mini_batches` [num_rows x epochs] numbers the mini-batches; without it all rows are one mini-batch.
     """
     if "mini_batches" not in batch:
         return shard_by_tokens(batch, num_ranks)
@@ -50,7 +50,7 @@ def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
 
 
 def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[Indices]:
-    """Returns the rows of each rank as `shard` places them (None: with nearly equal cost); a single rank has all."""
+    """Divides rows among ranks by `shard` (None: by nearly equal cost); RuntimeError unless each row is there once."""
     num_rows = batch.num_rows
     if num_ranks == 1:
         return [np.arange(num_rows)]
@@ -61,10 +61,10 @@ def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[In
 
 
 def join_shards(shards: Sequence[Indices], parts: Sequence[Batch | None]) -> Batch | None:
-    """Returns the results of the ranks in the order of the rows that were sharded; None if there are no columns.
+    """Joins the results of the ranks in the order of the rows before sharding; None if no rank has result columns.
 
     Args:
-        shards: the rows of each rank.
+        shards: the row indices of each rank.
         parts: the result of each rank: k rows per row, grouped by row, the same k on every rank; None: no columns.
     """
     worked = [(rows, part) for rows, part in zip(shards, parts, strict=True) if len(rows)]

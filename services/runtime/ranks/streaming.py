@@ -1,4 +1,4 @@
-"""Streamed commands: each rank sends its rows of a part as soon as they are done, and rank 0 puts the part together.
+"""Streams the results of a command in parts: ranks send finished rows of a part, rank 0 puts the part together.
 
     rank 0, main thread          rank 0, a thread per other rank          ranks 1..N-1
     run                          receive  <---- part, its rows ---------- run
@@ -25,16 +25,16 @@ _END = 0
 
 
 def is_streamed(rows: object) -> bool:
-    """Returns True if a command that was prepared to work on these rows has parts."""
+    """Returns True if a command on these rows is streamed in parts: they are a Batch with the column `places`."""
     return isinstance(rows, Batch) and "places" in rows
 
 
 class PartGatherer:
-    """Puts the parts of one command together from the rows that the ranks send; for rank 0. Thread-safe.
+    """Puts the parts of one streamed command together on rank 0, from the rows that all ranks send. Thread-safe.
 
     Args:
         num_parts: 0 if the command is not streamed.
-        num_ranks: ranks that report each part.
+        num_ranks: number of ranks that report each part.
         deliver: takes a complete part: the event for the callers, and all its rows by ascending place. Called in any
             thread, for one part at a time.
     """
@@ -47,12 +47,12 @@ class PartGatherer:
 
     @property
     def missing(self) -> list[int]:
-        """The parts that are not complete."""
+        """The numbers of the parts of which not all ranks have sent their rows yet, sorted."""
         with self._lock:
             return sorted(self._missing)
 
     def add(self, rank: int, part: int, columns: Batch, policy_version: int) -> None:
-        """Takes a rank's rows of a part; RuntimeError if a role has a bug."""
+        """Adds one rank's rows of a part, and delivers the part once complete; RuntimeError for a bug in a role."""
         if not self._num_parts:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         with self._lock:
@@ -72,7 +72,7 @@ class PartGatherer:
 
     @contextmanager
     def receiving(self, channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[None]:
-        """Adds what the other ranks send while the block runs; the block ends when all ranks have sent their end.
+        """Receives the other ranks' parts in threads during the `with` block, then waits for all ranks' end marks.
 
         `on_error` is called in the thread of a rank that cannot be reached any more, or has sent what does not fit.
         """
@@ -99,7 +99,7 @@ class PartGatherer:
 
 @contextmanager
 def sending(channel: ControlChannel, rows: object) -> Iterator[Callable[[int, Batch, int], None]]:
-    """Gives the block a function that sends rows of a part to rank 0, and then sends the end; for every other rank."""
+    """Gives the `with` block a function that sends rows of a part to rank 0; afterwards sends rank 0 the end mark."""
     streamed = is_streamed(rows)
 
     def send(part: int, columns: Batch, policy_version: int) -> None:

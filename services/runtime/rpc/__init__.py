@@ -1,1 +1,1 @@
-"""The gRPC server of a service, on a thread of rank 0."""
+"""The gRPC server of a service, which runs on a thread of rank 0: its RPCs, tokens, limits, health, reflection."""

@@ -1,4 +1,4 @@
-"""Bearer tokens: a call without the right token is refused and logged."""
+"""Checks the bearer token of each gRPC call; a call without the right token is refused and logged."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ _LINE_EVERY_S = 6.0
 
 
 class LineLimit(logging.Filter):
-    """Lets some log lines through at once, then one every few seconds, with the number of lines left out before it."""
+    """Limits log lines: 10 at once, then one every 6 seconds, which tells the number of lines left out before it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ for _flooded in (refusals, logging.getLogger("grpc._cython.cygrpc")):
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not subscriptable at run time
-    """Refuses calls without one of the tokens; with `open_health`, health checks need none."""
+    """Refuses gRPC calls without one of the accepted bearer tokens; with `open_health`, health checks need none."""
 
     def __init__(self, tokens: BearerTokens, role: str, *, open_health: bool) -> None:
         self._tokens = tokens
@@ -65,9 +65,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         return self._refusing(handler, details.method, because) if because else handler
 
     def _refusing(self, handler: Handler, method: str, because: str) -> Handler:
-        """Returns a handler that refuses the call without waiting for a request; it replies in the form of the method.
+        """Returns a gRPC handler that refuses calls of a method at once, without waiting for a request message.
 
-        If it waited for a request, calls of strangers that send nothing would stay open, and leave no room for others.
+        The handler replies as the method does, with a stream or one message. If it waited for a request, calls of
+        strangers that send nothing would stay open, and leave no room for others.
         """
 
         async def refuse(_: Any, context: Any) -> None:

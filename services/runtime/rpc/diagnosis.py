@@ -1,4 +1,4 @@
-"""The RPCs with which the doctor examines a worker: its ranks, its run folder, the speed of its connection."""
+"""The RPCs with which the doctor command examines a worker: ranks, run folder, speed of the connection."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _NONCE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class DiagnosisServicer:
-    """The RPCs of WorkerService that examine and measure, and change nothing."""
+    """The RPCs of WorkerService for the doctor: they examine a worker, measure its connection, and change nothing."""
 
     def __init__(
         self, worker: Worker, credentials: Credentials, vital_signs: Callable[[], Mapping[int, VitalSign]]
@@ -61,7 +61,7 @@ class DiagnosisServicer:
         return worker_pb2.MeasureUploadResponse(received_bytes=received_bytes)
 
     async def measure_download(self, request: worker_pb2.MeasureDownloadRequest, _: Any) -> AsyncIterator[bytes]:
-        """Sends as many bytes as are asked for; all messages but the last are the same object."""
+        """Sends the requested number of bytes, for a measurement; all messages but the last are the same object."""
         if request.num_bytes > MAX_MEASURED_BYTES:
             raise InvalidArgument(f"num_bytes must be at most {MAX_MEASURED_BYTES}, got {request.num_bytes}")
         num_whole, rest = divmod(request.num_bytes, CHUNK_BYTES)
@@ -73,13 +73,13 @@ class DiagnosisServicer:
 
 
 def check_nonce(nonce: str) -> None:
-    """Raises InvalidArgument unless `nonce` can be the name of a file that controller or doctor put into the folder."""
+    """Raises InvalidArgument unless `nonce` is a valid name of a test file in the run folder (letters, digits, ._-)."""
     if not _NONCE.fullmatch(nonce):
         raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {nonce!r}")
 
 
 def _look_into(run_dir: Path, nonce: str) -> worker_pb2.DiagnoseResponse:
-    """Returns what this worker sees of the run folder: the nonce, whether it can write, the free space."""
+    """Examines the run folder from this worker: does it see the file `nonce`, can it write, how many bytes are free."""
     response = worker_pb2.DiagnoseResponse(run_dir=str(run_dir.absolute()))
     response.sees_nonce = bool(nonce) and (run_dir / nonce).is_file()
     response.is_writable = os.access(run_dir, os.W_OK | os.X_OK)

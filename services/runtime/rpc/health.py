@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health, which strangers may call if open_health is set: their calls cannot disturb other calls.
+"""Implements grpc.health.v1.Health so that calls of strangers (allowed by open_health) cannot disturb other calls.
 
 The servicer of grpcio-health-checking writes to a watcher under a lock. There a watcher that reads nothing stops all
 the other watchers, and with them every change of the status.
@@ -23,7 +23,7 @@ _MAX_CALLS = 64
 
 
 class HealthServicer:
-    """The health of a server, which all of its services share. For one event loop."""
+    """Answers Check and Watch with the health status of a server, the same for all its services. For one event loop."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {"", *names}
@@ -31,7 +31,7 @@ class HealthServicer:
         self._changed = asyncio.Event()
 
     def handlers(self, role: str) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Returns the handlers of both methods, each with its own limit: open watches leave room for checks."""
+        """Returns gRPC handlers of Check and Watch, each with its own call limit: watches leave room for checks."""
         return tuple(
             service_handler(SERVICE, {name: method}, role, CallLimit(_MAX_CALLS, ends_oldest=True))
             for name, method in methods_of(self, SERVICE).items()
@@ -51,7 +51,7 @@ class HealthServicer:
     async def watch(
         self, request: health_pb2.HealthCheckRequest, _: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Sends the status now, and again whenever it changes."""
+        """Streams the health status of the named service: now, and again whenever the status changes."""
         last = None
         while True:
             changed = self._changed

@@ -1,4 +1,4 @@
-"""Limits of a server: the number of open calls, the size of a request. Beyond them it answers RESOURCE_EXHAUSTED."""
+"""Limits the open calls and the request size of a gRPC server; beyond them callers get RESOURCE_EXHAUSTED."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ MAX_REQUEST_BYTES = 64 << 10
 
 @asynccontextmanager
 async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterator[None]:
-    """Ends the block with `refusal` when the timeout `end` expires; the block's own TimeoutError stays as it is."""
+    """Raises `refusal` from the `with` block when the timeout `end` expires; passes on the block's own TimeoutError."""
     try:
         async with end:
             yield
@@ -23,12 +23,12 @@ async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterat
 
 
 class CallLimit:
-    """Counts calls from their arrival to their end. For one event loop.
+    """Limits how many gRPC calls are open at a time, each from arrival to end. For one event loop.
 
     Args:
-        max_calls: how many calls may be open.
-        key: the key of the configuration with this limit, for the refusal; empty if there is none.
-        ends_oldest: one call more ends the oldest one, so that strangers cannot keep others out.
+        max_calls: how many calls may be open at a time.
+        key: the key of the configuration with this limit, for the error sentence; empty for a fixed limit.
+        ends_oldest: a call over the limit ends the oldest call, so that strangers cannot keep others out.
     """
 
     def __init__(self, max_calls: int, key: str = "", *, ends_oldest: bool = False) -> None:
@@ -39,7 +39,7 @@ class CallLimit:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Counts a call while the block runs; Busy if there is no room for it, or another call takes its place."""
+        """Counts a call as open in the `with` block; Busy if the limit is reached, or a newer call ends this one."""
         if len(self._open) >= self._max_calls:
             if not self._ends_oldest:
                 raise Busy(self._refusal)

@@ -1,4 +1,4 @@
-"""The layer between gRPC and our methods: bytes become messages, and an exception of a method becomes a status."""
+"""Adapts Python methods to gRPC: parses request bytes into messages, and turns exceptions into gRPC statuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Method = Callable[[Any, Any], Any]
 
 
 def methods_of(servicer: object, service: ServiceDescriptor) -> dict[str, Method]:
-    """Returns the RPCs of a service that a servicer has: it answers GetStatus with its method `get_status`."""
+    """Returns the RPCs of a proto service that an object implements, by name: GetStatus is its method `get_status`."""
     names = {method.name: failpoints.point_of(method.name) for method in service.methods}
     return {name: getattr(servicer, attribute) for name, attribute in names.items() if hasattr(servicer, attribute)}
 
@@ -34,7 +34,7 @@ def methods_of(servicer: object, service: ServiceDescriptor) -> dict[str, Method
 def service_handler(
     service: ServiceDescriptor, methods: Mapping[str, Method], role: str, limit: CallLimit
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """Returns a gRPC handler for the given methods of a service; the other methods are UNIMPLEMENTED."""
+    """Returns a gRPC handler for some methods of a proto service; calls of its other methods get UNIMPLEMENTED."""
     handlers = {}
     for descriptor in (method for method in service.methods if method.name in methods):
         place = Place(role=role, method=descriptor.name)
@@ -91,7 +91,7 @@ class _MethodAdapter:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Drops the tracebacks of an error and its causes, whose frames refer to messages.
+    """Drops the tracebacks of an error and of its causes, because their frames keep large messages in memory.
 
     gRPC's own error refers to the error before it, and is part of a cycle: the messages would stay in memory.
     """

@@ -1,4 +1,4 @@
-"""Server reflection, v1 and v1alpha: clients without our proto files can list and describe the services.
+"""Adds gRPC server reflection, v1 and v1alpha: clients without our proto files can list and describe the services.
 
 grpcio-reflection serves grpc.reflection.v1alpha only. grpc.reflection.v1 has the same messages in another package. The
 package is not on the wire, so one servicer answers both.
@@ -16,7 +16,7 @@ _V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
 def add_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
-    """Serves reflection of the services with these full names, and of reflection itself."""
+    """Adds reflection (v1 and v1alpha) to a gRPC server for the services with these full names, and for itself."""
     _describe_v1()
     names = [*names, reflection.SERVICE_NAME, V1]
     reflection.enable_server_reflection(names, server)
@@ -29,7 +29,7 @@ def add_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Adds the description of v1 to the default pool: that of v1alpha, with the other package in all its names."""
+    """Adds grpc.reflection.v1 to the default descriptor pool: a copy of v1alpha with the package renamed."""
     pool = descriptor_pool.Default()  # type: ignore[no-untyped-call]
     try:
         pool.FindFileContainingSymbol(V1)

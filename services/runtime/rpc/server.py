@@ -1,4 +1,4 @@
-"""The gRPC server of rank 0, on a thread and an event loop of its own, so that it answers while the engine works."""
+"""Runs the gRPC server of rank 0 on its own thread and event loop, so that calls are answered during commands."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ _STOP_GRACE_S = 2.0
 class Server:
     """The gRPC server of a worker: WorkerService, the role's own service of `commands`, health and reflection.
 
-    `vital_signs` returns those of the ranks, by rank.
+    `vital_signs` returns the last heartbeat of each rank, by rank.
     """
 
     worker: Worker
@@ -60,12 +60,12 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 
     def start(self) -> str:
-        """Starts the thread and returns the address that it listens on; ValueError if it cannot listen there."""
+        """Starts the server's thread and returns its address as host:port; ValueError if it cannot listen on `bind`."""
         self._thread.start()
         return self._address.result(_START_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Ends the thread, after the answers that are being sent."""
+        """Stops the gRPC server and its thread; replies that are being sent get 2 seconds to finish."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_GRACE_S + 2.0)
 
@@ -112,13 +112,13 @@ class Server:
 
 
 def _reachable(bind: str, port: int) -> str:
-    """Returns host:port for callers; for a wildcard host the name of this machine."""
+    """Returns the address host:port for callers of a server; a wildcard host becomes the name of this machine."""
     host = bind.rpartition(":")[0]
     return f"{socket.gethostname() if host in ('0.0.0.0', '[::]', '') else host}:{port}"  # noqa: S104
 
 
 def _check_free(bind: str) -> None:
-    """Raises ValueError, one sentence, if nothing can listen there; gRPC itself would print many lines."""
+    """Raises ValueError, one sentence, if no server can listen on address `bind`; gRPC would print many lines."""
     host, _, port = bind.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:

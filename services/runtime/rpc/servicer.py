@@ -1,4 +1,4 @@
-"""The RPCs of a service, on the gRPC thread. Commands go into the command queue; all others are answered at once."""
+"""Implements the RPCs of a worker service: commands go to the command queue, other calls are answered at once."""
 
 import asyncio
 import time
@@ -26,13 +26,13 @@ _MAX_REQUEST_ID_LENGTH = 256
 
 
 class WorkerServicer:
-    """The RPCs of WorkerService that do not go through the command queue."""
+    """Implements WorkerService's RPCs outside the command queue: Handshake, GetStatus, PutBatch and GetBatch."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
-        """Checks that controller and worker fit together; from then on this controller is served, and no older one."""
+        """Checks that controller and worker fit together; then the worker obeys this controller, and no older one."""
         worker, run_dir = self._worker, self._worker.context.config.run.dir
         if because := why_versions_differ("this worker", "the controller", request):
             raise WrongState(because)
@@ -73,7 +73,7 @@ class WorkerServicer:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the fields that say who this worker is, and at which step it is now."""
+        """Returns the reply fields about this worker: versions, role, instance, config digest, committed step, time."""
         worker = self._worker
         return {
             "protocol_version": PROTOCOL_VERSION,
@@ -86,13 +86,13 @@ class WorkerServicer:
         }
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
-        """Puts a batch into its slot once it is complete; `requests` are serialised."""
+        """Receives a batch in chunks (serialised messages) and puts it into its slot once all chunks have arrived."""
         services, slots = self._worker.context.config.services, self._worker.slots
         caller = worker_pb2.PutBatchHeader()
         room = ExitStack()
 
         def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
-            """Refuses a batch before memory is allocated for it."""
+            """Checks the caller and slot of a batch before memory is allocated for it; returns the batch header."""
             self._check_caller(header)
             slots.check(header.batch.slot, self._worker.committed_step)
             caller.run_id, caller.epoch = header.run_id, header.epoch
@@ -113,7 +113,7 @@ class WorkerServicer:
     async def get_batch(
         self, request: worker_pb2.GetBatchRequest, _: Any
     ) -> AsyncIterator[worker_pb2.GetBatchResponse | bytes]:
-        """Sends columns of a slot; chunks are serialised already."""
+        """Streams the requested columns of a slot: a header message, then chunks that are already serialised."""
         self._check_caller(request)
         if not request.columns:
             raise InvalidArgument("columns must name at least one column")
@@ -135,7 +135,7 @@ class WorkerServicer:
 
 
 def command_method(worker: Worker, command: Command) -> Method:
-    """Returns the RPC of a command, which puts a call into the queue and streams its progress and its result."""
+    """Returns the gRPC method of a command: it queues a call, then streams the call's progress, parts and result."""
 
     async def serve(request: Any, _: Any) -> AsyncIterator[worker_pb2.CommandEvent]:
         call = CommandCall(command, request)
@@ -149,7 +149,7 @@ def command_method(worker: Worker, command: Command) -> Method:
 
 
 def _check_request(call: CommandCall) -> None:
-    """Checks a request by itself, without the state of the worker."""
+    """Checks the request id and slot of a command call, as far as possible without the worker; InvalidArgument."""
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
         raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
     if call.command.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
@@ -159,7 +159,7 @@ def _check_request(call: CommandCall) -> None:
 
 
 async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
-    """Yields all events of a call, but of the past progress only the newest; the call goes on without its reader."""
+    """Yields all events of a command call, with only the newest progress of the past; ends after the result."""
     num_read = 0
     while True:
         events, more = call.read(num_read)
@@ -175,7 +175,7 @@ async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
 
 
 def service_of(command: Command) -> ServiceDescriptor:
-    """Returns the proto service that declares a command, in the file of its request; ValueError if there is none."""
+    """Finds the proto service that declares a command, in the file of the command's request; ValueError without one."""
     request = command.request_type.DESCRIPTOR
     for service in request.file.services_by_name.values():
         method = service.methods_by_name.get(command.method)

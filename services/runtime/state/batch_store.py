@@ -42,7 +42,7 @@ class _Entry:
 
 
 class BatchStore:
-    """The batches that rank 0 stores in slots. Thread-safe: the gRPC thread puts and gets, the rest is the main thread's.
+    """The batches of rank 0, by slot. Thread-safe: the gRPC thread puts and gets, the main thread does the rest.
 
     There is room for the experience of the next two steps (under `overlap` the step after next arrives while the next
     one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for one
@@ -133,7 +133,7 @@ class BatchStore:
             return self._entry(slot).rows
 
     def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
-        """Stores a command's result in a slot: adds columns of the same rows, or replaces the rows by a multiple of them.
+        """Stores a command's result in a slot: adds columns of the same rows, or replaces the rows by k results each.
 
         Raises:
             NotFound: as for `get`.
