@@ -1,1 +1,1 @@
-"""Models that compute and train: loading, FSDP2, packing, optimizer, checkpoints. The engine knows no RPC."""
+"""Loads, shards (FSDP2), runs, trains and saves the models of a rank. The code here knows no RPC."""

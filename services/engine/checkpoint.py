@@ -1,7 +1,8 @@
-"""Checkpoints of a trained model, written in the background without a copy of it.
+"""Saves and loads checkpoints of a trained model; a save runs in the background, without a copy of the model.
 
-Keys: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's service state). Beside
-the shards, `huggingface/` holds config and tokenizer, and the weights where asked for (else `services.engine.export`).
+Keys of the saved tensors: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's
+service state). Beside the shards, `huggingface/` has config and tokenizer, and on request the weights (else use
+`services.engine.export`).
 """
 
 import logging
@@ -33,7 +34,7 @@ class Checkpointer:
     """Writes and reads the checkpoints of one model; every rank has one, and all ranks call each method together.
 
     Saving has its own gloo group and its own thread, so that its collectives are apart from those of training. It reads
-    the weights and moments where they are: call `wait_until_written` before they change. The tokenizer files of the
+    weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the
     folder `source` go into `huggingface/`.
     """
 
@@ -53,11 +54,11 @@ class Checkpointer:
         service_state: bytes,
         with_hf_model: bool,
     ) -> Future[str]:
-        """Waits for the save before it, and then writes the model as it is now in the background.
+        """Waits for the previous save, then starts to write model and optimizer, as they are now, in the background.
 
         Returns:
             a future that resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too,
-            with the sha256 of the weights as they were read back. OSError if storage has failed.
+            with the sha256 of the weights as they were read back. The future fails with OSError if storage has failed.
         """
         if self._last is not None:
             wait([self._last])
@@ -86,7 +87,7 @@ class Checkpointer:
         return self._last
 
     def wait_until_written(self, progress: Callable[[int, int, str], None] = lambda *_: None) -> None:
-        """Waits until this rank's tensors may change: those of the last save are written, or that save has failed."""
+        """Waits until this rank's weights may change: the last save has written or given up this rank's tensors."""
         if (writer := self._writer) is None:
             return
         began_s, num_written = time.perf_counter(), writer.num_written
@@ -109,10 +110,10 @@ class Checkpointer:
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
     def load(self, directory: Path, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
-        """Loads in place what `save` wrote from any number of ranks; returns (num_updates, service_state).
+        """Loads a checkpoint from any number of ranks into model and optimizer; returns (num_updates, service_state).
 
         Raises:
-            ValueError: it is missing, torn or of another model; nothing has changed then.
+            ValueError: the checkpoint is missing, torn or of another model; nothing has changed then.
         """
         model = self._model
         shapes = check_checkpoint(directory, model)
@@ -136,7 +137,7 @@ class Checkpointer:
 
 
 def _empty(directory: Path) -> None:
-    """Removes what an unfinished save has left, but not the folder itself: other ranks may be making it now."""
+    """Empties a checkpoint folder of an unfinished save, but keeps the folder: other ranks may be making it now."""
     directory.mkdir(parents=True, exist_ok=True)
     for entry in directory.iterdir():
         if entry.is_dir():
@@ -146,11 +147,11 @@ def _empty(directory: Path) -> None:
 
 
 def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]:
-    """Returns the shape of every tensor in a whole checkpoint of this model; a single rank may call it.
+    """Checks that a checkpoint is whole and fits a model; returns the shape of each saved tensor. For any one rank.
 
     Raises:
-        DamagedCheckpoint: it is missing or torn.
-        ValueError: it is of another model.
+        DamagedCheckpoint: the checkpoint is missing or torn.
+        ValueError: the checkpoint is of another model.
     """
     saved = {name: entry.size for name, entry in read_entries(directory).items()}
     expected = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
@@ -165,7 +166,7 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
 
 
 def write_hf_weights(directory: Path, folder: Path) -> None:
-    """Adds the weights of a checkpoint to a Hugging Face folder that has a config; for one process alone.
+    """Writes the weights of a checkpoint into a Hugging Face folder that has a config; called in one process alone.
 
     Raises:
         ValueError: see `hf_folder.write_weights`.
@@ -189,7 +190,7 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
-    """Returns this rank's part of every parameter and persistent buffer as model.<name>; tied ones once."""
+    """Returns this rank's part of parameters and persistent buffers by checkpoint key, model.<name>; tied ones once."""
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -205,7 +206,7 @@ def _optimizer_entries(model: nn.Module, moments: Mapping[Any, Mapping[str, Tens
 
 
 def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[Tensor, dict[str, Tensor]]:
-    """Returns optimizer state to load into, for the parameters that have one in the checkpoint."""
+    """Allocates AdamW states of zeros to load a checkpoint into, for the parameters with a state in the checkpoint."""
     return {
         parameter: {
             "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
@@ -218,7 +219,7 @@ def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[T
 
 
 def _rng_entries() -> dict[str, Tensor]:
-    """Returns the states of this rank's random generators."""
+    """Returns the states of this rank's torch random generators (CPU, CUDA), by checkpoint key rng.<rank>.<device>."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
@@ -226,7 +227,7 @@ def _rng_entries() -> dict[str, Tensor]:
 
 
 def _stream_behind_training() -> AbstractContextManager[Any]:
-    """Returns the context of a stream for copies that waits for the work queued now, but for no later work.
+    """Makes a context with a CUDA stream for copies, which waits for work queued until now, but for no later work.
 
     On a CPU the context does nothing.
     """

@@ -14,7 +14,7 @@ from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
 def export(checkpoint: Path, output: Path) -> None:
-    """Writes config, tokenizer and fp32 weights of one role's checkpoint, e.g. global_step_10/actor.
+    """Writes config, tokenizer and fp32 weights of one role's checkpoint (e.g. global_step_10/actor) to a new folder.
 
     Raises:
         ValueError: the checkpoint is not complete, or damaged, or the output folder is not empty.
@@ -31,7 +31,7 @@ def export(checkpoint: Path, output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status, 2 for a mistake of the caller."""
+    """Parses the command line and exports a checkpoint; returns the exit status, 2 for a mistake of the caller."""
     parser = argparse.ArgumentParser(prog="services.engine.export", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="e.g. runs/x/checkpoints/global_step_10/actor")
     parser.add_argument("--output", type=Path, required=True, help="new folder")

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: the share of the devices' peak that an update, or a forward pass over rows, has used.
+"""Computes the model FLOPs utilisation (MFU): the share of the devices' peak that an update or forward pass used.
 
     FLOPs = 6 * (N_body * tokens + N_head * response tokens) + 12 * L * H * d * sum over rows of tokens^2
     MFU = FLOPs / (seconds * sum over devices of their peak)
@@ -44,7 +44,7 @@ _PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class DenseShape:
-    """The sizes that the FLOPs of a dense transformer depend on."""
+    """The sizes of a dense transformer from which the number of its FLOPs is computed."""
 
     body_parameters: int  # weights that every token meets; no embeddings
     head_parameters: int  # weights that every response token meets; tied or not
@@ -52,7 +52,7 @@ class DenseShape:
 
 
 class FlopsMeter:
-    """Measures one model on this rank's device; the model is not sharded yet."""
+    """Counts the FLOPs of one model, and their share of this device's peak; built before the model is sharded."""
 
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -60,19 +60,19 @@ class FlopsMeter:
         self._shape, self._device = dense_shape(model), device
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
-        """Returns the model FLOPs of the gradients of mini-batches with this rank's rows; NaN if they are not known."""
+        """Counts the FLOPs of the gradients of mini-batches with this rank's rows; NaN for an unknown model shape."""
         parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:
-        """Returns the model FLOPs of a forward pass over this rank's rows, a third of an update's; NaN if not known."""
+        """Counts the FLOPs of a forward pass over this rank's rows, a third of an update's; NaN for unknown shapes."""
         return train_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / 3.0
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
-        """Returns the utilisation under the key `name`, for FLOPs that this rank has computed in `seconds`. Collective.
+        """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.
 
-        Returns nothing if a rank does not know its FLOPs or the peak of its device.
+        The result is empty if a rank does not know its FLOPs or the peak of its device.
         """
         flops, peak = parallel.reduce_array([flops, self.peak_flops or math.nan], self._device)
         [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
@@ -81,7 +81,7 @@ class FlopsMeter:
 
 
 def dense_shape(model: Any) -> DenseShape | None:
-    """Returns the shape of an unsharded Hugging Face model; None if it has experts, or layers other than attention."""
+    """Reads the DenseShape of an unsharded Hugging Face model; None for experts or layers other than attention."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
@@ -100,7 +100,7 @@ def dense_shape(model: Any) -> DenseShape | None:
 
 
 def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
-    """Returns the FLOPs of one forward and one backward pass over rows of these lengths; NaN for an unknown shape.
+    """Counts the FLOPs of one forward and one backward pass over rows of these lengths; NaN for an unknown shape.
 
     `lengths` count the tokens of prompt and response together.
     """

@@ -1,4 +1,4 @@
-"""A model that computes and is not trained: the reference, the reward model."""
+"""Loads and runs a model that is not trained: the reference policy or the reward model."""
 
 from functools import partial
 from typing import Any
@@ -14,10 +14,10 @@ from splitppo.config import ComputedModelConfig
 
 
 class FrozenModel:
-    """A sharded model without optimizer and gradient; its weights have the dtype in which it computes.
+    """A sharded model for forward passes only, without gradients; weights are stored in the dtype of its compute.
 
     Attributes:
-        compute: see `compute_columns`.
+        compute: runs forward passes over rows, see `compute_columns`.
     """
 
     def __init__(self, config: ComputedModelConfig, *, kind: Kind = "policy", device: torch.device) -> None:

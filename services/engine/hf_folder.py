@@ -1,4 +1,4 @@
-"""Writes Hugging Face folders, the form in which users get a trained model."""
+"""Writes a trained model as a Hugging Face folder: tokenizer files and safetensors weights."""
 
 import json
 import os
@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 
 
 def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILES) -> None:
-    """Copies the named files from `source` to `folder`, if they are there."""
+    """Copies files by name from folder `source` to `folder` (by default tokenizer files); skips missing files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (source / name).is_file():
@@ -45,12 +45,12 @@ def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILE
 def write_weights(
     folder: Path, num_bytes: Mapping[str, int], read: Callable[[Sequence[str]], dict[str, Tensor]]
 ) -> None:
-    """Adds weights to a folder that has a config, one file after the other: at most MAX_FILE_BYTES are in memory.
+    """Writes weights into a Hugging Face folder with a config, file by file: at most MAX_FILE_BYTES are in memory.
 
-    `num_bytes` is the size of each weight, by name, and `read` returns the weights with the given names.
+    `num_bytes` is the size of each weight in bytes, by name, and `read` returns the weights with the given names.
 
     Raises:
-        ValueError: there is no config, or transformers does not have its architecture.
+        ValueError: the folder has no config, or transformers lacks the architecture in the config.
         OSError: storage has failed.
     """
     model = _without_weights(folder)
@@ -79,7 +79,7 @@ def write_weights(
 
 
 def _without_weights(folder: Path) -> Any:
-    """Returns the model that the config of a folder describes, on the meta device."""
+    """Builds the model of a Hugging Face folder's config on the meta device, without weights."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
     config = AutoConfig.from_pretrained(folder)
@@ -96,7 +96,7 @@ def _without_weights(folder: Path) -> Any:
 
 
 def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yields the names of each file; those of a layer stay together, as transformers may store them as one tensor."""
+    """Divides weight names into files; a layer's weights stay together: transformers may store them as one tensor."""
     layers: dict[str, list[str]] = {}
     for name in num_bytes:
         in_layer = re.match(r".*?\.\d+(?=\.)", name)

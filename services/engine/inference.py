@@ -1,4 +1,4 @@
-"""Forward passes without a gradient, over any number of rows."""
+"""Runs forward passes without gradient over any number of batch rows, in micro-batches."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,10 +19,10 @@ ReportProgress = Callable[[int, int, str], None]
 
 
 def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBatchLimits:
-    """Returns the configured limits of micro-batches; by default rows are packed if the model allows it.
+    """Reads the limits of micro-batches from the configuration; by default rows are packed if the model allows it.
 
     Raises:
-        ValueError: packing is configured, and the rows of the model cannot be packed.
+        ValueError: packing is configured, but the model cannot take packed rows.
     """
     packed, can_pack = config.use_remove_padding, supports_packing(model)
     if packed is None:
@@ -42,7 +42,7 @@ def compute_columns(
     device: torch.device,
     progress: ReportProgress,
 ) -> dict[str, Column]:
-    """Returns the named outputs of `forward` for every row, without gradient; all ranks call it, also without rows."""
+    """Computes the named outputs of `forward` per response token of each row, without gradient; all ranks call it."""
     rows = np.flatnonzero(batch["responses"].lengths)
     [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)
     results = []

@@ -1,11 +1,11 @@
-"""Metrics of memory use, which the actor reports with those of its update."""
+"""Measures memory use of GPU and machine, which the actor reports with the metrics of its update."""
 
 import psutil
 import torch
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Returns the peak GPU memory of this rank since its start, and the main memory in use on its machine, in GiB."""
+    """Returns metrics in GiB: this rank's peak GPU memory since start, and the main memory in use on its machine."""
     main_memory = psutil.virtual_memory()
     metrics = {"perf/cpu_memory_used_gb": (main_memory.total - main_memory.available) / 2**30}
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule."""
+"""Builds the AdamW optimizer of a trained model, and computes its learning-rate schedule."""
 
 import math
 
@@ -9,7 +9,7 @@ from splitppo.config import TrainedModelConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim.AdamW:
-    """Returns AdamW over all parameters, fp32; the learning rate is set before each step."""
+    """Builds AdamW over all fp32 parameters of a model; the caller sets the learning rate before each step."""
     return torch.optim.AdamW(
         model.parameters(),
         lr=config.lr,
@@ -21,7 +21,7 @@ def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim
 
 
 def learning_rate(config: TrainedModelConfig, step: int) -> float:
-    """Returns the learning rate of RL step `step`, counted from 1.
+    """Computes the learning rate of RL step `step`, counted from 1.
 
     With W = lr_warmup_steps, S = W + lr_stable_steps, D = lr_decay_steps, f = lr_min_ratio:
 

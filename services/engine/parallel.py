@@ -1,6 +1,6 @@
-"""Data parallelism: FSDP2 sharding of a model over the ranks of the default process group, and the few collectives.
+"""Shards a model over the ranks of the default process group with FSDP2, and wraps the collectives in use.
 
-Without a process group there is one rank. At one rank and fp32 compute nothing is wrapped: sharding over one rank is
+Without a process group there is one rank. At one rank and fp32 compute no module is sharded: sharding over one rank is
 the identity, and FSDP2's hooks and copies would only cost time (docs/adr/007).
 """
 
@@ -21,17 +21,17 @@ from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES
 
 
 def num_ranks() -> int:
-    """Returns the number of ranks in the group; 1 without a group."""
+    """Returns the number of ranks in the default process group; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Returns the number of this rank; 0 without a group."""
+    """Returns this process's rank in the default process group; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Reduces a tensor over ranks in place, and returns it."""
+    """All-reduces a tensor over all ranks in place (by default the sum), and returns the tensor."""
     if num_ranks() > 1:
         dist.all_reduce(tensor, op)
     return tensor
@@ -40,7 +40,7 @@ def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) 
 def reduce_array(
     values: Any, device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> NDArray[np.float64]:
-    """Returns numbers of the host reduced over ranks, in float64."""
+    """All-reduces numbers of the host over all ranks (by default the sum); returns them as a float64 array."""
     tensor = torch.from_numpy(np.array(values, np.float64)).to(device)
     reduced: NDArray[np.float64] = all_reduce(tensor, op).cpu().numpy()
     return reduced
@@ -50,7 +50,8 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
     """Shards a model whose weights are on the meta device; each rank gets memory for its shard, without values.
 
     Every decoder layer is a unit, and everything else is the root. With `bf16` gradients are reduced in float32 into
-    the float32 weights. `forward_method` gathers weights like `forward`.
+    the float32 weights. The method `forward_method` of the model
+    gathers weights like `forward`.
     """
     if num_ranks() > 1 or bf16:
         mesh = init_device_mesh(device.type, (num_ranks(),))
@@ -68,7 +69,7 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
 
 
 def _materialise(model: nn.Module, device: torch.device) -> None:
-    """Allocates memory for parameters on the meta device; tied ones stay tied, and buffers keep their values."""
+    """Allocates memory on `device` for meta parameters, without values; tied ones stay tied, buffers keep values."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():  # noqa: SLF001 # named_parameters leaves tied ones out
@@ -81,17 +82,17 @@ def _materialise(model: nn.Module, device: torch.device) -> None:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Returns the longest module list of a transformer: its layers."""
+    """Returns the decoder layers of a transformer: its longest nn.ModuleList."""
     return max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
 
 
 def units(model: nn.Module) -> list[FSDPModule]:
-    """Returns the sharded modules, root first; none if nothing is sharded."""
+    """Returns the modules of a model that FSDP2 shards, root first; an empty list for a model without sharding."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> None:
-    """Makes small models reduce gradients only in the `last` backward pass of a mini-batch; called before each pass."""
+    """Lets small models reduce gradients only in the `last` backward pass of a mini-batch; called before each pass."""
     if isinstance(model, FSDPModule) and _stays_gathered(model):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
@@ -102,14 +103,14 @@ def _stays_gathered(model: nn.Module) -> bool:
 
 
 def gather(model: nn.Module) -> None:
-    """Gathers all weights on every rank until `release`, so that forward passes communicate nothing."""
+    """Gathers all weights of a model on every rank until `release`, so that forward passes communicate nothing."""
     for unit in units(model):
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
 
 
 def release(model: nn.Module) -> None:
-    """Frees gathered weights; needed after forward passes without a backward pass, else they would become stale."""
+    """Frees a model's gathered weights; needed after forward passes without backward, else they would become stale."""
     keep = _stays_gathered(model)
     for unit in units(model):
         unit.set_reshard_after_forward(not keep, recurse=False)
@@ -117,12 +118,12 @@ def release(model: nn.Module) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a tensor."""
+    """Returns this rank's shard of a DTensor as a plain tensor; any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_rows(tensor: Tensor) -> tuple[int, int]:
-    """Returns which rows (first dimension) of a whole tensor this rank has: [start, stop); (0, 1) for a scalar."""
+    """Returns the row range [start, stop) of a sharded tensor's first dimension on this rank; (0, 1) for a scalar."""
     num_rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, num_rows
@@ -132,12 +133,12 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor on every rank; all ranks must call it."""
+    """Gathers a sharded tensor and returns the whole tensor on every rank; all ranks must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales gradients to a global norm of at most max_norm, unless it is not finite; returns the norm before."""
+    """Scales gradients to a global norm of at most max_norm, if the norm is finite; returns the norm before scaling."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     norm = math.sqrt(all_reduce(torch.nn.utils.get_total_norm(gradients).double() ** 2).item())
     if math.isfinite(norm) and norm > max_norm:

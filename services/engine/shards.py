@@ -1,4 +1,4 @@
-"""The shards of a checkpoint on storage, in the format of torch.distributed.checkpoint.
+"""Writes and reads the files of a checkpoint, in the format of torch.distributed.checkpoint.
 
 Tensors are written and read one after the other: of a model that is saved, at most one tensor is in memory twice.
 """
@@ -27,12 +27,12 @@ from splitppo.manifest import DamagedCheckpoint
 
 
 class ShardWriter(FileSystemWriter):
-    """Writes the tensors of this rank to one file without copies; one on a GPU is copied just before it is written.
+    """Writes this rank's tensors of a checkpoint to one file; each GPU tensor is copied just before it is written.
 
     torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete.
 
     Attributes:
-        num_written: tensors so far, of `num_tensors`.
+        num_written: number of tensors written so far, of `num_tensors`.
         is_done: set when the tensors of this rank are no longer read, also after an error.
     """
 
@@ -42,7 +42,7 @@ class ShardWriter(FileSystemWriter):
         self.is_done = threading.Event()
 
     def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        """Writes this rank's part of `state`; all ranks of the group (None: one rank) call it.
+        """Writes this rank's part of the tensors in `state`; all ranks of the group (None: one rank) call it.
 
         Raises:
             OSError: storage has failed.
@@ -54,7 +54,7 @@ class ShardWriter(FileSystemWriter):
             self.is_done.set()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Writes the tensors of this rank; called by torch."""
+        """Writes this rank's tensors of a save plan to one file; torch.distributed.checkpoint calls it."""
         name, results = f"{plan.storage_data.prefix}0.distcp", []
         self.num_tensors = len(plan.items)
         with (Path(self.path) / name).open("wb") as file:
@@ -73,26 +73,26 @@ class ShardWriter(FileSystemWriter):
 
 
 def _alone(tensor: Any) -> Tensor:
-    """Returns the values on the host, in memory of their own, because torch.save writes all of a tensor's memory."""
+    """Copies a tensor to memory of its own on the host if needed: torch.save writes all memory that a view shares."""
     on_host: Tensor = tensor.detach().cpu()
     return on_host if on_host.untyped_storage().nbytes() == on_host.nbytes else on_host.clone()
 
 
 def read_entries(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """Returns shape and dtype of every tensor of a checkpoint.
+    """Reads the shape and dtype of every tensor of a checkpoint, by name, without reading the tensors.
 
     Raises:
-        DamagedCheckpoint: it is missing, or a shard is missing or too short.
+        DamagedCheckpoint: the checkpoint is missing, or one of its files is missing or too short.
     """
     tensors = _read_metadata(directory).state_dict_metadata.items()
     return {name: tensor for name, tensor in tensors if isinstance(tensor, TensorStorageMetadata)}
 
 
 def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, part) of the named tensors, in that order: the parts as ranks wrote them, first rows first.
+    """Reads named tensors of a checkpoint in that order; yields (name, part) as ranks wrote them, first rows first.
 
     Raises:
-        DamagedCheckpoint: as `read_entries`.
+        DamagedCheckpoint: see `read_entries`.
     """
     reader, parts = FileSystemReader(directory), defaultdict(list)
     for index, stored in _read_metadata(directory).storage_data.items():
@@ -105,7 +105,7 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
 
 
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
-    """Fills tensors in place, of sharded tensors this rank's part; ranks do not wait for each other."""
+    """Reads a checkpoint into the tensors of `state` (this rank's part of sharded ones), without waiting for ranks."""
     with warnings.catch_warnings(), _storage_errors():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
@@ -131,7 +131,7 @@ def _read_metadata(directory: Path) -> Metadata:
 
 @contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Raises the OSError behind an error of the block, if there is one; torch raises errors that are no Exceptions."""
+    """Raises the OSError behind an error in the `with` block, else a RuntimeError; torch's own may be no Exception."""
     failure = None
     try:
         yield
@@ -142,7 +142,7 @@ def _storage_errors() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> Exception:
-    """Returns the OSError that torch has wrapped into an error, else a RuntimeError with the last line of the error."""
+    """Finds the OSError that torch has wrapped into an error; else makes a RuntimeError of the error's last line."""
     below: list[BaseException | None] = [error]
     for failure in below:  # grows while it is walked
         if isinstance(failure, OSError):

@@ -1,4 +1,4 @@
-"""Metrics of an update: sums over micro-batches and ranks, from which means over response tokens are made at the end.
+"""Computes the metrics of an update: sums over micro-batches and ranks, then means over response tokens.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
@@ -16,7 +16,7 @@ from services.engine import parallel
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """The loss of a micro-batch, and its metrics."""
+    """The loss of one micro-batch on one rank, and the values for its metrics."""
 
     loss: Tensor  # sum(weights * token losses), a differentiable scalar
     sums: Mapping[str, Tensor]  # metrics that are summed with the same weights, scalars
@@ -25,7 +25,7 @@ class LossOutput:
 
 @dataclass(frozen=True, eq=False)
 class MetricSums:
-    """Metrics of an optimizer step before they are divided: scalars that add up over micro-batches and ranks."""
+    """The metrics of one optimizer step before division: scalars that add up over micro-batches and ranks."""
 
     totals: Mapping[str, Tensor]  # "loss", `LossOutput.sums` and `token_values` (summed over tokens that count)
     num_tokens: Tensor  # that count
@@ -34,7 +34,7 @@ class MetricSums:
     @classmethod
     @torch.no_grad()
     def of(cls, output: LossOutput, mask_N: Tensor) -> "MetricSums":
-        """Returns the sums over one micro-batch, without gradient."""
+        """Sums the loss and metrics of one micro-batch over its tokens, without gradient."""
         totals = {name: value.detach() for name, value in {"loss": output.loss, **output.sums}.items()}
         totals |= {name: torch.where(mask_N, x_N, 0.0).sum() for name, x_N in output.token_values.items()}
         return cls(totals, mask_N.sum(), frozenset(output.token_values))
@@ -45,14 +45,14 @@ class MetricSums:
 
 
 class MetricLimit(NamedTuple):
-    """The value of a metric, a name in `LossOutput.token_values`, above which an update ends."""
+    """The name of a metric (in `LossOutput.token_values`), and the value above which an update ends early."""
 
     metric: str
     value: float
 
 
 def token_mean(step: MetricSums, metric: str, device: torch.device) -> float:
-    """Returns a metric of one optimizer step, the mean over the tokens of all ranks. Collective; waits for the device.
+    """Computes the mean of a metric over all ranks' tokens in one optimizer step. Collective; waits for the device.
 
     `metric` is a name in `LossOutput.token_values`.
     """
@@ -61,9 +61,9 @@ def token_mean(step: MetricSums, metric: str, device: torch.device) -> float:
 
 
 def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
-    """Returns the metrics of an update: sums over ranks, means over its optimizer steps and over tokens.
+    """Reduces optimizer steps to the metrics of an update: sums over ranks, means over steps and over tokens.
 
-    There are equally many steps on every rank. Collective.
+    Every rank has equally many steps. Collective.
     """
     if not steps:
         return {}
@@ -78,7 +78,7 @@ def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
 
 @dataclass
 class UpdateSteps:
-    """The optimizer steps of an update: made, skipped, empty and stopped ones.
+    """Collects the optimizer steps of one update (made, skipped, empty, stopped) and computes the update's metrics.
 
     Attributes:
         num_empty: mini-batches in which no token counts on any rank.
@@ -90,11 +90,11 @@ class UpdateSteps:
     _steps: list[tuple[MetricSums, float]] = field(default_factory=list)
 
     def add(self, sums: MetricSums, norm: float) -> None:
-        """Adds a step with this gradient norm; it was made if the norm is finite, else skipped."""
+        """Adds an optimizer step's sums and gradient norm; the step was made if the norm is finite, else skipped."""
         self._steps.append((sums, norm))
 
     def metrics(self, *, may_stop: bool) -> dict[str, float]:
-        """Returns the metrics of the loss and "grad_norm" (before clipping), as means over steps made, and the counts.
+        """Computes the loss's metrics and "grad_norm" (before clipping) as means over steps made, and counts of steps.
 
         Without any step made the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
         was computed for a step. "num_stopped_steps" is there with `may_stop`. Collective.
@@ -113,5 +113,5 @@ class UpdateSteps:
 
 
 def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a role's update under their full names: <role>/<name>, but perf/mfu/<role>."""
+    """Renames the metrics of a role's update to their full names: <role>/<name>, but perf/mfu/<role>."""
     return {f"perf/mfu/{role}" if name == "mfu" else f"{role}/{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""The training engine: updates, forward passes and checkpoints of a trained model, on every rank of its group.
+"""The training engine: runs updates, forward passes and checkpoints of a model on every rank of its group.
 
 Every public method must be called on all ranks, each with its own rows. Losses are weighted by totals of the whole
 mini-batch, so a gradient does not depend on micro-batches, padding or the number of ranks.
@@ -50,14 +50,14 @@ TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
 
 
 class TrainEngine:
-    """A model under training: sharded weights, optimizer, schedule; its checkpoint methods are those of a `Role`.
+    """A model under training: sharded weights, optimizer, schedule; has the checkpoint methods of a `Role`.
 
-    It begins with the weights of the model's folder; a new value head is a function of (seed, kind).
+    Training begins with the weights of the model's folder; a new value head is a function of (seed, kind).
     `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
 
     Attributes:
-        compute: see `compute_columns`.
-        num_updates: RL steps, whatever their number of optimizer steps; the learning rate is a function of it.
+        compute: runs forward passes over rows, see `compute_columns`.
+        num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
     Raises:
         ValueError: the model cannot be loaded.
@@ -96,12 +96,12 @@ class TrainEngine:
     ) -> dict[str, float]:
         """Trains on all mini-batches of all epochs of one RL step, as the column `mini_batches` orders them.
 
-        Without the column all rows are one mini-batch. Each is an optimizer step, but for those in which no token
-        counts on any rank: momentum and weight decay rest. The update ends before the first step in whose mini-batch
-        a metric is over `stop_above`.
+        Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
+        token in it counts on any rank (momentum and weight decay rest then). The update ends before the first step in
+        whose mini-batch a metric is over `stop_above`.
 
         Returns:
-            metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and how tokens lie on ranks.
+            metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*".
         """
         started_s, meter = time.perf_counter(), self.flops_meter
         planned = self.plan_update(batch)
@@ -136,7 +136,7 @@ class TrainEngine:
         return metrics
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
-        """Returns the mini-batches of an update, also those in which no token counts."""
+        """Divides an update's rows into mini-batches, also those in which no token counts; all ranks call it."""
         return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
 
     def accumulate_gradients(
@@ -148,7 +148,7 @@ class TrainEngine:
         *,
         report: Callable[[], None] = lambda: None,
     ) -> MetricSums:
-        """Computes the gradient of one mini-batch, summed over ranks; returns this rank's metrics."""
+        """Computes the gradient of one mini-batch, summed over ranks; returns this rank's sums for the metrics."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
         sums: list[MetricSums] = []
@@ -169,7 +169,7 @@ class TrainEngine:
         return functools.reduce(operator.add, sums)
 
     def _optimizer_step(self, lr: float) -> float:
-        """Clips the gradient and makes a step, unless the gradient is not finite; returns its norm before clipping."""
+        """Clips the gradient and makes an optimizer step if it is finite; returns the norm before clipping."""
         norm = parallel.clip_gradients(self.model.parameters(), self.config.grad_clip)
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -181,7 +181,7 @@ class TrainEngine:
         return norm
 
     def _rank_tokens(self, batch: Batch) -> dict[str, float]:
-        """Returns metrics of how evenly the tokens of an epoch lie on the ranks."""
+        """Returns the minimum, maximum and mean over ranks of the tokens in an epoch, as metrics tokens_rank_*."""
         tokens = np.zeros(parallel.num_ranks())
         tokens[parallel.rank()] = row_lengths(batch).sum()
         tokens = parallel.reduce_array(tokens, self.device)
@@ -189,7 +189,7 @@ class TrainEngine:
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:
-        """Gives the block the model with whole weights on every rank, in eval mode with sdpa attention, for generation.
+        """Gives the `with` block the model with whole weights on every rank, in eval mode with sdpa, for generation.
 
         Within the block each rank may call the model any number of times, under torch.no_grad (inference_mode would
         leave tensors behind that training cannot use).
@@ -203,13 +203,13 @@ class TrainEngine:
             parallel.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields every whole parameter under its Hugging Face name, tied ones once; every rank must take them all."""
+        """Yields (Hugging Face name, whole tensor) of each parameter, tied ones once; every rank must take them all."""
         parallel.release(self.model)
         for name, parameter in self.model.named_parameters():
             yield name, parallel.full(parameter.detach().to(dtype))
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """See `Checkpointer.save`."""
+        """Starts to write a checkpoint in the background; see `Checkpointer.save`."""
         return self._checkpointer.save(
             directory,
             self.optimizer,
@@ -219,14 +219,14 @@ class TrainEngine:
         )
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Raises an error if `load_checkpoint` could not load it; see the function of this name."""
+        """Checks that the checkpoint in a folder is whole and fits this model; see the function of this name."""
         check_checkpoint(directory, self.model)
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
-        """Loads what was saved from any number of ranks; None: the initial weights, a fresh optimizer.
+        """Loads a checkpoint from any number of ranks, or for None the initial weights and a fresh optimizer.
 
         Raises:
-            ValueError: missing, torn, or of another model.
+            ValueError: the checkpoint is missing, torn, or of another model.
         """
         parallel.release(self.model)
         if directory is None:
@@ -239,5 +239,5 @@ class TrainEngine:
         return service_state
 
     def compute_weights_digest(self) -> str:
-        """See `weights_digest`."""
+        """Returns the sha256 of the model's weights; see `weights_digest`."""
         return weights_digest(self.model)

@@ -1,1 +1,1 @@
-"""The division of rows into micro-batches and optimizer steps, and the weight of each token in the loss."""
+"""Divides batch rows into optimizer steps and micro-batches, and computes the weight of each token in the loss."""

@@ -1,4 +1,4 @@
-"""The weight of each token in the loss, made from totals of the whole mini-batch (pure).
+"""Computes the weight of each token in the loss from totals of the whole mini-batch (pure functions).
 
 With such weights a loss is sum(weight * token loss), and its value and gradient do not depend on how the mini-batch is
 split over ranks and micro-batches.
@@ -14,14 +14,14 @@ from splitppo.config.sections.models import LossAggMode
 
 
 def response_mask(batch: Batch) -> Column:
-    """Returns the column `response_mask` as float32; without that column every response token counts."""
+    """Returns a batch's column `response_mask` as float32 0 or 1; without that column every response token counts."""
     responses = batch["responses"]
     counts = batch["response_mask"].values != 0 if "response_mask" in batch else np.ones(len(responses.values))
     return Column(counts.astype(np.float32), responses.lengths)
 
 
 def masked_lengths(mask: Column) -> NDArray[np.float64]:
-    """Returns the number of tokens of each row that count, [num_rows]."""
+    """Counts the tokens of each row that a response mask keeps, float64 [num_rows]."""
     row_of_token = np.repeat(np.arange(mask.num_rows), mask.lengths)
     return np.bincount(row_of_token, weights=mask.values, minlength=mask.num_rows).astype(np.float64)
 
@@ -33,7 +33,7 @@ def row_weights(
     total_sequences: float,
     scale: int,
 ) -> NDArray[np.float32]:
-    """Returns the weight of every counting token of each row, [num_rows].
+    """Computes the loss weight that each counting token of a row has, per row, float32 [num_rows].
 
         token-mean               1 / total_tokens                              all tokens count the same
         token-sum                1                                             of the whole mini-batch, on all ranks

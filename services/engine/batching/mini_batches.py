@@ -1,4 +1,4 @@
-"""The optimizer steps of an update: the rows of each step on this rank, and the weight of each token in the loss.
+"""Plans the optimizer steps of an update: each step's rows on this rank, and the loss weight of each token.
 
 The weights are the `row_weights` of totals over all ranks. `collate` gives each token the weight of its row, or 0 if
 the token does not count.
@@ -21,7 +21,7 @@ from splitppo.config.sections.models import TrainedModelConfig
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """One optimizer step: this rank's rows that have counting tokens, in equally many micro-batches on every rank."""
+    """The rows of one optimizer step on one rank that have counting tokens, in micro-batches (as many on each rank)."""
 
     micro_batches: list[Rows]  # the last ones may be empty
     weights: NDArray[np.float32]  # [num_rows of the whole batch], the weight of each counting token of a row
@@ -32,7 +32,7 @@ class MiniBatch:
 def assign_mini_batches(
     num_rows: int, mini_batch_rows: int | None, num_epochs: int, *, shuffle: bool, seed: int, step: int
 ) -> Column:
-    """Returns the column `mini_batches`: the index of each row's mini-batch in every epoch, before rows go to ranks.
+    """Makes the column `mini_batches`: the index of each row's mini-batch per epoch, before rows go to ranks.
 
     A mini-batch has `mini_batch_rows` consecutive rows (None: all); with `shuffle` they are drawn by (seed, step,
     epoch).
@@ -55,9 +55,9 @@ def assign_mini_batches(
 def plan_mini_batches(
     batch: Batch, config: TrainedModelConfig, limits: MicroBatchLimits, max_response_length: int, device: torch.device
 ) -> list[MiniBatch]:
-    """Returns all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
+    """Plans all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
 
-    The column `mini_batches` holds ppo_epochs entries per row; without it there is one mini-batch per epoch.
+    The column `mini_batches` has ppo_epochs entries per row; without it there is one mini-batch per epoch.
     """
     assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
     if "mini_batches" in batch:
@@ -82,7 +82,7 @@ def plan_mini_batches(
 def agree_on_micro_batches(
     sets: Sequence[Rows], lengths: NDArray[np.int32], limits: MicroBatchLimits, device: torch.device
 ) -> list[list[Rows]]:
-    """Returns the micro-batches of each set of rows, equally many on every rank; all ranks call it, with as many sets.
+    """Divides each set of rows into micro-batches, as many on every rank; all ranks call it, with as many sets.
 
     `lengths` are the tokens of all rows of this rank, whatever set they are in.
     """

@@ -1,4 +1,4 @@
-"""Micro-batches: rows that run together, and the tensors they become (pure: without model and rank).
+"""Divides batch rows into micro-batches and converts each into tensors (pure: without model and rank).
 
 Legend: B rows, S positions (prompt + response), N response tokens of the micro-batch, all rows back to back.
 """
@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """The form of a micro-batch, and its largest size."""
+    """The limits for micro-batches: packed or padded, and the largest number of tokens or rows."""
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
     max_tokens: int  # budget of a dynamic micro-batch, padding included
@@ -30,7 +30,7 @@ class MicroBatchLimits:
 
 @dataclass(frozen=True, eq=False)
 class ResponseTokens:
-    """The response tokens of a micro-batch, as a loss sees them; rows are whole, back to back and in order."""
+    """The response tokens of a micro-batch, the input of a loss; rows are whole, back to back and in order."""
 
     mask: Tensor  # [N] bool, tokens that count
     weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
@@ -41,7 +41,7 @@ class ResponseTokens:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Rows that go through the model together, on the model's device.
+    """The tensors of rows that go through the model in one forward pass, on the model's device.
 
     The hidden state of the token *before* a response token predicts it, and is the state whose value counts.
     """
@@ -56,13 +56,13 @@ class MicroBatch:
 
 
 def row_lengths(batch: Batch) -> NDArray[np.int32]:
-    """Returns the tokens of each row, prompt and response, [num_rows]."""
+    """Counts the tokens of prompt and response of each row, int32 [num_rows]."""
     lengths: NDArray[np.int32] = batch["prompts"].lengths + batch["responses"].lengths
     return lengths
 
 
 def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int = 1) -> list[Rows]:
-    """Splits rows with these numbers of tokens into micro-batches: indices that contain every row once.
+    """Divides rows of the given token counts into micro-batches; returns arrays of row indices, every row once.
 
     A row longer than the budget has a micro-batch of its own. If fewer than `at_least` are needed, exactly `at_least`
     are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would wait for each
@@ -81,7 +81,7 @@ def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, 
 
 
 def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
-    """Returns parts of nearly equal cost, as few as keep every part within the budget, or a single row."""
+    """Divides rows into the fewest parts of nearly equal cost with at most max_tokens each, or a single row."""
     costs = attention_cost(lengths)
 
     def within_budget(parts: list[Rows]) -> bool:
@@ -98,7 +98,7 @@ def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> 
 
 
 def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
-    """Halves the parts with most rows until there are num_parts; adds empty ones if there are fewer rows."""
+    """Halves the micro-batches with most rows until there are num_parts; adds empty ones if there are fewer rows."""
     parts = list(parts)
     while len(parts) < num_parts and any(len(part) > 1 for part in parts):
         largest = max(range(len(parts)), key=lambda index: len(parts[index]))
@@ -110,10 +110,10 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
 def collate(
     batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device, epoch: int = 0
 ) -> MicroBatch:
-    """Returns the tensors of a micro-batch; without rows those of a dummy, one masked response token with weight 0.
+    """Converts rows into the tensors of a micro-batch; no rows become a dummy, one masked response token of weight 0.
 
-    `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty; `epoch` is the
-    PPO epoch, from 0.
+    `weights` [num_rows] are the loss weights of each counting token of a row (None: 1); no prompt may be empty; `epoch`
+    is the PPO epoch, from 0.
     """
     if batch.num_rows == 0:
         batch, weights = _dummy(batch), None
@@ -153,7 +153,7 @@ def collate(
 
 
 def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
-    """Returns the tokens that were selected for this epoch, [N] bool; none without the column `selected_tokens`."""
+    """Returns the mask of response tokens selected for this epoch, [N] bool; all False without `selected_tokens`."""
     num_tokens = len(batch["responses"].values)
     if "selected_tokens" not in batch:
         return np.zeros(num_tokens, np.bool_)
@@ -162,13 +162,13 @@ def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
 
 
 def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
-    """Returns consecutive indices from each start, [sum(lengths)]."""
+    """Returns the indices start, start + 1, ... of each row, `lengths` of them, joined, [sum(lengths)] int64."""
     ends = np.cumsum(lengths, dtype=np.int64)
     positions: Rows = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
     return positions
 
 
 def _dummy(empty: Batch) -> Batch:
-    """Returns one row of two tokens with the columns of an empty batch, all zero."""
+    """Makes a batch of one row (a prompt and a response token) with the columns of an empty batch, all zero."""
     names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
     return Batch.from_rows(**{name: [[0]] for name in names})

@@ -1,4 +1,4 @@
-"""Checks that a model can take rows, made once where a command enters (pure)."""
+"""Checks once, before a command runs, that a model can take the rows of a batch (pure functions)."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from splitppo.batch import Batch, Column
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
-    """Returns the batch if its prompts, responses and columns of numbers are usable.
+    """Checks that a model can take the prompts, responses and number columns of a batch; returns the batch.
 
-    There must be `room` in each row for tokens to be sampled.
+    `room` tokens are still to be sampled in each row; the model must take them, too.
 
     Raises:
         ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity.
@@ -40,7 +40,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
 
 
 def check_sequences(batch: Batch, name: str, model: Any) -> None:
-    """Checks a column whose rows are whole sequences of token ids.
+    """Checks that a model can take a column whose rows are whole sequences of token ids.
 
     Raises:
         ValueError: an empty row, a token id outside the vocabulary, a row too long.

@@ -1,1 +1,1 @@
-"""Hugging Face models in the engine: loading, attention, forward passes, log-probs."""
+"""Prepares Hugging Face models for training: loading, attention, forward passes, log-probs."""

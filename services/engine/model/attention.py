@@ -1,7 +1,7 @@
-"""Attention for training: causal over right-padded rows, or over packed rows without padding.
+"""Computes the attention of models in training: causal over right-padded rows, or over packed rows.
 
-It is registered with transformers under the name ATTENTION. No mask is ever built: right padding comes after every real
-token, so causality alone hides it, and `cu_seq_lens_q` separates packed rows.
+The attention is registered with transformers under the name ATTENTION. No mask is ever built: right padding comes
+after every real token, so causality alone hides the padding, and `cu_seq_lens_q` separates packed rows.
 """
 
 import inspect
@@ -22,7 +22,7 @@ _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(
 
 
 class PackedCalls:
-    """The number of calls with packed rows: a model that does not pass `cu_seq_lens_q` on would mix rows."""
+    """Counts attention calls with packed rows, to find a model that does not pass `cu_seq_lens_q` on and mixes rows."""
 
     count = 0
 
@@ -40,11 +40,12 @@ def causal_attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Returns (attention [B, S, heads, head_dim], None) of query, key, value [B, heads, S, head_dim]; for transformers.
+    """Computes causal attention for transformers: (output [B, S, heads, head_dim], None).
 
-    Key and value may have fewer heads than the query (grouped-query attention). A token sees `sliding_window`
-    positions, itself included (None: all before it). `cu_seq_lens_q` [rows + 1] int32 is where each packed row starts;
-    the longest row has `max_length_q` tokens. Without it the rows are the batch.
+    Query, key and value are [B, heads, S, head_dim]. Key and value may have fewer heads than the query (grouped-query
+    attention). A token sees `sliding_window` positions, itself included (None: all before it). `cu_seq_lens_q`
+    [num_rows + 1] int32 is where each packed row starts; the longest row has `max_length_q` tokens. Without
+    `cu_seq_lens_q` the rows are the batch.
 
     Raises:
         NotImplementedError: attention sinks, soft-capped scores or a position bias.
@@ -77,7 +78,7 @@ def causal_attention(
 def _causal(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """Returns causal attention of a padded batch, [B, S, heads, head_dim]."""
+    """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim]."""
     mask = None
     length = query.shape[2]
     if sliding_window is not None and length > sliding_window:

@@ -1,4 +1,4 @@
-"""Forward passes of the engine: log-probs of responses, values of the states before their tokens, scores."""
+"""Runs forward passes of models on micro-batches: log-probs of response tokens, values of states, reward scores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
 
 
 def policy_forward(temperature: float) -> Forward:
-    """Returns the forward with outputs "log_probs" and "entropy" of each response token; temperature divides logits."""
+    """Makes the policy's forward: "log_probs" and "entropy" of each response token; temperature divides logits."""
 
     def forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         log_probs, entropy = model.compute_responses(micro_batch, temperature)  # type: ignore[operator]
@@ -28,17 +28,17 @@ def policy_forward(temperature: float) -> Forward:
 
 
 def value_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Returns the output "values": the value of the state before each response token."""
+    """Runs the value model; returns as "values" the value of the state before each response token, [N]."""
     return {"values": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
 def reward_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Returns the output "scores": the score of each row, whose response is its last token alone."""
+    """Runs the reward model; returns as "scores" each row's score; a row's response is its last token alone."""
     return {"scores": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
 def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Returns (log-probs, entropies), each [N]: the `RESPONSE_METHOD` of a causal language model.
+    """Computes (log-probs, entropies) of response tokens, each [N]: `RESPONSE_METHOD` of a causal language model.
 
     Only response positions go through the head. Cohere multiplies its logits by `logit_scale`, Granite divides them by
     `logits_scaling`, Gemma 2 soft-caps them.
@@ -56,13 +56,13 @@ def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """Returns values, [N]: the `RESPONSE_METHOD` of a token classifier with one label, whose head computes in fp32."""
+    """Computes values, [N], with an fp32 head: the `RESPONSE_METHOD` of a token classifier with one label."""
     head = self.score if hasattr(self, "score") else self.classifier
     return _scalars(head, _hidden_states(self, micro_batch, micro_batch.previous))
 
 
 def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """Returns the score at each response token, [N] fp32: the `RESPONSE_METHOD` of a sequence classifier."""
+    """Computes the score at each response token, [N] fp32: the `RESPONSE_METHOD` of a sequence classifier."""
     return _scalars(self.score, _hidden_states(self, micro_batch, micro_batch.previous + 1))
 
 
@@ -72,7 +72,7 @@ def _scalars(head: Any, hidden_ND: Tensor) -> Tensor:
 
 
 def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Tensor:
-    """Returns the final hidden states of the tokens at these positions of the flattened micro-batch, [N, D]."""
+    """Runs the model without its head; returns final hidden states at `positions` of the flattened batch, [N, D]."""
     packed: dict[str, Any] = {}
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":

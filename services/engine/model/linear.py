@@ -1,4 +1,4 @@
-"""Linear layers that compute products over many rows with oneDNN on a CPU, where it is faster than MKL.
+"""Linear layers that use oneDNN on a CPU for products over many rows, where oneDNN is faster than MKL.
 
 PyTorch uses MKL for float32 products. Nothing else changes: not the weights, their names or their number.
 """
@@ -14,7 +14,7 @@ MIN_ROWS = 512
 
 
 class OneDnnLinear(nn.Linear):
-    """An `nn.Linear` that may use oneDNN; its results are the same up to rounding."""
+    """An `nn.Linear` that uses oneDNN for many float32 rows on a CPU; the results are the same up to rounding."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
         if not _is_faster(input):
@@ -24,7 +24,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Makes every plain linear layer of a model a `OneDnnLinear`, if PyTorch was built with oneDNN."""
+    """Turns every plain nn.Linear of a model into a `OneDnnLinear`, if PyTorch was built with oneDNN."""
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -37,7 +37,7 @@ def _is_faster(rows: Tensor) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """The product input W^T + b, for input [..., I], W [O, I], b [O]; only float32 on a CPU."""
+    """Computes input W^T + b with oneDNN, with gradients: input [..., I], W [O, I], b [O], float32 on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -30,12 +30,12 @@ _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
 
 
 def resolve_folder(name: str) -> Path:
-    """Returns the folder of a model: a path, or the files of a hub name, which are fetched; ValueError: neither."""
+    """Finds the folder of a model by its path, or downloads the model of a hub name; ValueError for neither."""
     return local_folder(name, _FOLDER_FILES)
 
 
 def describe_architecture(model: Any) -> str:
-    """Returns a model's type and sizes in words; models with the same words can load each other's weights."""
+    """Describes a model's type and sizes as text; models with equal texts can load each other's weights."""
     sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
     named = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     return f"{model.config.model_type} with {named}, {model.num_parameters()} parameters"
@@ -49,7 +49,7 @@ def build_model(
     gradient_checkpointing: bool = False,
     override_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    """Returns a model without weights: they are on the meta device; buffers are real, on the CPU.
+    """Builds a Hugging Face model without weights: parameters are on the meta device, buffers on the CPU.
 
     `override_config` replaces attributes of the folder's config. The model is in eval mode, with all dropout 0 and a
     `RESPONSE_METHOD`. A policy is a causal language model; a value model is a token classifier with one label; a reward
@@ -57,7 +57,7 @@ def build_model(
     memory, `fill_model` their values.
 
     Raises:
-        ValueError: there is no such model, or not of this kind; a replaced attribute is unknown, or changes shapes.
+        ValueError: no model has this name and kind; or a replaced attribute is unknown, or changes shapes.
     """
     folder = resolve_folder(name)
     hf_logging.set_verbosity_error()
@@ -90,7 +90,7 @@ def build_model(
 
 
 def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
-    """Gives a model of `build_model`, sharded or not, the weights of its folder; a new value head is drawn by `seed`.
+    """Loads the weights of a folder into a model of `build_model`, sharded or not; `seed` draws a new value head.
 
     Raises:
         ValueError: the weights are missing, torn, or do not fit.
@@ -104,7 +104,7 @@ def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
 
 
 def supports_packing(model: Any) -> bool:
-    """Returns True if our attention can replace the model's: full or sliding-window layers, no soft-capped scores."""
+    """Returns True if ATTENTION can replace a model's: full or sliding-window layers, no soft-capped scores."""
     config = model.config.get_text_config()
     return (
         bool(getattr(model, "_supports_attention_backend", False))
@@ -114,7 +114,7 @@ def supports_packing(model: Any) -> bool:
 
 
 def set_attention(model: Any, *, generation: bool) -> None:
-    """Switches to sdpa, which builds masks, for generation, and to our attention for training.
+    """Switches a model's attention: to sdpa, which builds masks, for generation, to ATTENTION for training.
 
     A model without `supports_packing` stays as it was loaded (eager).
     """
@@ -123,7 +123,7 @@ def set_attention(model: Any, *, generation: bool) -> None:
 
 
 def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:
-    """Returns the config with changed attributes, which are read as transformers reads those of config.json."""
+    """Changes attributes of a model's config, which are read as transformers reads config.json; returns the config."""
     described, _ = PreTrainedConfig.get_config_dict(folder)
     for name in changes:
         if name not in described and not hasattr(config, name):
@@ -158,7 +158,7 @@ def _switch_off_dropout(config: Any, kind: Kind) -> None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Gives modules that are made within the block parameters without memory; their buffers are computed as usual."""
+    """Puts the parameters of modules made in the `with` block on the meta device; buffers are computed as usual."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:

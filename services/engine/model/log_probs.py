@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of given tokens, without the fp32 logits of all tokens at once.
+"""Computes log-probs and entropies of given tokens, without the fp32 logits of all tokens in memory at once.
 
 Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk.
 """
@@ -22,7 +22,7 @@ def log_probs_and_entropy(
     softcap: float | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
-    """Computes log p(target) and the entropy of softmax(logits / temperature).
+    """Computes for each token log p(target) and the entropy of softmax(logits / temperature).
 
         logits = softcap * tanh((hidden W^T + b) / softcap);   without softcap: hidden W^T + b
 
@@ -40,7 +40,7 @@ def log_probs_and_entropy(
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """The function of `log_probs_and_entropy`: it saves two numbers per token and recomputes logits for gradients."""
+    """Computes `log_probs_and_entropy`; saves two numbers per token and recomputes logits in the backward pass."""
 
     @staticmethod
     def forward(
@@ -105,7 +105,7 @@ class _ChunkedHead(torch.autograd.Function):
 def _scaled_logits(
     hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor | float]:
-    """Returns ([C, V] logits / temperature in fp32 at least, their slope with respect to hidden W^T + b)."""
+    """Computes ([C, V] logits / temperature in fp32 or wider, their derivative with respect to hidden W^T + b)."""
     logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
     logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if softcap is None:

@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face folder a few rows at a time: a rank needs little more memory than its shard."""
+"""Reads the weights of a Hugging Face folder in pieces, so that a rank needs little more memory than its shard."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +18,10 @@ StoredTensor = Any
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors in the safetensors files of a folder by name, none of them read yet.
+    """Opens the safetensors files of a folder; returns their tensors by name, none of them read yet.
 
     Raises:
-        ValueError: the folder has none, or an index that cannot be used.
+        ValueError: the folder has no weight files, or an index that cannot be used.
         OSError, SafetensorError: a file cannot be read.
     """
     files: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]  # mapped until collected
@@ -31,12 +31,12 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def shape_of(stored: StoredTensor) -> tuple[int, ...]:
-    """Returns the shape of a whole tensor."""
+    """Returns the shape of a whole stored tensor without reading its values."""
     return tuple(stored.shape if isinstance(stored, Tensor) else stored.get_shape())
 
 
 def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields (number of the first row, rows) for consecutive pieces of [start, stop); a scalar has one row, 0."""
+    """Reads rows [start, stop) of a stored tensor in pieces; yields (first row, rows); a scalar counts as one row."""
     shape = shape_of(stored)
     if not shape:
         yield 0, stored[...].reshape(1)

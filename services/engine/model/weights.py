@@ -27,7 +27,7 @@ _HEADS = ("score", "classifier")
 
 
 def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
-    """Fills parameters and saved buffers in place, without communication.
+    """Loads a folder's weights into a model's parameters and saved buffers in place, without communication.
 
     A value head that the folder lacks is initialised from a generator seeded by (seed, kind); nothing else may be
     missing. Besides its shard a rank has a piece of one tensor in memory; all weights only if transformers has to
@@ -35,7 +35,7 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
 
     Raises:
         ValueError: weights are missing or do not fit, in one sentence.
-        OSError, RuntimeError, KeyError, SafetensorError: they cannot be read.
+        OSError, RuntimeError, KeyError, SafetensorError: the weights cannot be read.
     """
     prefix = model.base_model_prefix
     missing = _fill_from(model, open_weights(folder), prefix)
@@ -56,7 +56,7 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
 
 
 def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str) -> list[str]:
-    """Fills the tensors that the source has, and returns the names of the parameters that it lacks."""
+    """Copies stored tensors into a model; returns the sorted names of the parameters that `source` lacks."""
     names_of: dict[Tensor, list[str]] = {}  # every tensor once: tied weights have several names
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
         names_of.setdefault(tensor, []).append(name)
@@ -70,7 +70,7 @@ def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str
 
 
 def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:
-    """Returns the name of a tensor in the source, None if it is missing; files of a base model leave out `prefix`."""
+    """Finds a tensor's name in `source`, None if it is missing; files of a base model leave out `prefix`."""
     candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
     return next((candidate for candidate in candidates if candidate in source), None)
 
