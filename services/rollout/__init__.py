@@ -1,1 +1,1 @@
-"""Rollout backends: engines that sample responses, behind one protocol."""
+"""Samples responses with the policy: the command Generate, and its backends (Hugging Face, vLLM)."""

@@ -1,4 +1,4 @@
-"""The rollout backends by name, `rollout.backend`. No other module knows which backend samples."""
+"""Names the rollout backends (values of `rollout.backend`). No other module knows which backend samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from splitppo.config import Config
 
 @dataclass(frozen=True)
 class Backend:
-    """The two functions that make a backend; a package that may be missing is imported only in them."""
+    """Two functions that check and build a rollout backend; only they import packages that may be missing."""
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy

@@ -1,4 +1,4 @@
-"""The command Generate, with any rollout backend, and the effects of other commands on the backend."""
+"""Runs the command Generate with any rollout backend, and tells the backend of other commands."""
 
 import time
 
@@ -17,14 +17,14 @@ from splitppo.v1 import actor_pb2
 
 
 class Generation:
-    """The rollout backend of a rank, and the policy that it samples with. Built on every rank together."""
+    """The rollout backend of one rank, with the policy whose weights it samples with; built on every rank together."""
 
     def __init__(self, context: RankContext, policy: PolicyWeights) -> None:
         self._policy, self._device = policy, context.device
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 
     def command(self) -> Command:
-        """Returns Generate."""
+        """Returns the command Generate, which samples responses for a slot's prompts and seeds."""
         return Command(
             "Generate",
             actor_pb2.GenerateRequest,
@@ -37,13 +37,13 @@ class Generation:
         )
 
     def suspend(self, *, weights_change: bool = False) -> None:
-        """Frees device memory for another command; with `weights_change` the backend's weights become outdated."""
+        """Frees the backend's device memory for another command; `weights_change` marks its weights as outdated."""
         self._backend.sleep()
         if weights_change:
             self._backend.policy_version = None
 
     def generate(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
-        """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
+        """Samples one response per seed of each prompt on this rank; result rows are ordered by prompt, then seed."""
         version = request.header.base_step
         metrics = self._update_weights(version)
         parts = StreamedParts(batch, request.num_parts, report, version)
@@ -58,7 +58,7 @@ class Generation:
         return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
 
     def _update_weights(self, version: int) -> dict[str, float]:
-        """Gives the backend the policy's weights if it has others; returns the metric of the time it took, if any."""
+        """Copies the policy's weights to a backend with older ones; returns the seconds as timing_s/update_weights."""
         if self._backend.policy_version == version:
             return {}
         started_s = time.perf_counter()
@@ -68,7 +68,7 @@ class Generation:
         return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
-        """Refuses rows that cannot be sampled; adds the column `places`, the rows that streamed responses become."""
+        """Raises ValueError for rows that cannot be sampled; adds `places` (result rows) if responses are streamed."""
         sampling = _sampling(request)
         check_rows(batch, self._policy.model, room=sampling.max_response_length)
         longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
@@ -87,9 +87,10 @@ class Generation:
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
-    """Returns the rows of each rank for sampling: equally many, dealt by length; most time goes into new tokens.
+    """Divides prompts among ranks for sampling, equally many each, dealt by length; returns row indices per rank.
 
-    If ranks share an engine, the first of them has the rows.
+    Lengths matter little, because most time goes into new tokens. If ranks share an engine, the first of them has the
+    rows.
     """
     order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine

@@ -1,4 +1,4 @@
-"""The contract of a backend that samples responses: its methods, and the weights, rows and sampling that it gets."""
+"""The interface of rollout backends, which sample responses: methods, weights, responses, sampling parameters."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
 
 class PolicyWeights(Protocol):
-    """The parts of the policy that a backend may use."""
+    """The policy model as a rollout backend sees it: the model and ways to get its whole weights."""
 
     model: Any  # of Hugging Face; its weights may be sharded over the ranks
 
     def gathered(self) -> AbstractContextManager[Any]:
-        """Gives a block the model with whole weights, in eval mode, for generation under torch.no_grad. Collective."""
+        """Gives a `with` block the model with whole weights, in eval mode, to generate under no_grad. Collective."""
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields every whole parameter under its Hugging Face name, tied ones once. Collective."""
+        """Yields (Hugging Face name, whole tensor) of each parameter in this dtype, tied ones once. Collective."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The way responses are drawn: temperature first, then top-k, then top-p on what is left.
+    """The sampling parameters of responses, in the order of use: temperature, then top-k, then top-p on the rest.
 
     Raises:
         ValueError: a value lies outside its range.
@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(eq=False)
 class Response:
-    """A response while it is being sampled.
+    """One response to a prompt while its tokens are being sampled.
 
     Its log_probs are those of log-softmax(logits / temperature) (greedy: of the logits), before top-k and top-p. Up to
     rounding the training forward computes the same for the same token.
@@ -70,7 +70,7 @@ class Response:
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
 
     def extend(self, tokens: Iterable[int], log_probs: Sequence[float]) -> None:
-        """Adds tokens; FloatingPointError if a log-prob is not finite."""
+        """Adds sampled tokens and their log-probs; FloatingPointError if a log-prob is not finite."""
         if not all(map(isfinite, log_probs)):
             raise FloatingPointError(
                 "the policy gives a sampled token no finite log-prob: its weights hold NaN or infinity"
@@ -80,7 +80,7 @@ class Response:
 
 
 def empty_responses(rows: Batch) -> list[Response]:
-    """Returns an empty response for each seed of each prompt; see `RolloutBackend.generate` for the rows."""
+    """Makes an empty Response for each seed of each prompt in a batch (columns `prompts` and `seeds`)."""
     prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), strict=True)
     wanted = ((prompt, seed) for prompt, seeds in prompts for seed in seeds.tolist())
     return [Response(index, prompt, seed) for index, (prompt, seed) in enumerate(wanted)]
@@ -88,7 +88,7 @@ def empty_responses(rows: Batch) -> list[Response]:
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """A step of decoding: one more token for each of the responses that are decoded together."""
+    """The progress after one decoding step, in which each response that is decoded gets one more token."""
 
     done: int  # token positions of `total`; those that an early end leaves out count as done
     total: int
@@ -96,7 +96,7 @@ class DecodingStep:
 
 
 class GenerationCancelled(Exception):
-    """The error with which `generate` ends when the responses are not needed any more; the backend stays usable."""
+    """`RolloutBackend.generate` has stopped because its command was cancelled; the backend stays usable."""
 
 
 class RolloutBackend(Protocol):
@@ -107,13 +107,13 @@ class RolloutBackend(Protocol):
     ranks_per_engine: int  # ranks that sample the same rows; the lowest of them gets the rows
 
     def sync_weights(self, version: int) -> None:
-        """Takes over the policy's weights of step `version`. Collective; called before `generate` if they changed."""
+        """Copies the policy's weights of step `version` into the backend; called before `generate`. Collective."""
 
     def sleep(self) -> None:
         """Frees device memory until the next `sync_weights` or `generate`; called before another model computes."""
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Raises ValueError if it cannot sample in this way, or not num_tokens of prompt and response; on one rank."""
+        """Raises ValueError if the backend cannot sample so, or not num_tokens of prompt and response; on one rank."""
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; each of `empty_responses` ends in one of the steps.

@@ -1,4 +1,4 @@
-"""The tokens that end a response."""
+"""Finds the token ids that end a response, and loads the tokenizer that names some of them."""
 
 import logging
 from typing import Any
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
-    """Returns the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
+    """Collects the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
 
-    Chat models have several: the end of the turn in one place, the end of the text in another. Without any, responses
-    end at their maximal length. A tokenizer may be None.
+    Chat models have several: the end of the turn in one place, the end of the text in another. Without any such
+    id, responses end at their maximal length. A tokenizer may be None.
     """
     stop_ids: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -25,7 +25,7 @@ def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Returns the Hugging Face tokenizer of a local folder or hub name; ValueError if there is none."""
+    """Loads the Hugging Face tokenizer of a local folder or hub name; ValueError without a usable tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

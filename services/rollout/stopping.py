@@ -1,4 +1,4 @@
-"""The rule by which a response ends before its maximal length.
+"""Decides where a response ends before its maximal length: at stop tokens and stop texts.
 
 Every engine follows this rule: a response ends with the first token
 * that is one of the stop tokens, or
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
-    """Returns the rule of a Hugging Face model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
+    """Makes the StopRule of a model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
 
     Raises:
-        ValueError: see `StopRule`; or there are texts, but no tokenizer.
+        ValueError: see `StopRule`; or there are stop texts, but no tokenizer.
     """
     if config.debug.response_lengths:
         return StopRule((), forced=config.debug.response_lengths)
@@ -49,10 +49,10 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
 
 
 class StopRule:
-    """The stop tokens and stop texts of a run, or its forced lengths; only texts need the Hugging Face tokenizer.
+    """The stop tokens and stop texts of a run, or its forced lengths; only stop texts need the tokenizer.
 
     Raises:
-        ValueError: a text is empty, or the tokenizer cannot decode token by token.
+        ValueError: a stop text is empty, or the tokenizer cannot decode token by token.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class StopRule:
             raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
 
     def begin(self, prompt: Array) -> "StopWatch":
-        """Returns the watch over a new response to the prompt."""
+        """Makes a StopWatch, which decides where a new response to this prompt ends."""
         return StopWatch(self, prompt)
 
     def max_tokens(self, seed: int, sampling: Sampling) -> int:
-        """Returns the largest number of tokens of the response that is sampled with this seed."""
+        """Returns the most tokens that the response of this seed may have: its forced length, or the maximal length."""
         most = sampling.max_response_length
         return min(self._forced.of(seed), most) if self._forced else most
 
 
 class StopWatch:
-    """Decides where one response ends; made by `StopRule.begin`. It decodes texts like vLLM."""
+    """Decides where one response ends, token by token; made by `StopRule.begin`. Decodes texts like vLLM."""
 
     def __init__(self, rule: StopRule, prompt: Array) -> None:
         self._rule = rule

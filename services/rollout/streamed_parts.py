@@ -1,4 +1,4 @@
-"""Sampled responses in the form of rows, and of parts of the command that samples them."""
+"""Converts sampled responses into batch rows, and reports them as parts while the command Generate runs."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -10,7 +10,7 @@ from splitppo.batch import Batch
 
 
 class StreamedParts:
-    """Reports a rank's responses as parts in the order in which they end, if their rows have places.
+    """Reports a rank's sampled responses as parts, in the order in which they end, if the batch has `places`.
 
     The order is that of decoding steps, and by index within a step. So parts are a function of the tokens, never of the
     clock. The number of responses in a part is fixed before (`part_ends`).
@@ -25,7 +25,7 @@ class StreamedParts:
         self.add(())  # parts that have no rows here
 
     def add(self, ended: Iterable[Response]) -> None:
-        """Takes the responses that have ended in a decoding step, and reports the parts that are complete."""
+        """Adds the responses that ended in a decoding step, and reports the parts that are now complete."""
         self._ended += sorted(ended, key=attrgetter("index"))
         for part, end in enumerate(self._ends[self._num_reported :], start=self._num_reported + 1):
             if len(self._ended) < end:
@@ -42,7 +42,7 @@ class StreamedParts:
 
 
 def response_rows(responses: Iterable[Response]) -> Batch:
-    """Returns a row for each response, ordered by index: prompts, seeds, responses, rollout_log_probs."""
+    """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs."""
     ordered = sorted(responses, key=attrgetter("index"))
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],

@@ -1,7 +1,7 @@
-"""Rollout on the trained model itself: batched decoding with the forward and KV cache of any Hugging Face causal LM.
+"""Samples responses with the trained model itself: batched decoding with any Hugging Face causal LM and KV cache.
 
-It needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and samples. A row
-that has ended is replaced by the next waiting row, or removed when no row waits.
+This backend needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and
+samples. A row that has ended is replaced by the next waiting row, or removed when no row waits.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ _ENDED_SHARE = 1 / 8
 
 @dataclass(eq=False)
 class HfRollout:
-    """The backend that samples with the policy's own module; see `RolloutBackend`."""
+    """The rollout backend that samples with the policy's own Hugging Face module; see `RolloutBackend`."""
 
     gathered: Callable[[], AbstractContextManager[nn.Module]]  # see `PolicyWeights`
     stop_rule: StopRule
@@ -37,18 +37,18 @@ class HfRollout:
     ranks_per_engine: int = 1
 
     def sync_weights(self, version: int) -> None:
-        """Stores the version; generation reads the policy's own weights."""
+        """Stores the version of the weights; nothing is copied, because sampling reads the policy's own weights."""
         self.policy_version = version
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Refuses nothing: the model's own limits are checked elsewhere."""
+        """Refuses no request: the limits of the model itself are checked elsewhere."""
 
     def sleep(self) -> None:
         """Does nothing: the KV cache is freed at the end of `generate`."""
 
     @torch.no_grad()
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
-        """See `RolloutBackend.generate`."""
+        """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
         waiting = deque(
             _Row(response, self.stop_rule.begin(response.prompt), self.stop_rule.max_tokens(response.seed, sampling))
             for response in empty_responses(rows)

@@ -1,4 +1,4 @@
-"""Rows that a causal language model decodes together, with a KV cache; rows can be removed and replaced.
+"""Decodes rows together with a causal language model and a KV cache; rows can be removed and replaced.
 
 Shapes: R rows, U different prompts, P prompt tokens (left-padded), W positions of the longest row, V vocabulary.
 """
@@ -17,10 +17,11 @@ from splitppo.batch import Array
 
 
 class DecodedRows:
-    """Rows with the logits of their next token. All rows end at the same position of the cache, with padding before.
+    """Rows that are decoded together, with the logits of each next token. All rows end at the same cache position.
 
-    The model is any Hugging Face causal language model with a dynamic cache; rows that share one prompt array share its
-    prefill. `can_join` is True if `put` works; it does not for models with a state other than keys and values.
+    Shorter rows have padding before them. The model is any Hugging Face causal language model with a dynamic cache;
+    rows that share one prompt array share its prefill. `can_join` is True if `put` works, which it
+    does not for models with a state other than keys and values.
     """
 
     logits: Tensor  # [R, V] of each row's next token
@@ -41,20 +42,20 @@ class DecodedRows:
             self.keep([row_of[id(prompt)] for prompt in prompts])
 
     def append(self, tokens_R: Tensor) -> None:
-        """Adds one token to each row and computes the logits of the next."""
+        """Adds one token to each row and computes the logits of each row's next token."""
         positions_R = self._on_device(self._lengths)
         self._lengths, self._width = self._lengths + 1, self._width + 1
         self._forward(tokens_R[:, None], positions_R[:, None])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows, in that order; a row may be taken several times."""
+        """Keeps only the rows at these indices, in that order; an index may come several times."""
         indices = self._on_device(np.array(rows, dtype=np.int64))
         self._cache.reorder_cache(indices)
         self._lengths, self.logits = self._lengths[rows], self.logits[indices]
         self._show_longest()
 
     def put(self, places: Sequence[int], others: DecodedRows) -> None:
-        """Replaces the rows at `places` by the others, in that order."""
+        """Replaces the rows at the indices `places` by the rows of `others`, in that order."""
         indices = self._on_device(np.array(places, dtype=np.int64))
         self._cache.put(indices, others._cache)
         self._lengths[places], self.logits[indices] = others._lengths, others.logits
@@ -77,7 +78,7 @@ class DecodedRows:
         self.logits = outputs.logits[:, -1]
 
     def _mask(self) -> Tensor | None:
-        """Returns which positions are the row's own, [R, W] bool; None if all are, because that is cheaper."""
+        """Returns the attention mask that hides padding, [R, W] bool; None (cheaper) if no row has padding."""
         num_padded = self._width - self._lengths
         if not num_padded.any():
             return None

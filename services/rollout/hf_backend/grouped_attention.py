@@ -1,7 +1,8 @@
-"""Attention of one new token per row over keys and values, each head of which belongs to several query heads.
+"""Computes grouped-query attention of one new token per row faster than the sdpa of Hugging Face.
 
-Hugging Face's sdpa repeats keys and values for every query head, which for one query costs far more than the attention
-itself. Here the query heads of a key-value head are computed as several queries.
+Each key-value head belongs to several query heads. The sdpa of Hugging Face repeats keys and values for every query
+head, which for one query costs far more than the attention itself. Here the query heads of a key-value head are
+computed as several queries.
 
 Shapes: R rows, H query heads, K key-value heads, L positions, D head dimension.
 """
@@ -20,7 +21,7 @@ _GROUPED = "splitppo-grouped"
 
 @contextmanager
 def grouped_attention(model: Any) -> Iterator[None]:
-    """Makes a Hugging Face model with sdpa attention decode as described above within the block; others stay as are."""
+    """Lets a Hugging Face model with sdpa use grouped attention in the `with` block; other models stay as they are."""
     if model.config._attn_implementation != "sdpa":  # noqa: SLF001 - there is no public name
         yield
         return
@@ -34,7 +35,7 @@ def grouped_attention(model: Any) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Returns what `sdpa_attention_forward` returns: ([R, queries, H, D], None)."""
+    """Computes attention as `sdpa_attention_forward` does, faster for one query per row; ([R, queries, H, D], None)."""
     num_rows, num_heads, num_queries, head_dim = query.shape
     is_plain = options.get("position_bias") is None and (attention_mask is None or attention_mask.shape[1] == 1)
     if num_queries > 1 or key.shape[1] == num_heads or not is_plain:

@@ -1,4 +1,4 @@
-"""A KV cache that grows in place and whose rows can be replaced.
+"""A KV cache for decoding that grows in place, and whose rows can be replaced.
 
 The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a new row
 can replace one that has ended: its keys and values are put so that they end with those of the other rows, and the
@@ -19,7 +19,7 @@ from splitppo.machine.memory_limits import KV_ROOM
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
-    """The cache for models with this config; layers with another state keep the layer cache of Hugging Face."""
+    """The KV cache of a model, with growing layers; layers with another state keep their Hugging Face cache."""
 
     layers: list[Any]
 
@@ -29,20 +29,20 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]
         self.can_join = bool(self.layers) and all(isinstance(layer, _GrowingLayer) for layer in self.layers)
 
     def put(self, places: Tensor, other: GrowingCache) -> None:
-        """Replaces the rows at `places` by those of another cache, in order; shows the longer length of the two."""
+        """Replaces the rows at indices `places` by another cache's rows, in order; shows the longer length of both."""
         for layer, other_layer in zip(self.layers, other.layers, strict=True):
             layer.put(places, other_layer)
 
     def show(self, num_positions: int) -> None:
-        """Shows only the last `num_positions` from now on, because the longest row has no more."""
+        """Shows the model only the last `num_positions` positions from now on, because the longest row has no more."""
         for layer in self.layers:
             layer.length = num_positions
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """The keys and values of a layer, at the end of buffers with room for more.
+    """The keys and values of one model layer, in buffers with room for more positions.
 
-    With a window a token sees itself and the window - 1 tokens before it.
+    With a sliding window a token sees itself and the window - 1 tokens before it.
     """
 
     keys: Tensor  # [R, H, L, D] (with a window: its part), a view of the buffers
@@ -61,7 +61,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Appends new positions; returns all keys and values that the new positions may see."""
+        """Appends keys and values of new positions; returns all keys and values that these positions may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         num_new, num_held = key_states.shape[2], self._num_held
@@ -75,13 +75,13 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keeps the rows at these indices, in that order; a row may be taken several times."""
+        """Keeps only the cache rows at these indices, in that order; an index may come several times."""
         start = self._end - self._num_held
         self._buffers = [buffer[:, :, start:][beam_idx] for buffer in self._buffers]
         self._end -= start
 
     def put(self, places: Tensor, other: _GrowingLayer) -> None:
-        """See `GrowingCache.put`."""
+        """Replaces this layer's rows at indices `places` by another layer's; see `GrowingCache.put`."""
         num_put = other._num_held
         if num_put > self._end:
             self._make_room(num_put, 0)
@@ -91,7 +91,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.length = max(self.length, other.length)
 
     def get_seq_length(self) -> int:
-        """Returns the number of positions of the longest row."""
+        """Returns the number of token positions of the longest row in the cache."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -100,11 +100,11 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     @property
     def _num_held(self) -> int:
-        """The number of positions that the next token may see."""
+        """The number of cached positions that the next token may see."""
         return self.length if self._window is None else min(self.length, self._window - 1)
 
     def _make_room(self, end: int, num_new: int) -> None:
-        """Makes new buffers, in which the positions that may be seen end at `end`."""
+        """Copies the visible positions into larger buffers, in which they end at index `end`."""
         old, new = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
         for index, buffer in enumerate(self._buffers):
             num_rows, num_heads, _, head_dim = buffer.shape

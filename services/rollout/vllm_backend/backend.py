@@ -1,7 +1,7 @@
-"""Rollout on vLLM, inside the actor's processes: paged attention, continuous batching, a second copy of the weights.
+"""Samples responses with vLLM inside the actor's processes, with a second copy of the policy's weights.
 
-There is one engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is built
-once, in the process group of the runtime, and lives as long as the process, because its end would end the process
+There is one vLLM engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is
+built once, in the process group of the runtime, and lives as long as the process, because its end would end the process
 group, too.
 """
 
@@ -33,12 +33,12 @@ from splitppo.config import Config
 
 
 class VllmRollout:
-    """The backend that samples with a vLLM engine; see `RolloutBackend`.
+    """The rollout backend that samples with a vLLM engine; see `RolloutBackend`.
 
     The engine gets the architecture from the model's folder, and the policy's weights at every sync.
 
     Raises:
-        ValueError: vLLM refuses the configuration; one sentence.
+        ValueError: vLLM refuses the configuration; the message is one sentence.
     """
 
     def __init__(self, context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> None:
@@ -94,14 +94,14 @@ class VllmRollout:
                 raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {' '.join(str(error).split())}") from error
 
     def _max_num_batched_tokens(self) -> int:
-        """Returns the configured number, but at most what there can be, and at least one step of all rows."""
+        """Limits the configured max_num_batched_tokens: at most all rows at full length, at least a token per row."""
         settings = self._settings
         least = 0 if settings.enable_chunked_prefill else self._max_model_len
         most = settings.max_num_seqs * self._max_model_len
         return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)
 
     def sync_weights(self, version: int) -> None:
-        """See `RolloutBackend.sync_weights`; tensors come one after the other, without another copy of the model."""
+        """Loads the policy's weights into vLLM, tensor by tensor, without a third copy; see `RolloutBackend`."""
         self.policy_version = None
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
@@ -115,7 +115,7 @@ class VllmRollout:
         self.policy_version = version
 
     def sleep(self) -> None:
-        """See `RolloutBackend.sleep`."""
+        """Lets vLLM free its GPU memory until it is used again; see `RolloutBackend.sleep`."""
         if not self._sleeps or self._is_asleep:
             return
         self._engine.sleep(level=self._settings.sleep_level)
@@ -124,7 +124,7 @@ class VllmRollout:
             self.policy_version = None
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """See `RolloutBackend.check_request`."""
+        """Raises ValueError for sampling or lengths that vLLM cannot do; see `RolloutBackend.check_request`."""
         check_temperature(sampling.temperature, "the request's temperature")
         if num_tokens > self._max_model_len:
             raise ValueError(
@@ -138,7 +138,7 @@ class VllmRollout:
             self._is_asleep = False
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
-        """See `RolloutBackend.generate`."""
+        """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
         self._wake()
         responses = empty_responses(self._replica.share(rows))
         try:
@@ -149,7 +149,7 @@ class VllmRollout:
             raise
 
     def _submit(self, responses: Sequence[Response], sampling: Sampling) -> None:
-        """Gives the engine all rows at once, in order, so that the rows alone decide what is computed together."""
+        """Gives vLLM all requests at once, in order, so that the rows alone decide what is computed together."""
         from vllm.inputs.engine import tokens_input
 
         prompts: dict[int, list[int]] = {}
@@ -183,7 +183,7 @@ class VllmRollout:
     def _run(
         self, responses: Sequence[Response], sampling: Sampling, is_cancelled: Callable[[], bool]
     ) -> Iterator[DecodingStep]:
-        """Steps the engine until every response has ended."""
+        """Steps the vLLM engine until every response has ended; yields the progress after each step."""
         total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
         for step in itertools.count():
             if not self._engine.has_unfinished_requests():
@@ -199,7 +199,7 @@ class VllmRollout:
             yield DecodingStep(min(step + 1, total), total, ended if self._replica.is_leader else [])
 
     def _drop(self) -> None:
-        """Drops all requests that are still being generated."""
+        """Aborts all vLLM requests that are still being generated."""
         unfinished = list(self._engine.output_processor.request_states)
         self._engine.abort_request(unfinished, internal=True)
         while self._engine.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""Checks that vLLM can do what is configured, before any weight is loaded."""
+"""Checks that vLLM can run the configured model, KV cache and sampling, before any weight is loaded."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ _MAX_TEMPERATURE = 2.0
 
 
 def check_model(config: Config) -> None:
-    """Checks model, KV cache and sampling; ValueError, one sentence, for what vLLM cannot do."""
+    """Checks that vLLM can run the configured model, KV cache and sampling; ValueError, one sentence, if not."""
     import_vllm()
     model = AutoConfig.from_pretrained(resolve_folder(config.actor.model))
     _check_architecture(config, model)
@@ -25,12 +25,12 @@ def check_model(config: Config) -> None:
 
 
 def max_model_len(config: Config) -> int:
-    """Returns the largest number of tokens, prompt and response, that the engine takes."""
+    """Returns the largest number of tokens, prompt and response together, that the vLLM engine is built for."""
     return config.rollout.vllm.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
 def kv_cache_bytes(config: Config) -> int | None:
-    """Returns the size of each rank's KV cache; None: what is left of the GPU's share."""
+    """Returns the bytes of each rank's vLLM KV cache; None: what is left of gpu_memory_utilization."""
     size_gb = config.rollout.vllm.kv_cache_gb
     if size_gb is None:
         return None if config.services.actor.devices else _GIB
@@ -38,16 +38,16 @@ def kv_cache_bytes(config: Config) -> int | None:
 
 
 def log_probs_mode(config: Config) -> str:
-    """Returns vLLM's name for its log-probs: of the logits as they are, or after temperature, top-k and top-p.
+    """Selects vLLM's logprobs_mode: log-probs of the raw logits, or after temperature, top-k and top-p.
 
-    `Response` needs them after temperature and before the cuts. On a CPU our own sampler computes them so. On a GPU,
-    with both temperature and cuts, they are those of the distribution that was sampled from.
+    `Response` needs log-probs after temperature and before top-k and top-p. On a CPU `SeededSampler` computes them so.
+    On a GPU, with both temperature and cuts, log-probs are those of the distribution that was sampled from.
     """
     return "raw_logprobs" if _cuts_on_gpu(config) and config.rollout.temperature == 1.0 else "processed_logprobs"
 
 
 def check_temperature(temperature: float, name: str) -> None:
-    """Raises ValueError for a temperature that vLLM does not take."""
+    """Raises ValueError, with the key `name`, for a temperature that vLLM does not take (over 2)."""
     if temperature > _MAX_TEMPERATURE:
         raise ValueError(f"vLLM takes temperatures of 0 to {_MAX_TEMPERATURE:g}, {name} is {temperature:g}")
 
@@ -64,7 +64,7 @@ def _check_architecture(config: Config, model: Any) -> None:
 
 
 def _check_attention(config: Config, model: Any) -> None:
-    """Checks that a CPU can compute the heads, which vLLM checks late, and that the KV cache holds one sequence."""
+    """Checks that vLLM on a CPU supports the attention head size, and that one sequence fits into the KV cache."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     num_heads = getattr(model, "num_attention_heads", None)
@@ -98,7 +98,7 @@ def _cuts_on_gpu(config: Config) -> bool:
 
 
 def _check_log_probs(config: Config) -> None:
-    """Refuses runs that compare the engine's log-probs with the trainer's, but would get them after top-p and top-k."""
+    """Raises ValueError if a run needs vLLM's log-probs before top-p and top-k, but would get those after them."""
     if not _cuts_on_gpu(config) or log_probs_mode(config) == "raw_logprobs":
         return
     ways_out = []

@@ -1,6 +1,6 @@
-"""vLLM in a process that trains: settings before its import, and changes after it.
+"""Imports vLLM into a process that trains: sets its environment before the import, and patches it afterwards.
 
-Written for vLLM 0.32 (pinned in pyproject.toml). All changes of its modules are in `_adapt`, with the reason.
+Written for vLLM 0.32 (pinned in pyproject.toml). All changes of vLLM's modules are in `_adapt`, with the reason.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _KEPT_BYTES = 64 << 20
 
 
 def import_vllm() -> Any:
-    """Returns the package vllm, prepared for this process; to be called in place of an import of vllm."""
+    """Imports the package vllm with the settings and patches of this file; called in place of `import vllm`."""
     os.environ.update(_ENVIRONMENT)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -67,7 +67,7 @@ def _adapt() -> None:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restores every random generator of the process after the block, because vLLM seeds them all while it starts."""
+    """Restores all random generators of the process after the `with` block: vLLM seeds them while it starts."""
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -78,7 +78,7 @@ def kept_random_state() -> Iterator[None]:
 
 
 def pack_heads(model: nn.Module) -> None:
-    """Makes output layers that are tied to the embedding take over its new weights.
+    """Packs the new weights of vLLM output layers that are tied to the embedding, after a reload of weights.
 
     On a CPU vLLM multiplies with a packed copy of the weights. A reload does not pack those of a tied output layer
     again, because that layer has no weights of its own.

@@ -1,8 +1,8 @@
-"""Draws tokens in our own way inside vLLM on a CPU.
+"""Replaces the token sampler of vLLM on a CPU by one that depends on seed and position alone.
 
 A token is a function of its response's seed and its position, as with the Hugging Face engine: the same seed gives the
 same token. vLLM's own sampler on a CPU draws from a generator per request, which it cannot rewind after a prefill in
-pieces, and from the generator of the process. (On a GPU its sampler is stateless, and samples there.)
+pieces, and from the generator of the process. (On a GPU the sampler of vLLM is stateless, and is used.)
 
 Shapes: R requests of one engine step, V vocabulary.
 """
@@ -18,9 +18,9 @@ from services.rollout.sampling import sample_tokens, uniforms
 
 
 class SeededSampler:
-    """The replacement of the last part of vLLM's sampler, after temperature.
+    """Replaces the part of vLLM's sampler after temperature: top-k, top-p and the draw of tokens by seed.
 
-    The batch of vLLM's model runner has the request of each row, and its number of tokens.
+    The input batch of vLLM's model runner names the request of each row, and the row's number of tokens.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -30,14 +30,14 @@ class SeededSampler:
         runner.sampler.topk_topp_sampler.forward = self._sample
 
     def begin(self, sampling: Sampling, seeds: Mapping[str, int]) -> None:
-        """Takes sampling and seeds (by the engine's id of the request); called before the first step of a command."""
+        """Sets the sampling parameters, and the seeds by vLLM request id; called before the first step of a command."""
         self._sampling = replace(sampling, temperature=1.0)  # vLLM divides the logits
         self._seeds = seeds
 
     def _sample(
         self, logits_RV: Tensor, _generators: object, _top_k: object, _top_p: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns tokens [R] and the log-probs [R, V] that they were drawn from, before top-k and top-p."""
+        """Draws tokens [R] by seed and position; returns them with the log-probs [R, V] before top-k and top-p."""
         batch, num_rows = self._runner.input_batch, len(logits_RV)
         seeds_R = [self._seeds[request_id] for request_id in batch.req_ids[:num_rows]]
         positions_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]

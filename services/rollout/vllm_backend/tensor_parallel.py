@@ -1,7 +1,7 @@
-"""Ranks that share one engine (tensor parallelism): consecutive ranks of the actor's group, led by the lowest of them.
+"""Lets ranks share one vLLM engine (tensor parallelism): consecutive ranks of the actor, led by the lowest one.
 
-The leader gets all rows of a replica. The other ranks get a copy from it, run the same engine steps, and drop their
-copy of the results.
+The leader gets all rows of a replica (the ranks of one engine). The other ranks get a copy from the leader, run the
+same engine steps, and drop their copy of the results.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _STEPS_PER_QUESTION = 8
 
 
 class Replica:
-    """The ranks that share an engine with this rank, num_ranks of them; made by all ranks of the actor together."""
+    """The num_ranks ranks that share one vLLM engine, this rank included; made by all ranks of the actor together."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -27,7 +27,7 @@ class Replica:
             self._channel = ControlChannel(num_ranks, self._group)
 
     def share(self, rows: Batch) -> Batch:
-        """Returns the leader's rows on all ranks of the replica."""
+        """Broadcasts the leader's rows to all ranks that share its engine; every rank returns them."""
         if not self.is_leader:
             shared = self._channel.receive(self._leader)
             assert shared is not None
@@ -37,7 +37,7 @@ class Replica:
         return rows
 
     def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
-        """Returns the leader's `is_cancelled` on all ranks of the replica; several ranks ask at some steps only."""
+        """Broadcasts the leader's `is_cancelled` to all ranks of its engine; several ranks do so every 8th step."""
         if self._num_ranks == 1:
             return is_cancelled()
         if step % _STEPS_PER_QUESTION:
