@@ -1,1 +1,1 @@
-"""The actor: policy and rollout backend; by default it hosts the frozen reference."""
+"""The actor service: trains the policy, samples responses, and by default hosts the frozen reference policy."""

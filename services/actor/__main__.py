@@ -1,4 +1,4 @@
-"""`python -m services.actor --config FILE [key=value ...]`: the actor's group; under torchrun, one rank of it."""
+"""`python -m services.actor --config FILE [key=value ...]` starts the actor's group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
 

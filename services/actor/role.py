@@ -1,4 +1,4 @@
-"""The commands of the actor: policy in training, rollout backend and, if placed here, the frozen reference.
+"""The commands of the actor: sample, compute log-probs, update the policy and, if placed here, frozen models.
 
 Every command runs on every rank at the same time; each rank has its own rows, and the results are gathered.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> None:
-    """Raises ValueError if the package of the rollout backend is missing, or the policy loss of a phase is unusable."""
+    """Checks that the rollout backend's package is installed, and that each phase's policy loss works; ValueError."""
     check_rollout_packages(config)
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
@@ -64,7 +64,7 @@ class ActorRole:
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
-        """Returns Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores, Update."""
+        """Returns the commands Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores and Update."""
         compute_log_probs = Command(
             "ComputeLogProbs",
             actor_pb2.ComputeLogProbsRequest,
@@ -94,7 +94,7 @@ class ActorRole:
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
-        """Computes the log-probs of the responses under the policy, the column `old_log_probs`."""
+        """Computes the log-probs of response tokens under the current policy, as the column `old_log_probs`."""
         self._generation.suspend()
         started_s, meter = time.perf_counter(), self._policy.flops_meter
         computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
@@ -105,7 +105,7 @@ class ActorRole:
         )
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
-        """Makes one PPO update: all mini-batches of all epochs; in critic warm-up only the step advances."""
+        """Trains the policy on all mini-batches of all epochs of one step; in critic warm-up only the step advances."""
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
@@ -121,7 +121,7 @@ class ActorRole:
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """See `Role.save_checkpoint`; the reference and the rollout backend have nothing to save."""
+        """Starts to save the policy, see `Role.save_checkpoint`; reference and rollout have nothing to save."""
         self._generation.suspend()
         return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
 
@@ -147,7 +147,7 @@ class ActorRole:
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
 
     def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
-        """Returns the section `actor` with the loss terms of an update; ValueError if they are not valid."""
+        """Puts the loss terms of an update request into the section `actor`; ValueError if they are not valid."""
         if not request.HasField("loss_terms"):
             return self._config
         terms, section = request.loss_terms, self._config.model_dump()

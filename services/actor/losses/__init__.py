@@ -1,1 +1,1 @@
-"""The actor's loss: policy losses by name, KL estimates, and their sum."""
+"""Computes the actor's loss: policy losses by name, KL estimates, entropy, and their weighted sum."""

@@ -1,4 +1,4 @@
-"""The actor's loss: the sum of policy loss, entropy bonus and KL to the reference.
+"""Computes the actor's loss: the sum of policy loss, entropy bonus and KL to the reference policy.
 
     L = sum over the tokens of a mini-batch of w (m c policy_loss - entropy_coeff entropy + kl_loss_coef kl)
 
@@ -26,18 +26,18 @@ from splitppo.config import ActorConfig
 
 
 def actor_loss(config: ActorConfig) -> TokenLoss:
-    """Returns the actor's loss of a micro-batch.
+    """Makes the function that computes the actor's loss and metrics for one micro-batch.
 
-    It reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
+    The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
     ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1). Where there are
     rollout_is_weights, they multiply the policy loss of each token, and neither entropy nor KL; with
     policy_loss.rollout_rs tokens that are rejected have no policy loss, but still count in every denominator.
 
-    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means entropy, ppo_kl (minus the log of
+    The metrics are pg_loss and kl_loss, weighted as the loss is, and the token means entropy, ppo_kl (minus the log of
     the probability ratio) and those of the policy loss.
 
     Raises:
-        ValueError: there is no such policy loss.
+        ValueError: no policy loss has the configured name.
     """
     policy_loss = find_policy_loss(config, config.policy_loss.loss_mode)
 

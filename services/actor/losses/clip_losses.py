@@ -1,4 +1,4 @@
-"""Losses that bound what the probability ratio of each token can gain.
+"""Policy losses that limit what the loss gains from the probability ratio of each token: PPO clip, SAPO.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -13,7 +13,7 @@ from splitppo.config import ActorConfig
 
 
 def vanilla(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """PPO clip (Schulman et al., 2017, eq. 7) with dual clip (Ye et al., 2020, eq. 5).
+    """Computes the PPO clip loss (Schulman et al., 2017, eq. 7) with dual clip (Ye et al., 2020, eq. 5) per token.
 
         r = exp(log_prob - old_log_prob)
         c1 = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
@@ -28,14 +28,14 @@ def vanilla(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[
 
 
 def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
-    """Returns max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where the clipped term is larger, bool."""
+    """Computes max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), [N], and where the clipped term is larger, bool."""
     unclipped_N = -advantages_N * ratio_N
     clipped_N = -advantages_N * ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     return torch.maximum(unclipped_N, clipped_N), clipped_N > unclipped_N
 
 
 def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
-    """Returns min(-A clip_ratio_c, loss) where A < 0, else the loss; and where this makes a difference, bool."""
+    """Limits a loss [N] to -A clip_ratio_c where A < 0 (dual clip); also returns where the limit acts, [N] bool."""
     if config.clip_ratio_c is None:
         return loss_N, torch.zeros_like(advantages_N, dtype=torch.bool)
     ceiling_N = -advantages_N * config.clip_ratio_c
@@ -45,7 +45,7 @@ def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tupl
 
 
 def sapo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """SAPO (Gao et al., 2025, eq. 5 and 6): in place of the clip a soft gate around ratio 1, where its slope is 1.
+    """Computes the SAPO loss (Gao et al., 2025, eq. 5, 6): a soft gate of slope 1 at ratio 1 replaces the PPO clip.
 
         r = exp(log_prob - old_log_prob);   tau = tau_pos where A > 0, else tau_neg
         loss = -A (4 / tau) sigmoid(tau (r - 1))

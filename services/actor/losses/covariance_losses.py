@@ -1,4 +1,4 @@
-"""Losses that treat some tokens of a mini-batch in another way: those whose covariance drives the entropy down.
+"""Policy losses Clip-Cov and KL-Cov, which restrain the tokens whose covariance drives the entropy down.
 
 These tokens are selected for the whole mini-batch, in `prepare`, before its rows go to ranks.
 
@@ -25,11 +25,11 @@ Choice = Callable[[ActorConfig, NDArray[np.float64], NDArray[np.uint64]], NDArra
 
 
 def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Clip-Cov (Cui et al., 2025, eq. 11 and 12): the PPO clip, without the tokens that were selected.
+    """Computes the Clip-Cov loss (Cui et al., 2025, eq. 11 and 12): the PPO clip, but 0 for selected tokens.
 
         loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = exp(log_prob - old_log_prob); selected: 0
 
-    There is no dual clip. Metric: pg_clipfrac (selected, as with verl).
+    There is no dual clip. Metric: pg_clipfrac (share of selected tokens, as with verl).
     """
     assert tokens.selected is not None
     loss_N, _ = ppo_clip(tokens.log_ratio.exp(), tokens.advantages, config)
@@ -37,11 +37,11 @@ def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping
 
 
 def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """KL-Cov (Cui et al., 2025, eq. 13 and 14): the plain surrogate, with a KL penalty on the tokens selected.
+    """Computes the KL-Cov loss (Cui et al., 2025, eq. 13, 14): the plain surrogate, plus KL on selected tokens.
 
         loss = -A r, r = exp(log_prob - old_log_prob); selected: + ppo_kl_coef |log_prob - old_log_prob|
 
-    Metric: pg_klfrac (selected).
+    Metric: pg_klfrac (share of selected tokens).
     """
     assert tokens.selected is not None
     penalty_N = config.policy_loss.ppo_kl_coef * (tokens.log_probs - tokens.old_log_probs).abs()
@@ -50,15 +50,15 @@ def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[s
 
 
 def prepare_clip_cov(config: ActorConfig, batch: Batch) -> Column:
-    """Selects max(1, floor(clip_cov_ratio M)) tokens, drawn of those with clip_cov_lb < cov < clip_cov_ub.
+    """Selects tokens for Clip-Cov: max(1, floor(clip_cov_ratio M)), drawn from clip_cov_lb < cov < clip_cov_ub.
 
-    See `_select_tokens`. verl also draws none that the PPO clip holds.
+    See `_select_tokens`. verl also draws no token that the PPO clip has clipped.
     """
     return _select_tokens(config, batch, _draw_between)
 
 
 def prepare_kl_cov(config: ActorConfig, batch: Batch) -> Column:
-    """Selects the max(1, floor(kl_cov_ratio M)) tokens with the largest cov; see `_select_tokens`."""
+    """Selects tokens for KL-Cov: the max(1, floor(kl_cov_ratio M)) with the largest cov; see `_select_tokens`."""
     return _select_tokens(config, batch, _take_largest)
 
 
@@ -75,7 +75,7 @@ def _take_largest(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDA
 
 
 def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
-    """Returns the column `selected_tokens`: the tokens that `choose` selects in each mini-batch of each epoch.
+    """Makes the column `selected_tokens`: marks the tokens that `choose` selects per mini-batch and epoch.
 
     Over the M counting tokens of a mini-batch (Cui et al., 2025, eq. 10):
 
@@ -108,13 +108,13 @@ def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
 
 
 def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the values minus their mean; the bits of the mean do not depend on the order of the values."""
+    """Subtracts the mean from the values; the bits of the mean do not depend on the order of the values."""
     mean: float = np.sort(values).sum() / max(len(values), 1)
     return values - mean
 
 
 def _token_hashes(seeds: NDArray[np.int64], lengths: NDArray[np.int32], epoch: int) -> NDArray[np.uint64]:
-    """Returns a number for each token, [N], that depends on its response's seed, the epoch and its place alone."""
+    """Hashes (seed of the response, epoch, position in the response) of each token to a uint64, [N]."""
     state = splitmix64(splitmix64(seeds.astype(np.uint64)) ^ np.uint64(epoch))
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     places = np.arange(int(lengths.sum(dtype=np.int64))) - np.repeat(starts, lengths)

@@ -1,11 +1,12 @@
-"""DPPO (2026, arXiv:2602.04879): a token is left out once its probability, not its ratio, is too far from the old one.
+"""The policy losses DPPO (2026, arXiv:2602.04879), which leave out tokens whose probability has moved too far.
 
     loss = -A sg(M min(r, clip_ratio_c)) log_prob,   r = exp(log_prob - old_log_prob)
 
-M is 0 for a token whose divergence D(old, new) is over its threshold in the direction in which A pushes it: up and over
-clip_high where A > 0, down and over clip_low elsewhere. clip_ratio and its two sides are thresholds of D here, and
-clip_ratio_c truncates the importance weight (the paper advises a large one, section 5.4: 20; null: none). Metrics:
-pg_clipfrac (M is 0), pg_clipfrac_lower (a weight that counts is truncated).
+The probability itself is compared with the old one, not the ratio r. M is 0 for a token whose divergence D(old, new)
+is over its threshold in the direction in which A pushes it: up and over clip_high where A > 0, down and over clip_low
+elsewhere. clip_ratio and its two sides are thresholds of D here, and clip_ratio_c truncates the importance weight (the
+paper advises a large one, section 5.4: 20; null: none). Metrics: pg_clipfrac (M is 0), pg_clipfrac_lower (a weight that
+counts is truncated).
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -20,14 +21,16 @@ from splitppo.config import ActorConfig
 
 
 def dppo_tv(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """DPPO with the total variation of "this token or another one": D = |p - p_old|."""
+    """Computes the DPPO loss with the total variation of "this token or another one": D = |p - p_old|."""
     with torch.no_grad():
         divergence_N = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).abs()
     return _masked_gradient(tokens, config, divergence_N)
 
 
 def dppo_kl(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """DPPO with the KL of the same two outcomes: D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)).
+    """Computes the DPPO loss with the KL of "this token or another one" as the divergence D.
+
+        D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))
 
     log(1 - p) is at least -MAX_LOG_RATIO; verl adds 1e-8 to 1 - p instead.
     """

@@ -1,4 +1,4 @@
-"""Losses that weigh the log-prob itself: -A weight log_prob, with a weight that has no gradient.
+"""Policy-gradient losses GPG, REINFORCE, CISPO and DRO: -A weight log_prob, with a weight without gradient.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -13,7 +13,7 @@ from splitppo.config import ActorConfig
 
 
 def gpg(tokens: PolicyTokens, _config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """GPG (Chu et al., 2025, eq. 3): the plain policy gradient, made for algorithm.adv_estimator gpg.
+    """Computes the GPG loss (Chu et al., 2025, eq. 3): the plain policy gradient, for algorithm.adv_estimator gpg.
 
     loss = -A log_prob
     """
@@ -21,13 +21,13 @@ def gpg(tokens: PolicyTokens, _config: ActorConfig) -> tuple[Tensor, Mapping[str
 
 
 def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """REINFORCE (Williams, 1992) off the policy that sampled, with truncated weights (Ionides, 2008).
+    """Computes the off-policy REINFORCE loss (Williams, 1992) with truncated importance weights (Ionides, 2008).
 
         loss = -A sg(min(w, reinforce_is_threshold)) log_prob
 
     w is 1; with reinforce_is the ratio exp(log_prob - old_log_prob) of each token, or the product of the ratios over
-    the response. With two bounds a weight outside of them is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac (the
-    weight is outside of its bounds).
+    the response. With two bounds a weight outside of the bounds is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac
+    (the weight is outside of its bounds).
     """
     section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
     if section.reinforce_is is None:
@@ -41,7 +41,7 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
 
 
 def cispo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """CISPO (MiniMax, 2025, eq. 4 and 5): the weight of a token is clipped, never its gradient.
+    """Computes the CISPO loss (MiniMax, 2025, eq. 4 and 5): clips each token's weight, never its gradient.
 
         r = exp(log_prob - old_log_prob)
         loss = -A sg(clip(r, 1 - clip_low, 1 + clip_high)) log_prob
@@ -54,7 +54,7 @@ def cispo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[st
 
 
 def dro(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """DRO (after Richemond et al., 2024): the policy gradient, held near the old policy by a squared log-ratio.
+    """Computes the DRO loss (after Richemond et al., 2024): the policy gradient plus a penalty, the squared log-ratio.
 
     loss = -(A log_prob - dro_beta / 2 (log_prob - old_log_prob)^2)
     """

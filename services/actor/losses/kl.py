@@ -1,4 +1,4 @@
-"""KL divergences estimated on sampled tokens, with a gradient.
+"""Estimates the KL divergence between policy and reference on sampled tokens, with a gradient.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
@@ -37,7 +37,7 @@ def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: KlEstimator)
 
         d = log_prob - ref_log_prob;   kl, k1: d;   abs: |d|;   mse, k2: d^2 / 2;   low_var_kl, k3: exp(-d) + d - 1
 
-    A trailing "+" keeps the value and takes k2's gradient, which is that of the true KL in expectation.
+    A trailing "+" in `name` keeps the value and takes k2's gradient, which is that of the true KL in expectation.
     """
     log_ratio_N = log_probs_N - ref_log_probs_N
     value_N = _KL_ESTIMATES[name.removesuffix("+")](log_ratio_N)

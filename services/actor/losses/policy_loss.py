@@ -1,4 +1,4 @@
-"""The form of a policy loss: a function of the response tokens of a micro-batch that returns one value per token.
+"""Defines what a policy loss is: a function of a micro-batch's response tokens that returns one value per token.
 
 Legend: N response tokens of all rows of a micro-batch, packed; every row is whole.
 """
@@ -19,14 +19,14 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, eq=False)
 class PolicyTokens:
-    """The tokens that a policy loss sees, [N] each. A token that does not count has a loss, too, but nothing reads it.
+    """The response tokens that a policy loss gets, [N] each; the losses of tokens that do not count are not read.
 
     Attributes:
         log_probs: float32, under the policy in training; only these have a gradient.
         old_log_probs: float32, under the policy that the experience was collected with.
         advantages: float32.
         mask: bool, tokens that count.
-        row_index: int64, the row of each token, of those in the micro-batch that have one.
+        row_index: int64, the row of each token, counted over the rows of the micro-batch that have response tokens.
         selected: bool, the tokens that `PolicyLoss.prepare` has selected; all False without `prepare`.
     """
 
@@ -39,20 +39,20 @@ class PolicyTokens:
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """The difference log_probs - old_log_probs, within +-MAX_LOG_RATIO."""
+        """The log of the probability ratio, log_probs - old_log_probs, clamped to +-MAX_LOG_RATIO, [N]."""
         return (self.log_probs - self.old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     def row_sum(self, values_N: Tensor) -> Tensor:
-        """Returns for each token the sum of `values_N` over the tokens of its row that count, [N]."""
+        """Sums `values_N` over the counting tokens of each row; every token gets the sum of its row, [N]."""
         counted_N = torch.where(self.mask, values_N, 0.0)
         return torch.zeros_like(counted_N).index_add(0, self.row_index, counted_N)[self.row_index]
 
     def row_mean(self, values_N: Tensor) -> Tensor:
-        """Returns for each token the mean of `values_N` over the tokens of its row that count, [N]; 0 without any."""
+        """Averages `values_N` over the counting tokens of each row (none: 0); every token gets its row's mean, [N]."""
         return self.row_sum(values_N) / self.row_sum(torch.ones_like(values_N)).clamp(min=1.0)
 
     def row_max(self, values_N: Tensor) -> Tensor:
-        """Returns for each token the maximum of `values_N` (>= 0) over the tokens of its row that count, [N], or 0."""
+        """Takes the maximum of 0 and `values_N` over each row's counting tokens; every token gets its row's, [N]."""
         counted_N = torch.where(self.mask, values_N, 0.0)
         return torch.zeros_like(counted_N).scatter_reduce(0, self.row_index, counted_N, "amax")[self.row_index]
 
@@ -65,10 +65,10 @@ LossOfTokens = Callable[[PolicyTokens, ActorConfig], tuple[Tensor, Mapping[str, 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A policy loss, and for some losses a selection of tokens that needs the whole mini-batch.
+    """A policy loss with, for some losses, a selection of tokens from the whole mini-batch.
 
     Attributes:
-        of_tokens: computes the loss.
+        of_tokens: computes the loss of each token, and metrics.
         prepare: makes the column `selected_tokens`, on rank 0, from all rows of an update with `mini_batches`, before
             they go to ranks; the loss gets it as `PolicyTokens.selected`. Raises ValueError for rows it cannot use.
         prepared_from: columns that `prepare` reads in addition to those of every update.
@@ -79,5 +79,5 @@ class PolicyLoss:
     prepared_from: Sequence[str] = ()
 
     def __call__(self, tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Returns the loss of each token, and metrics; see `LossOfTokens`."""
+        """Computes the loss of each token [N] and metrics [N]; see `LossOfTokens`."""
         return self.of_tokens(tokens, config)

@@ -1,4 +1,4 @@
-"""Policy losses by name, actor.policy_loss.loss_mode: those that are built in, and a user's own."""
+"""Finds policy losses by name (actor.policy_loss.loss_mode): built-in ones, and those in a user's file."""
 
 import functools
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = {
 
 
 def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
-    """Returns the loss of a name: built in, or the function of this name in the file policy_loss.custom_path.
+    """Finds the policy loss of a name: built in, or the function of this name in file policy_loss.custom_path.
 
     Raises:
-        ValueError: there is no such loss, or importing the file fails; one sentence.
+        ValueError: no policy loss has this name, or importing the file fails; one sentence.
     """
     config.policy_loss.check_loss_mode(loss_mode)
     if loss_mode in POLICY_LOSSES:
@@ -44,7 +44,7 @@ def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
 
 
 def try_policy_loss(config: ActorConfig) -> None:
-    """Computes the gradient of a user's own loss on a few made-up tokens, to find its mistakes early.
+    """Checks a user's own policy loss early: computes its gradient on a few made-up tokens.
 
     Raises:
         ValueError: as `find_policy_loss`, or the function is no policy loss; one sentence.

@@ -1,4 +1,4 @@
-"""Rejection in the update: tokens without policy loss, because the policy has moved too far from the one that sampled.
+"""Finds tokens that get no policy loss in an update, because the policy has moved too far since sampling.
 
 Legend: N response tokens of all rows of a micro-batch, packed; every row is whole.
 """
@@ -13,7 +13,7 @@ from splitppo.config.subsections.rejection import Rejection
 
 
 def rejected(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Tensor:
-    """Returns the tokens that fail any criterion lower <= statistic <= upper, [N] bool (verl: rollout_rs, bypass mode).
+    """Marks tokens that fail any criterion lower <= statistic <= upper, [N] bool (verl: rollout_rs, bypass mode).
 
         d = old_log_prob - log_prob, within +-MAX_LOG_RATIO;   k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d
 

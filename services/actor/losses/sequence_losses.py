@@ -1,4 +1,4 @@
-"""Losses with one probability ratio per response; made for loss_agg_mode seq-mean-token-mean.
+"""Policy losses with one probability ratio per response (GSPO, GMPO), for loss_agg_mode seq-mean-token-mean.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -14,7 +14,7 @@ from splitppo.config import ActorConfig
 
 
 def gspo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """GSPO (Zheng et al., 2025, eq. 5) in its form for tokens (eq. 13 and 14): the PPO clip of the response's ratio.
+    """Computes the GSPO loss per token (Zheng et al., 2025, eq. 5, 13, 14): the PPO clip of the response's ratio.
 
         log s = mean over the response's tokens of (log_prob - old_log_prob)
         r = s log_prob's gradient: exp(sg(log s) + log_prob - sg(log_prob))
@@ -29,7 +29,7 @@ def gspo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str
 
 
 def geo_mean(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """GMPO (Zhao et al., 2025, eq. 4): the geometric mean of ratios that are clipped token by token.
+    """Computes the GMPO loss (Zhao et al., 2025, eq. 4): the geometric mean of ratios clipped token by token.
 
         d = log_prob - old_log_prob
         c = min(d, clip(d, -clip_low, clip_high)) where A > 0, max(d, clip(d, -clip_low, clip_high)) where A < 0
