@@ -1,1 +1,1 @@
-"""The critic: value model and value loss."""
+"""The critic service: computes values of states, and trains the value model with the value loss."""

@@ -1,4 +1,4 @@
-"""`python -m services.critic --config FILE [key=value ...]`: the critic's group; under torchrun, one rank of it."""
+"""`python -m services.critic --config FILE [key=value ...]` starts the critic's group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
 

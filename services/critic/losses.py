@@ -1,4 +1,4 @@
-"""The value loss per response token.
+"""Computes the clipped value loss of the critic per response token.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
@@ -16,7 +16,7 @@ from splitppo.config.sections.models import CriticConfig
 def clipped_value_loss(
     values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, *, clip_range: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns half the larger of two squared errors: of the value, and of the value clipped around the old value.
+    """Computes half the larger squared error of two: of the value, and of the value clipped around the old value.
 
         loss = 1/2 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
 
@@ -33,10 +33,10 @@ def clipped_value_loss(
 
 
 def critic_loss(config: CriticConfig) -> Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]:
-    """Returns the critic's loss: the clipped value loss of the output values, the column returns and the old values.
+    """Makes the function that computes the critic's clipped value loss and metrics for one micro-batch.
 
-    It reads the old values from the column values. Its metrics are vf_loss, weighted as the loss is, and the token
-    means vf_clipfrac and vpred_mean.
+    The loss reads the output values, and the columns values (the old values) and returns. The metrics are vf_loss,
+    weighted as the loss is, and the token means vf_clipfrac and vpred_mean.
     """
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:

@@ -1,4 +1,4 @@
-"""The commands of the critic: value model in training and, if placed here, reference and reward model.
+"""The commands of the critic: compute values, update the value model and, if placed here, frozen models.
 
 Every command runs on every rank at the same time; each rank has its own rows, and the results are gathered.
 """
@@ -36,7 +36,7 @@ class CriticRole:
         self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
 
     def commands(self) -> Sequence[Command]:
-        """Returns ComputeValues, ComputeRefLogProbs, ComputeRewardScores, Update."""
+        """Returns the commands ComputeValues, ComputeRefLogProbs, ComputeRewardScores and Update."""
         compute_values = Command(
             "ComputeValues",
             critic_pb2.ComputeValuesRequest,
@@ -59,10 +59,10 @@ class CriticRole:
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
-        """Computes the values of the states before each response token, the column `values`."""
+        """Computes the value of the state before each response token, as the column `values`."""
         computed = self._engine.compute(batch, value_forward, outputs=("values",), progress=progress)
         return Outcome(columns=Batch(batch.num_rows, computed))
 
     def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
-        """Makes one update of the value model: all mini-batches of all epochs."""
+        """Trains the value model on all mini-batches of all epochs of one step."""
         return Outcome(metrics=self._trained.update(batch, self._loss, progress))

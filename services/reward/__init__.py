@@ -1,1 +1,1 @@
-"""The reward group: frozen models alone, in a group of their own."""
+"""The reward service: a group of processes that hosts frozen models alone, and trains nothing."""

@@ -1,4 +1,4 @@
-"""`python -m services.reward --config FILE [key=value ...]`: the reward group; under torchrun, one rank of it."""
+"""`python -m services.reward --config FILE [key=value ...]` starts the reward group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
 

@@ -1,6 +1,6 @@
-"""The role of the reward group, which computes with the reward model and trains nothing.
+"""Defines the role of the reward group, which runs the reward model and trains nothing.
 
-It has no ledger and no checkpoint: after a restart it loads its model and goes on.
+The group has no ledger and no checkpoint: after a restart it loads its model and goes on.
 """
 
 from services.roles.frozen_models import FrozenModels

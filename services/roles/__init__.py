@@ -1,1 +1,1 @@
-"""The models of the roles: one model in training, and models that are not trained."""
+"""Code that several roles share: the model that a role trains, and the frozen models that a group hosts."""

@@ -1,4 +1,4 @@
-"""The models that are not trained, reference and reward model; each is a command of the group in `placement`."""
+"""Serves the models that are not trained, reference and reward model, as commands of the group in `placement`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
 class FrozenModels:
-    """The frozen models that a group hosts, loaded on every rank together.
+    """The reference and reward model, if this group hosts them, with their commands; built on every rank together.
 
     Args:
-        before: called on every rank before a model computes.
+        before: called on every rank before a frozen model computes.
 
     Attributes:
-        num_parameters: of the models that are here.
+        num_parameters: number of parameters of the frozen models in this group.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -37,14 +37,14 @@ class FrozenModels:
         self._commands = (self._compute_ref_log_probs(), self._compute_reward_scores())
 
     def commands(self) -> Sequence[Command]:
-        """Returns ComputeRefLogProbs and ComputeRewardScores, as a group of any role offers them.
+        """Returns the commands ComputeRefLogProbs and ComputeRewardScores, which the groups of all roles offer.
 
-        If another group hosts the model, the command says which.
+        If another group hosts the model, the command raises ValueError and names that group.
         """
         return self._commands
 
     def _compute_ref_log_probs(self) -> Command:
-        """Returns the command of the initial policy: log-probs at rollout.temperature, in the actor's micro-batches."""
+        """Makes the reference's command: log-probs at rollout.temperature, with the actor's micro-batch limits."""
         config = self._context.config
         unused = "neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
         return self._command(
@@ -60,7 +60,7 @@ class FrozenModels:
         )
 
     def _compute_reward_scores(self) -> Command:
-        """Returns the command of a sequence classifier: its score at the last of a row's `reward_tokens`."""
+        """Makes the reward model's command: a sequence classifier's score at the last of a row's `reward_tokens`."""
         config = self._context.config
         return self._command(
             "ComputeRewardScores",
@@ -75,7 +75,7 @@ class FrozenModels:
         )
 
     def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> FrozenModel | None:
-        """Returns a loaded model if this group hosts it, else None."""
+        """Loads a frozen model if this group hosts that model (`host` is this role); else returns None."""
         if host != self._context.role_name:
             return None
         model = FrozenModel(config, kind=kind, device=self._context.device)
@@ -83,7 +83,7 @@ class FrozenModels:
         return model
 
     def _refusal(self, name: str, host: RoleName | None, unused: str) -> str:
-        """Returns the answer of a group that does not host a model; `unused` says why the run has none."""
+        """Makes the error sentence of a group without this model; `unused` says why the run does not use the model."""
         key = f"placement.{name.replace(' ', '_')}"
         because = unused if host is None else f"{key} is {host}, call that group"
         return f"the {self._context.role_name} group holds no {name}: {because}"
@@ -101,7 +101,7 @@ class FrozenModels:
         output: str,
         column: str,
     ) -> Command:
-        """Returns the command that fills `column` with an output of `forward` for the rows that `prepare` makes."""
+        """Makes a command that fills `column` with an output of `forward` for the rows that `prepare` makes."""
 
         def check(_request: Any) -> None:
             if model is None:
@@ -121,7 +121,7 @@ class FrozenModels:
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:
-    """Returns rows in the form of the engine: the last token is the response, all tokens before it the prompt."""
+    """Splits each row's `reward_tokens` for the engine: the last token is the response, the rest is the prompt."""
     check_sequences(batch, "reward_tokens", model)
     tokens = batch["reward_tokens"]
     is_last = np.zeros(len(tokens.values), np.bool_)

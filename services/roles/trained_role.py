@@ -1,4 +1,4 @@
-"""A trained model as part of a role: checks of rows, updates, metrics under the names of the role."""
+"""The part that actor and critic share: a model in training, checks of its rows, its updates and metrics."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from splitppo.config.sections.models import TrainedModelConfig
 
 
 class TrainedRole:
-    """A model under training; built on every rank together.
+    """The trained model of a role (policy or value model) on one rank; built on every rank together.
 
     Raises:
         ValueError: the model cannot be loaded.
@@ -32,11 +32,11 @@ class TrainedRole:
         )
 
     def prepare_forward(self, _request: Any, batch: Batch) -> Batch:
-        """Refuses rows that the model cannot take; see `Command.prepare`."""
+        """Raises ValueError for rows that the model cannot take, else returns them; see `Command.prepare`."""
         return check_rows(batch, self.engine.model)
 
     def prepare_update(self, request: Any, batch: Batch) -> Batch:
-        """Refuses rows that cannot be trained on; assigns the others to mini-batches."""
+        """Raises ValueError for rows that cannot be trained on; adds the column `mini_batches` to the rows."""
         check_rows(batch, self.engine.model)
         prompts = self._config.ppo_mini_batch_size
         mini_batches = assign_mini_batches(
@@ -52,6 +52,6 @@ class TrainedRole:
     def update(
         self, batch: Batch, loss: TokenLoss, progress: CommandProgress, *, stop_above: MetricLimit | None = None
     ) -> dict[str, float]:
-        """Trains on all mini-batches of all epochs of one PPO step; returns metrics under the names of the role."""
+        """Trains on all mini-batches of all epochs of one PPO step; returns metrics with the role's prefix."""
         metrics = self.engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
         return metrics_of_role(self._context.role_name, metrics)
