@@ -42,7 +42,7 @@ def check_config(config: Config) -> None:
 
 
 class ActorRole:
-    """The role behind ActorService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
+    """The actor's role: implements ActorService, ReferenceService and RewardModelService; see `runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.

@@ -17,7 +17,7 @@ from splitppo.v1 import critic_pb2, worker_pb2
 
 
 class CriticRole:
-    """The role behind CriticService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
+    """The critic's role: implements CriticService, ReferenceService and RewardModelService; see `runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.

@@ -94,7 +94,7 @@ class TrainEngine:
         progress: ReportProgress,
         stop_above: MetricLimit | None = None,
     ) -> dict[str, float]:
-        """Trains on all mini-batches of all epochs of one RL step, as the column `mini_batches` orders them.
+        """Trains the model on all mini-batches of all epochs of one RL step, in the order of column `mini_batches`.
 
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
         token in it counts on any rank (momentum and weight decay rest then). The update ends before the first step in

@@ -8,7 +8,7 @@ from splitppo.v1 import worker_pb2
 
 
 class RewardRole(FrozenModels):
-    """The role behind RewardModelService and ReferenceService; see `services.runtime.role.Role`.
+    """The reward group's role: implements RewardModelService and ReferenceService; see `runtime.role.Role`.
 
     Raises:
         ValueError: the model cannot be loaded.

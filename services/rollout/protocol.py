@@ -100,7 +100,7 @@ class GenerationCancelled(Exception):
 
 
 class RolloutBackend(Protocol):
-    """Samples responses with the policy's weights. Every rank of the group has a backend and calls every method."""
+    """The interface of an engine that samples responses with the policy's weights; every rank calls every method."""
 
     # The step whose weights it samples with; None: none, or outdated ones. The owner of the backend may set None, too.
     policy_version: int | None
@@ -110,19 +110,19 @@ class RolloutBackend(Protocol):
         """Copies the policy's weights of step `version` into the backend; called before `generate`. Collective."""
 
     def sleep(self) -> None:
-        """Frees device memory until the next `sync_weights` or `generate`; called before another model computes."""
+        """Frees the engine's device memory until `sync_weights` or `generate`; called before another model runs."""
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
         """Raises ValueError if the backend cannot sample so, or not num_tokens of prompt and response; on one rank."""
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
-        """Samples one response per seed of this rank's prompts; each of `empty_responses` ends in one of the steps.
+        """Samples one response per seed of this rank's prompts; yields decoding steps, in which the responses end.
 
-        Ranks may have different numbers of prompts, also none, and finish at different times. So an implementation may
-        synchronise ranks at the beginning, but never between tokens. Ranks that share one engine are the exception:
-        only the one with the rows reports which responses have ended. The same weights, prompts and seeds give the same
-        responses, which end in the same steps; timing has no influence on what is sampled together. `is_cancelled` is
-        called at token boundaries.
+        Each of `empty_responses` ends in one of the steps. Ranks may have different numbers of prompts, also none, and
+        finish at different times. So an implementation may synchronise ranks at the beginning, but never between
+        tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses have
+        ended. The same weights, prompts and seeds give the same responses, which end in the same steps; timing has no
+        influence on what is sampled together. `is_cancelled` is called at token boundaries.
 
         Raises:
             GenerationCancelled: `is_cancelled` returned True.

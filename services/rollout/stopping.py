@@ -91,7 +91,7 @@ class StopWatch:
         self._stream = DecodeStream(ids=prompt.tolist() if rule.texts else [], skip_special_tokens=True)
 
     def ends_with(self, token: int) -> bool:
-        """Takes the next token of the response; returns True if the response ends with it."""
+        """Adds the next token of a response to this watch; returns True if the response ends with that token."""
         return token in self._rule.token_ids or (bool(self._rule.texts) and self._completes_a_text(token))
 
     def _completes_a_text(self, token: int) -> bool:

@@ -44,7 +44,7 @@ class HfRollout:
         """Refuses no request: the limits of the model itself are checked elsewhere."""
 
     def sleep(self) -> None:
-        """Does nothing: the KV cache is freed at the end of `generate`."""
+        """Frees nothing here: this backend frees its KV cache at the end of `generate`."""
 
     @torch.no_grad()
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
@@ -64,9 +64,9 @@ class HfRollout:
                     yield DecodingStep(done, total, ended)
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
-        """Decodes rows from the front of the queue until all have ended; yields the rows that got one more token.
+        """Decodes queued rows as a batch until all its rows have ended; yields per step the rows with a new token.
 
-        The queue is then empty, or the model's cache cannot take new rows beside others.
+        At the end the queue is empty, or the model's cache cannot take new rows beside others.
         """
 
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
@@ -95,7 +95,7 @@ class HfRollout:
                     batch[place] = row
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
-        """Draws the next token of each row, adds it to rows that have not ended, and returns all tokens, [R]."""
+        """Draws each row's next token from its logits, adds it to rows that have not ended; returns all tokens, [R]."""
         seeds_and_positions = [(row.response.seed, len(row.response.tokens)) for row in batch]
         numbers_R = uniforms(*zip(*seeds_and_positions, strict=True)).to(self.device)
         tokens_R, log_probs_R = sample_tokens(logits_RV, numbers_R, sampling)

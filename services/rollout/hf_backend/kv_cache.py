@@ -95,7 +95,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns the number of keys that the next queries see, and the number of positions before the first key."""
+        """Returns for the attention mask: number of keys that the next queries see, positions before the first key."""
         return self._num_held + query_length, self.length - self._num_held
 
     @property

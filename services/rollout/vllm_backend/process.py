@@ -45,7 +45,7 @@ def import_vllm() -> Any:
 
 
 def _quieten() -> None:
-    """Limits vLLM's log to warnings and errors, without those about modules that have no weights to reload."""
+    """Limits vLLM's log to warnings and errors, and drops warnings about modules without weights to reload."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
     reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})

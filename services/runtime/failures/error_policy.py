@@ -50,7 +50,7 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
 
 
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
-    """Returns the error for the caller of a command that failed in the engine of a group that goes on.
+    """Makes the gRPC error for the caller of a command that failed in the engine, in a group that goes on.
 
     `has_stepped`: the optimizer has changed weights before the error. A command that `repairs` is a load; its input may
     be the caller's mistake.

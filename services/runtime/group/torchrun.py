@@ -19,7 +19,7 @@ _LAUNCHER_HAS_GONE = 3
 
 
 def _end_with_launcher() -> None:
-    """Waits for the end of standard input, then kills the ranks and ends this process.
+    """Waits until standard input ends (the launcher has ended), then kills the ranks and ends this torchrun.
 
     Nothing is read from standard input, because the ranks wait for its end, too.
     """

@@ -95,11 +95,11 @@ class CommandCall:
         self._append(worker_pb2.CommandEvent(part=part))
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
-        """Answers the call with a reply, unless it is answered already."""
+        """Answers this command call with a reply, unless the call is answered already."""
         self._append(worker_pb2.CommandEvent(result=reply), is_last=True)
 
     def fail(self, error: WireError) -> None:
-        """Answers the call with an error, unless it is answered already."""
+        """Answers this command call with an error, unless the call is answered already."""
         self._append(error.at(self.place), is_last=True)
 
     def cancel(self, because: str) -> None:

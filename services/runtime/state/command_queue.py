@@ -42,7 +42,7 @@ class CommandQueue:
     def admit(
         self, call: CommandCall, stored_reply: Callable[[CommandCall], worker_pb2.CommandResult | None]
     ) -> CommandCall:
-        """Queues a call, or returns the open call with the same request id, or answers it with its stored reply.
+        """Queues a command call, joins the open call of the same request id, or answers it with a stored reply.
 
         A command that repairs (LoadCheckpoint) refuses the calls that wait, and cancels the running call if possible.
 
@@ -128,5 +128,5 @@ def _fail(calls: Sequence[CommandCall], error: WireError) -> None:
 
 
 def draining() -> Unavailable:
-    """Returns the error with which a service that is about to end refuses commands."""
+    """Makes the error with which a service that is draining (about to end) refuses commands."""
     return Unavailable("the service is draining and takes no more commands")

@@ -21,7 +21,7 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """The last update that a role has applied, and its last durable save, with their replies. Thread-safe."""
+    """The last update that a role applied to its weights, and its last save on disk, with replies. Thread-safe."""
 
     def __init__(self) -> None:
         self._entry = self._saved = _Entry()

@@ -91,7 +91,7 @@ class Worker:
             raise Dirty(f"{self._dirty}; only GetStatus and LoadCheckpoint are answered until a checkpoint is loaded")
 
     def check_open(self) -> None:
-        """Raises Unavailable once the service is draining."""
+        """Raises Unavailable once the service is draining: it finishes its running command and ends."""
         if self._is_draining:
             raise draining()
 
