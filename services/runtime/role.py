@@ -156,7 +156,7 @@ class CheckpointedRole(Role, Protocol):
     model: str  # its architecture in words; a checkpoint of another one is refused
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Copies the state of the role and writes it to `directory` in the background, with rank 0's `service_state`.
+        """Writes the role as it is now to `directory` in the background, together with rank 0's `service_state`.
 
         The future resolves when the files of all ranks are written, on rank 0 with the sha256 of the weights in them
         (as `compute_weights_digest`), or to the OSError of a storage that has failed.
