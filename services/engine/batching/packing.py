@@ -155,7 +155,7 @@ def collate(
 def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
     """Returns the mask of response tokens selected for this epoch, [N] bool; all False without `selected_tokens`."""
     num_tokens = len(batch["responses"].values)
-    if "selected_tokens" not in batch:
+    if "selected_tokens" not in batch or not num_tokens:
         return np.zeros(num_tokens, np.bool_)
     selected: NDArray[np.bool_] = batch["selected_tokens"].values.reshape(num_tokens, -1)[:, epoch] != 0
     return selected

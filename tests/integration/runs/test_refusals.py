@@ -26,7 +26,7 @@ Completed = Callable[[str, int], RunFolder]
             "data.filters: none of the 16 rows of data.train_files passes data_source:",
         ),
         (["reward.custom_function_kwargs={style: terse}"], "key 'reward.custom_function_kwargs': "),
-        (["reward.scorers={letters: [{name: sort_leters}]}"], "is no scorer; did you mean 'sort_letters'?"),
+        (["reward.scorers={letters: [{name: sort_leters}]}"], "is no scorer (did you mean sort_letters?)"),
         (["data.train_batch_size=5"], "actor.ppo_mini_batch_size"),
         (["data.train_batch_size=64"], "data.train_batch_size"),
         (["run.resume=/nowhere/global_step_3"], "run.resume"),
