@@ -283,7 +283,7 @@ _SEQUENCE_FAULTS: dict[str, Callable[[random.Random, Rows], None]] = {
 def _batches(
     draw: random.Random, rows: Rows, slot: batch_pb2.Slot
 ) -> Sequence[tuple[batch_pb2.BatchHeader, Sequence[batch_pb2.BatchChunk]]]:
-    """What is aligned with the responses comes by itself: our own batch would not let it pass if it is not."""
+    """Returns a batch per column aligned with the responses: a single `Batch` would refuse columns that are not."""
     whole = {name: rows[name] for name in ("prompts", "responses", "seeds") if name in rows}
     others = [{name: values} for name, values in rows.items() if name not in whole]
     batches = []
