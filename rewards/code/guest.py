@@ -1,8 +1,8 @@
 """The first process of a sandbox: runs one program on several tests, each test in a child process.
 
-A sandbox has only the standard library, nothing of SplitPPO. The guest waits for one request, a line of JSON on stdin,
-and ends when it has answered. It writes "started 0" to stdout, then for each test a line "STATUS SIZE" and SIZE bytes
-of output. The expected outputs are not in the sandbox, so that no program can read them.
+A sandbox has only the standard library, nothing of SplitPPO. The guest waits for one request, a line of JSON on stdin.
+It writes "started 0" to stdout, then for each test a line "STATUS SIZE" and SIZE bytes of output. It ends with its
+stdin. The expected outputs are not in the sandbox, so that no program can read them.
 """
 
 # ruff: noqa: S102 - this module exists to run programs by exec
@@ -66,6 +66,7 @@ def main() -> None:
         status, output = _run(request, test, limits)
         limits["output_bytes"] -= len(output)
         _write_all(b"%s %d\n" % (status.encode(), len(output)) + output)
+    os.read(0, 1)  # it can be measured until the sandbox is ended
 
 
 def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[str, bytes]:

@@ -21,8 +21,7 @@ from rewards.code.sandbox import Outcome, Sandbox
 from rewards.samples import Failure
 
 _MAX_ATTEMPTS = 3  # to run a program whose sandbox ends without an answer
-# Sleeps for longer than the interval at which its resources are measured.
-_TRIAL = ("import time\ntime.sleep(0.1)\nprint(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
+_TRIAL = ("print(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
 
 
 # The responses to a prompt come one after the other, and have the same test cases.

@@ -58,9 +58,6 @@ class Sandbox:
         uid: the uid that the guest changes to; 0 keeps the user of this process.
         is_confined: False leaves out namespaces and the filter of system calls (`reward.code.unsafe`).
 
-    Attributes:
-        is_watched: True if the resources that the program uses can be measured.
-
     Raises:
         NoSandbox: no sandbox can be started here.
     """
@@ -68,7 +65,6 @@ class Sandbox:
     def __init__(self, limits: Limits, uid: int = 0, *, is_confined: bool = True) -> None:
         if is_root() and not (uid and is_confined):
             raise NoSandbox("root runs code only in a sandbox, under another uid")
-        self.is_watched = not is_confined
         self._limits = limits
         self._is_confined = is_confined
         self._folder = None if is_confined else tempfile.mkdtemp(prefix="splitppo-code-")
@@ -114,6 +110,11 @@ class Sandbox:
             pipe.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def is_watched(self) -> bool:
+        """True if the resources that its program uses can be measured."""
+        return not self._is_confined or self._tmp() is not None
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
         """Runs a program on its test cases: on all, or with `runs_all=False` up to the first test that fails.
@@ -182,21 +183,22 @@ class Sandbox:
             raise _Ended(limit=Limit.TIME)
         if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # not the guest, and not bubblewrap
             raise _Ended(limit=Limit.PROCESSES)
-        num_files, file_bytes = self._files()
-        if num_files > MAX_FILES or file_bytes >= TMP_BYTES:
-            raise _Ended(limit=Limit.FILES)
+        file_bytes = 0
+        if self._is_confined and (tmp := self._tmp()):
+            file_bytes = (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize  # they are memory
+            if tmp.f_files - tmp.f_ffree > MAX_FILES or file_bytes >= TMP_BYTES:
+                raise _Ended(limit=Limit.FILES)
         if usage.memory_bytes + file_bytes > limits.memory_bytes:
             raise _Ended(limit=Limit.MEMORY)
 
-    def _files(self) -> tuple[int, int]:
-        """Returns the number of files in the sandbox's /tmp and their bytes; (0, 0) before /tmp is mounted."""
-        for guest in children_of(self._process.pid) if self._is_confined else ():
+    def _tmp(self) -> os.statvfs_result | None:
+        """Returns the use of the guest's /tmp; None before it is mounted, or if it cannot be seen from here."""
+        for guest in children_of(self._process.pid):
             with suppress(OSError):
                 tmp = os.statvfs(f"/proc/{guest}/root/tmp")
                 if tmp.f_blocks * tmp.f_frsize == TMP_BYTES:
-                    self.is_watched = True
-                    return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
-        return 0, 0
+                    return tmp
+        return None
 
     def _reason(self) -> str:
         """Returns the stderr text of an ended sandbox, which programs cannot write to; if it is empty the exit code."""
