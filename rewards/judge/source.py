@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -55,26 +54,21 @@ class Judge:
     def __init__(self, config: JudgeConfig, answers_file: Path | None = None) -> None:
         self._config = config
         self._questions = Questions(config)
-        self._headers = headers(config)
         self._answers = Answers(answers_file)
         self._free = asyncio.Semaphore(config.concurrency)
-        self._client: httpx2.AsyncClient
-        self._open = AsyncExitStack()
+        # `_request` limits the time of a whole request, and `_free` the number of connections.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=config.concurrency)
+        self._client = httpx2.AsyncClient(headers=headers(config), timeout=None, limits=limits)
 
     async def __aenter__(self) -> Self:
-        """Reads the stored answers of the judge and makes the HTTP client; sends no request yet."""
+        """Reads the stored answers of the judge; sends no request yet."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # below this level it logs every request
-        async with AsyncExitStack() as opening:
-            opening.enter_context(self._answers)
-            # `_request` limits the time of a whole request, and `_free` the number of connections.
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._config.concurrency)
-            client = httpx2.AsyncClient(headers=self._headers, timeout=None, limits=limits)
-            self._client = await opening.enter_async_context(client)
-            self._open = opening.pop_all()
+        self._answers.__enter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
+        self._answers.__exit__()
+        await self._client.aclose()
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
         """Scores samples with the judge and returns one result per sample, with a score in [0, 1].

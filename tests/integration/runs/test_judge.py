@@ -109,7 +109,7 @@ def test_a_flaky_judge_and_a_killed_controller_change_no_score_and_no_weight(
     assert sum(question in before for question in moved.answered) <= len(before) - kept
     assert flaky.num_calls > 100
     assert "requests were sent again" in second.output + first.output
-    assert re.search(r"judge\.jsonl: the last 17 bytes are no whole answer", second.output)
+    assert re.search(r"judge\.jsonl: the last 17 bytes are no complete answer", second.output)
 
 
 def sentence_about_the_first_validation(groups: ExternalGroups, *keys: str) -> str:
