@@ -73,7 +73,7 @@ class PromptBatch:
     def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = NO_ROWS) -> Batch:
         """Makes the input of the RPC Generate: a row per prompt with `prompts` and `num_samples` sampling `seeds`.
 
-        A prompt that repeats in the batch, or is among the row indices drawn `earlier` for this step, gets new seeds.
+        A prompt that repeats in the batch, or whose row index is in `earlier` (prompts of this step), gets new seeds.
         """
         occurrences = _occurrences(np.concatenate([earlier, self.row_indices]))[len(earlier) :]
         samples = np.arange(num_samples) + num_samples * occurrences[:, None]
@@ -101,19 +101,19 @@ class PromptSource(Protocol):
         """Returns the number of prompt batches in the first `num_epochs` data epochs."""
 
     def batch_at(self, step: int) -> PromptBatch:
-        """Draws the next batch of prompts; batches are drawn one after the other.
+        """Returns the next batch of prompts; batches must be requested in order, each once.
 
-        `step` is the number of the batch in the run, from 1. It is the training step if each step draws one batch.
+        `step` is the number of the batch in the run, from 1. It is the training step if each step uses one batch.
         """
 
     def epoch_of(self, step: int) -> int:
-        """Returns the data epoch, from 0, of the batch that was drawn last."""
+        """Returns the data epoch, from 0, of the batch that was returned last."""
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any] | None:
-        """Returns the state, as JSON, on which the next batches depend, after a step has scored these batches."""
+        """Returns, after the scores of a step, the state as JSON from which `restored` continues, for a checkpoint."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
-        """Returns a prompt source that continues from a state of `state_after`; None stands for the run's start."""
+        """Returns a prompt source that continues from a result of `state_after`; None: from the run's start."""
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ def load_reward_tokenizer(config: RewardModelConfig, prompts: PromptBatch, *, is
 
     Raises:
         ConfigError: a file is missing or unreadable; the model has several labels, or a smaller vocabulary than the
-            tokenizer; max_length exceeds its positions; there is no chat template for messages, or it refuses them.
+            tokenizer; max_length exceeds its positions; there is no chat template, or it refuses a prompt.
     """
     tokenizer = load_tokenizer(
         config.tokenizer or config.model,

@@ -1,4 +1,4 @@
-"""Draws training prompts in the order of a user's sampler class, whose state every checkpoint stores."""
+"""Selects training prompts in the order of a user's sampler class, whose state every checkpoint stores."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from splitppo.user_file import describe, load_from_file
 
 
 class SampledPrompts:
-    """Draws the training prompts that a user's sampler selects; docs/extending/prompts.md has an example of each kind.
+    """Takes training prompts from a user's sampler class; docs/extending/prompts.md has an example of each kind.
 
         Sampler(data_source=rows, data_config=config.data, seed=run.seed)
 
@@ -60,7 +60,7 @@ class SampledPrompts:
         return self.table.take(np.array(self._next_indices(), np.int64))
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any]:
-        """Passes the scores of each batch, [prompts, samples], to the user's sampler; returns its state as JSON."""
+        """Passes the scores of each batch, [prompts, samples], to the user's sampler; returns its new state as JSON."""
         for prompts, scores_B in answered if hasattr(self._sampler, "update") else ():
             self._call(
                 "update", partial(self._sampler.update, prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1))
@@ -71,7 +71,7 @@ class SampledPrompts:
         return type(self)(self.table, self._config, seed=self._seed, state=state)
 
     def check_repeats(self) -> None:
-        """Checks that a new sampler begins with the same prompts, and that a restored one continues with the same.
+        """Checks that a user's sampler, made anew or restored from its state, selects the same prompts again.
 
         Raises:
             ConfigError: the prompts differ, so that a run could not be resumed.
@@ -136,7 +136,7 @@ class SampledPrompts:
         return [int(index) for index in indices]
 
     def _state(self) -> dict[str, Any]:
-        """Returns epoch, position and the sampler's state, as JSON gives them back: no tuples, and text as keys."""
+        """Returns epoch, position and the sampler's state, as JSON would return them (no tuples)."""
         own = None
         if self._has_state:
             own = self._call("state_dict", lambda: json.loads(json.dumps(self._sampler.state_dict())))

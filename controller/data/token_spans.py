@@ -1,8 +1,8 @@
 """Finds the characters of a decoded response that belong to each of its tokens.
 
-The spans of consecutive tokens are adjacent, and together they are the text. A character belongs to exactly one token;
-if several tokens hold bytes of it, to the token that completes it. A token without a character of its own (a special
-token, the first bytes of a character) has an empty span.
+The spans of consecutive tokens are adjacent, and together they are the text. A character belongs to exactly one token:
+if several tokens have bytes of the character, to the token that completes it. A token without a character of its own (a
+special token, the first bytes of a character) has an empty span.
 """
 
 from collections.abc import Iterator, Sequence

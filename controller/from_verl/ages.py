@@ -85,7 +85,7 @@ class Age:
         return defaults
 
     def text(self, settings: Settings, engine: str = "") -> str:
-        """Returns a sentence for the user on the verl version whose defaults are taken; "" if nothing depends on it."""
+        """Returns a sentence that names the verl version whose defaults are taken; "" if all versions agree on them."""
         if self.version and self.version[:2] <= _LAST_OLD:
             return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version gives another)"
         last = (0, 4, 1) if self.version else _LAST_OLD
@@ -120,7 +120,7 @@ def age_of_release(text: str) -> Age:
 def age_of_words(words: Sequence[str]) -> Age:
     """Returns the last verl version that accepts these Hydra overrides (key=value), as an `Age`.
 
-    The version in the `Age` is None if no key tells it.
+    The version in the `Age` is None if the keys fit several versions.
     """
     keys = [word.partition("=")[0] for word in words]
     for version, patterns in (((0, 2), _OLDER), (_LAST_OLD, _OLD), (LATEST, _NEW)):

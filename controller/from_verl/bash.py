@@ -109,7 +109,7 @@ class Bash:
         passed: Collection[int] = (),
         strict: bool = False,
     ) -> BashRun:
-        """Runs the script, again while it asks for new files or programs, and returns the record of the last run.
+        """Runs the script until a run needs no further files or programs in the sandbox; returns the last run's record.
 
         Args:
             environment: the environment variables of the script.

@@ -145,7 +145,7 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
-    """Adds Hydra overrides to the settings, later ones count; ConfigError if a value is unknown and not overridden."""
+    """Adds Hydra overrides to the settings, the last one wins; ConfigError if only unknown values set a key."""
     names = [_key(word) for word in words if not word.unknown]
     for word in words:
         if not word.unknown or _key(word) not in names:

@@ -96,12 +96,12 @@ def _warmup(value: Any, _: VerlRun) -> int:
 
 
 def _loggers(value: Any, _: VerlRun) -> list[Any]:
-    """Returns verl's experiment trackers that SplitPPO has, too; the others do not change what is learned."""
+    """Converts verl's list of experiment trackers: returns those that SplitPPO has, too, and leaves out all others."""
     return [name for name in (value if isinstance(value, list) else [value]) if name in _TRACKERS]
 
 
 def _gpus(_: Any, run: VerlRun) -> str:
-    """Returns a text with the GPUs of each process group, for the report alone; `translate` sets the keys."""
+    """Describes the GPUs of each process group as text for the report on the translation; `translate` sets the keys."""
     return " + ".join(f"{count} {role}" for role, count in run.groups.ranks().items())
 
 

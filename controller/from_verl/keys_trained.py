@@ -109,7 +109,7 @@ class _Trained:
         return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
 
     def aggregation(self, value: Any, run: VerlRun) -> Any:
-        """Returns how verl aggregates the loss over tokens; NotNeeded for sequence losses, whose papers fix that."""
+        """Returns how verl aggregates the loss over tokens; NotNeeded for sequence losses, which fix it."""
         if self.ours == "actor" and run.value(f"{ACTOR}.policy_loss.loss_mode") in SEQUENCE_LOSSES:
             raise NotNeeded(
                 f"{', '.join(SEQUENCE_LOSSES)} are always aggregated by seq-mean-token-mean, here and in verl; but"

@@ -93,7 +93,7 @@ class _Reader:
         return Word(f"{key}=" if unset else word, line, unset)
 
     def _check(self, run: BashRun) -> None:
-        """Checks that the script starts verl once, and that bash needed no unknown value for it; else ConfigError."""
+        """Checks that the script starts one verl run, and that bash evaluated no unknown value; else ConfigError."""
         for line, message in run.messages:
             if (call := _CALL.search(message)) and message.split(":")[0] not in _TESTS:
                 raise self._mistake(line, f"a value is not known, as {_why(call)}")

@@ -53,14 +53,14 @@ class Experience:
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
     def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
-        """Selects the columns to send for the actor's update; the arguments name two that the actor may lack."""
+        """Selects the columns to send for the actor's update, and adds the log-probs that the actor's group lacks."""
         others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
     @property
     def critic_columns(self) -> Batch:
-        """The columns to send for the critic's update; with normalisation also values, whose scale has moved."""
+        """The columns to send for the critic's update; with normalisation also the values, on the new scale."""
         if not (moments := self.running.returns).count:
             return self._present("returns", "response_mask")
         scaled = {name: moments.normalize(self.batch[name], self.learned) for name in ("values", "returns")}

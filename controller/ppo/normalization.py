@@ -83,7 +83,7 @@ class Moments(BaseModel):
 class RunningMoments(BaseModel):
     """Count, mean and variance of the scores and returns of the run so far; every checkpoint stores them.
 
-    Empty if nothing is normalised.
+    Both are empty if neither scores nor values are normalised.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -117,7 +117,7 @@ class Normalization:
 
 
 def running_metrics(running: RunningMoments) -> Mapping[str, float]:
-    """Makes the metrics reward/running_std and critic/value_norm/... from the moments of the run that are in use."""
+    """Makes the metrics reward/running_std and critic/value_norm/..., each only if that normalisation is used."""
     scores, returns = running.scores, running.returns
     metrics = {"reward/running_std": scores.std} if scores.count else {}
     if returns.count:

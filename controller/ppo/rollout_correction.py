@@ -31,7 +31,7 @@ class Correction:
 
     Attributes:
         learned: [B, T] bool, the tokens to learn from: the mask without rejected tokens.
-        weights: [B, T] float32, the factor of each token's policy loss, 0 outside the mask; None: there are no factors.
+        weights: [B, T] float32, the factor of each token's policy loss, 0 outside the mask; None without weights.
         metrics: rollout_corr/... and training/rollout_...
     """
 

@@ -1,4 +1,4 @@
-"""The scores of a step's responses, as arrays with one row per response, and the texts and failures beside them.
+"""The scores of a step's responses, as arrays with one row per response, with their texts and failures.
 
 `controller/scoring` makes the scores, `controller/ppo` computes with them.
 """
@@ -67,7 +67,7 @@ class Scores:
 
     @classmethod
     def of(cls, scores_B: Float32s, **columns: Any) -> Self:
-        """Makes `Scores` from given columns; the other columns say that EOS ended each response, without a failure."""
+        """Makes `Scores` from given columns; the other columns say: ended by EOS, no failure."""
         num_rows = len(scores_B)
         no_tokens = Column(np.empty(0, np.float32), np.zeros(num_rows, np.int32))
         nothing, no = np.full(num_rows, "", np.object_), np.zeros(num_rows, np.bool_)

@@ -33,7 +33,7 @@ def scores_of(rewards_BT: Float32s, mask_BT: Mask, scored_BT: Mask | None) -> Fl
 
 
 def on_every_token(advantage_B: Float64s, mask_BT: Mask) -> AdvantagesAndReturns:
-    """Copies the advantage of each response to all of its tokens, and returns the copy also as the returns."""
+    """Copies the advantage of each response to all of its tokens; returns (advantages, the same array as returns)."""
     advantages_BT = float32(np.broadcast_to(advantage_B[:, None], mask_BT.shape), mask_BT)
     return advantages_BT, advantages_BT.copy()
 

@@ -1,4 +1,4 @@
-"""GAE with several lambdas, for long responses: one for the critic, and one for the policy that grows with length."""
+"""GAE for long responses: the critic and the policy have different lambdas; the policy's may grow with the length."""
 
 import numpy as np
 

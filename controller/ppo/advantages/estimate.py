@@ -28,7 +28,7 @@ def estimate(
     """Runs the configured advantage estimator on a step's responses and returns (advantages, returns), float32.
 
     Both are 0 on tokens that are not `learned`; `response_mask` marks the tokens that count. An estimator that takes a
-    batch in pieces gets whole groups of samples.
+    batch in pieces gets all samples of a prompt in one piece.
     """
     lengths, num_rows = response_mask.lengths, rollouts.num_rows
     advantages, returns = (Column(np.empty(len(response_mask.values), np.float32), lengths) for _ in range(2))

@@ -65,8 +65,8 @@ def gdpo(
 
         A = sum over k of weight_k * (c_k - mean(c_k of the group)) / (std(c_k of the group) + 1e-6)
 
-    c_k is component k of a response; rewards do not count. Division by std as in `grpo`. The batch step (registry.py)
-    normalises over responses, as the paper does.
+    c_k is component k of a response's score; token rewards are not used. Division by std as in `grpo`. The batch step
+    (registry.py) normalises over responses, as the paper does.
     """
     groups = _Groups(groups_B, mask_BT)
     if components_KB.shape != (len(component_weights_K), len(mask_BT)):

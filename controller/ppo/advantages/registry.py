@@ -133,8 +133,8 @@ def compute_advantages(
 ) -> AdvantagesAndReturns:
     """Calls the configured estimator and returns (advantages, returns), [B, T], before the step over the batch.
 
-    The rewards include the KL penalty. The estimators' arguments `mask_BT` and `scored_BT` are `learned_BT` and
-    `response_mask_BT`.
+    The KL penalty is already subtracted from the rewards. The estimators' arguments `mask_BT` and `scored_BT` are
+    `learned_BT` and `response_mask_BT`.
 
     Raises:
         ValueError: an argument does not fit or is missing.
@@ -174,8 +174,8 @@ def compute_advantages(
 def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, scores_B: Float64s) -> NDArray[Any]:
     """Applies the estimator's last step (e.g. whitening) to the advantages of a whole batch; returns [N] for the loss.
 
-    `advantages` has all response tokens, 0 for tokens that are not learned from. `learned_N` marks the tokens that are
-    learned from. `scores_B` are the sums of the responses' rewards.
+    `advantages` has one entry per response token, 0 for tokens that are not learned from. `learned_N` marks the
+    tokens that are learned from. `scores_B` are the sums of the responses' rewards.
     """
     finish = estimator_of(algorithm).over_batch
     return advantages.values if finish is None else finish(advantages, learned_N, scores_B)
