@@ -43,8 +43,8 @@ def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -
     Args:
         root: the folder that holds `secrets`.
         role: the process that the secrets belong to.
-        more: names of files that this role needs beside certificate, key and token.
-        source: where a missing file comes from.
+        more: names of further files that this role needs, besides certificate, key and token.
+        source: the end of the error on a missing file: where the user gets the file.
         remedy: what makes a file readable.
     """
     folder = root / "secrets"

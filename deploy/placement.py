@@ -16,11 +16,11 @@ class GroupPlace:
     """Where one worker group runs: its host name, its machines or pods, and their GPUs.
 
     Attributes:
-        host: the name that the controller calls the group by.
+        host: the host name at which the controller calls the group.
         num_nodes: the machines, or pods, of the group.
         num_gpus: GPUs of each of them, numbered from 0, with a rank on each; None: the group computes on the CPU, with
             as many ranks as the recipe has, or with one rank on each of several nodes.
-        meeting: the name of the first node, where several nodes meet; empty: `host`.
+        meeting: the host name of the first node, at which several nodes form a process group; empty: `host`.
     """
 
     host: str
@@ -40,8 +40,8 @@ def overrides(
         run_dir: the run folder, on storage that all share.
         secrets: the folder of ca.pem, token, and certificate and key of each process.
         places: the places of the groups that exist.
-        environment: settings; the overrides in `OVERRIDES` come last, and win.
-        more: overrides of the deployment itself.
+        environment: the environment variables; the overrides in `OVERRIDES` come last and replace all others.
+        more: further overrides of this kind of deployment (Compose, Kubernetes, Slurm).
     """
     placed = [
         f"run.dir={run_dir}",

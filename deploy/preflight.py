@@ -26,7 +26,7 @@ def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str,
     """Checks that a recipe fits these overrides and numbers of nodes; returns the batch plan of the run as text.
 
     Raises:
-        ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or names another number.
+        ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or another `nnodes`.
         OSError: the recipe cannot be read.
     """
     config = load_config(recipe, overrides)

@@ -28,7 +28,7 @@ def run_role(
     """Runs the command line of a role, if the role has something to do; returns the exit code.
 
     Args:
-        role: a group, the controller, or a role that prepares them.
+        role: a worker group, the controller, or a role that prepares their files.
         command_of: returns the command, None if there is nothing to do; Refused ends with EXIT_BAD_INPUT.
         run_group: runs the command of a group.
     """
@@ -48,7 +48,8 @@ def run_role(
 def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:
     """Runs the controller, again if SIGKILL has ended it, and returns its exit code.
 
-    Nobody has sent this SIGKILL to the container, so the run is resumed, at most MAX_RESTARTS times.
+    A SIGKILL to the whole container would end this process, too. So the controller alone was killed, for instance for
+    lack of memory, and the run is resumed, at most MAX_RESTARTS times.
     """
     code = run()
     for restart in range(1, MAX_RESTARTS + 1):

@@ -1,4 +1,4 @@
-"""Makes folders that are costly to make only once, and again only when something that they depend on has changed."""
+"""Fills folders that take long to make, such as models, once, and again only if their inputs have changed."""
 
 import fcntl
 import hashlib
@@ -38,7 +38,7 @@ def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -
 
 
 def code_fingerprint(*files: Path) -> dict[str, str]:
-    """Returns a SHA-256 of code files and the versions of torch and transformers, which train and save models."""
+    """Fingerprints the code that makes a model: SHA-256 of the files, versions of torch and transformers."""
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"code_sha256": code.hexdigest(), **versions}

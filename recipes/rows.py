@@ -27,7 +27,7 @@ class Example:
     Attributes:
         place: "file, line 7", for messages.
         fields: the fields of the row, as the file has them.
-        split, index: the split and the position, from 0, of the row that is made of it.
+        split, index: the split and the position, from 0, of the prompt row that is made from this row.
     """
 
     place: str
@@ -107,5 +107,5 @@ def write_parquet(rows: list[Row], file: Path) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message."""
+    """Returns the first line of an exception's message, for error messages of one line."""
     return str(error).strip().split("\n")[0]

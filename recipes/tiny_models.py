@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(kind: str, rows: Sequence[Row], folder: Path) -> str:
-    """Makes a tiny random model with tokenizer as a Hugging Face folder, unless the same is there; returns a sentence.
+    """Makes a tiny random model with tokenizer as a Hugging Face folder, unless it exists; returns a report.
 
     Args:
         kind: one of KINDS; a reward model is a sequence classifier with one label.

@@ -36,7 +36,7 @@ _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
 
 
 async def examine_run(config: Config) -> Facts:
-    """Collects all facts about a run that can be had within seconds.
+    """Collects all facts about a run that take only seconds to find out.
 
     Raises:
         ConfigError: the configuration or the run folder cannot be used.
@@ -82,7 +82,7 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
 
 
 def _compare_configs(config: Config, facts: Facts) -> None:
-    """Notes the configuration keys in which a worker group differs from `config`.
+    """Adds to a worker group's facts the configuration keys in which the group differs from `config`.
 
     Only groups that run with the configuration in the run folder can be compared.
     """
@@ -100,9 +100,9 @@ def _compare_configs(config: Config, facts: Facts) -> None:
 
 @contextmanager
 def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
-    """Makes an empty file in the run folder for the time of the block; yields its path, None if writing fails.
+    """Makes an empty file in the run folder, removed after the `with` block; yields its path, None if writing fails.
 
-    Groups that share the folder must see the file. A folder that cannot be written to is noted as a mistake.
+    A worker group that does not see the file does not share the folder. A failure is noted in the facts as a mistake.
     """
     nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
     try:
@@ -124,7 +124,7 @@ def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
     """Returns the address of each worker group, from the configuration or as announced in the run folder.
 
     The address of a group that has not announced itself is empty. If the groups are on another machine, this is a
-    mistake of the facts, and no address is returned.
+    noted in the facts as a mistake, and no address is returned.
     """
     if config.services.launch == "external":
         return configured_addresses(config)
@@ -206,7 +206,7 @@ def _run_facts(config: Config) -> RunFacts:
 
 
 def _has_new_epoch(run_dir: Path) -> bool:
-    """Returns True if a controller has taken the run folder, and has not written processes.json since."""
+    """Returns True if a controller is starting: it has taken over the run folder and not yet written processes.json."""
     record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
     if not record.exists():
         return False
@@ -214,7 +214,7 @@ def _has_new_epoch(run_dir: Path) -> bool:
 
 
 def _size_of_last(store: CheckpointStore) -> int | None:
-    """Returns the bytes of the newest checkpoint; None if no checkpoint exists, or it is removed meanwhile."""
+    """Returns the bytes of the newest checkpoint; None if none exists, or it is removed during the count."""
     step = store.latest_step()
     try:
         return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None

@@ -35,7 +35,7 @@ class GroupFacts:
 
     Attributes:
         address: host:port; empty if the group has not announced it.
-        expected_config_digest: the digest of this configuration for the group.
+        expected_config_digest: the digest that the group reports if it has the doctor's configuration.
         is_reached: True if the group answered.
         failure, failure_code: why the group did not answer, or stopped answering: the end of a sentence, and the code.
         role: the role that the group reports.

@@ -179,7 +179,7 @@ def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: flo
 def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
     """Yields a fault for each worker group that knows no controller while another group does.
 
-    The steps of the groups may differ without a fault.
+    Such a group was restarted. Different steps of the groups are no fault.
     """
     epoch = max((group.epoch or 0 for group in groups.values()), default=0)
     for role, group in groups.items():

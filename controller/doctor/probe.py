@@ -36,7 +36,7 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
         group: the facts to fill in.
         credentials: those of the controller.
         nonce: the name of a file in the run folder that the group must see; "" without such a file.
-        turn: held while speed is measured, so that groups do not slow each other down.
+        turn: the lock that is held while speed is measured, so that groups are measured one after the other.
     """
     channel = credentials.channel(group.address, options=answering_within(_ANSWER_S))
     worker: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -55,9 +55,9 @@ def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: i
 
 
 def way_out(config: Config, group: GroupMemory, term: str) -> str:
-    """Returns advice for a group that needs too much memory: a configuration key, and the change that lowers `term`.
+    """Returns advice for a group that needs too much memory: a configuration key, and how to change it.
 
-    `term` is a part of the memory, such as "activations".
+    `term` is the part of the memory that the change lowers, such as "activations".
     """
     # The reference computes in the micro-batches of the actor's section.
     section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)

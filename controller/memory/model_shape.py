@@ -57,7 +57,7 @@ def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
 
     Raises:
         UnknownShape: the model is not in a local folder, or the folder lacks a size or the weights.
-        ConfigError: a file of the folder is torn.
+        ConfigError: a file of the folder is incomplete.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -77,7 +77,7 @@ def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
     """Reads the shape of each tensor, by name, from the headers of a model's safetensors files; {} without such files.
 
     Raises:
-        ConfigError: a file is torn, or the index names a file that does not exist.
+        ConfigError: a file is incomplete, or the index names a file that does not exist.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     try:

@@ -35,7 +35,7 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
     `gpus` are the bytes of memory of the GPUs by index, as far as they are known.
 
     Raises:
-        ConfigError: a file of a model is torn.
+        ConfigError: a file of a model is incomplete.
     """
     groups: list[GroupMemory] = []
     unknown: dict[RoleName, str] = {}

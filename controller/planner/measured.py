@@ -30,7 +30,7 @@ class Measurement:
         phase_s: median seconds of each phase. The parts of a phase are added up, and a step without the phase counts as
             0 s. Phases with a median of 0 s are left out.
         shared_s: the median seconds of each phase in which actor and critic worked at the same time.
-        idle_s: median seconds of a step in which no group worked: transfers and calls that no work hides.
+        idle_s: median seconds of a step in which no group worked: transfers and calls outside all phases.
         step_s: median wall time of a step.
         num_steps: the number of steps behind the medians.
         devices: the number of GPUs of each group; on a CPU, its number of threads.
@@ -117,14 +117,14 @@ def measurement_of(
 
 
 def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:
-    """Returns the seconds of a step in which no worker group worked, for this step or for its neighbours."""
+    """Returns the seconds of a step in which no worker group worked, not even for the step before or after."""
     steps = (own[0].step - 1, own[0].step, own[0].step + 1)
     working = [span for span in spans if span.step in steps and span.name in PHASES]
     return finished_s - started_s - busy_s(working, started_s, finished_s)
 
 
 def _shared_s(span: Span, spans: Sequence[Span]) -> float:
-    """Returns the seconds of a span in which actor and critic both work; 0 for a span of another pool."""
+    """Returns the seconds of an actor's or critic's span in which the other works, too; 0 for spans of other groups."""
     others = {"actor": "critic", "critic": "actor"}
     working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
     return busy_s(working, span.started_s, span.finished_s)

@@ -44,7 +44,7 @@ class Plan(Place):
         step_s: seconds of a step.
         bubbles: the idle share of each pool, 0 to 1.
         memory_gib: peak memory of a rank of each group; if colocated, of a device that both share; None if unknown.
-        laws: the laws that scaled phases to these devices; empty if all phases were measured on so many devices.
+        laws: the laws that scaled phases to these devices; empty if all phases were measured on this many devices.
         is_measured: True if one of the runs had this layout.
     """
 
@@ -62,9 +62,9 @@ class Plans:
     Attributes:
         measured: the measurement of the first run.
         fitted_s: seconds of a step that the model predicts for the first run's own layout.
-        slowdown: work of actor and critic takes so many times as long while both work.
+        slowdown: the factor by which work of actor and critic takes longer while both work.
         rows: the plans, fastest first.
-        refused: a sentence for each layout that the run's sizes do not allow.
+        refused: a sentence for each layout that is not possible, with the reason.
     """
 
     measured: Measurement
@@ -146,7 +146,7 @@ def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class _StepModel:
-    """Predicts the step of a run in any placement, from the times of its phases."""
+    """Predicts the step of a run in any placement, from the measured times of its phases."""
 
     config: Config
     times: Mapping[str, PhaseTimes]
@@ -181,7 +181,7 @@ class _StepModel:
 
 
 class _Memory:
-    """Estimates the memory of a run's ranks in any placement; it depends on devices and the reference's host alone."""
+    """Estimates the memory of a run's ranks in any placement; results are stored, as schedules do not change them."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

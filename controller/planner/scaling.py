@@ -23,7 +23,7 @@ class PhaseTimes:
     def on(self, num_devices: int) -> tuple[float, str]:
         """Predicts the seconds of this phase on `num_devices` devices; returns (seconds, name of the scaling law).
 
-        The name is "" if the phase was measured on so many devices, or runs on the controller's machine.
+        The name is "" if the phase was measured on this number of devices, or runs on the controller's machine.
 
         1/n    measured on one number n of devices:   t n / num_devices              all work is divided
         a+b/n  measured on several:                   fixed + divided / num_devices  least squares, neither below 0

@@ -27,7 +27,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Task:
-    """One call of a step: `work` seconds in a pool of devices, which does its calls in order; pool "" is a delay."""
+    """One call of a step: `work` seconds in a pool of devices, which works on one call at a time; or a delay."""
 
     pool: str
     work: float
@@ -60,7 +60,7 @@ def step_time(
             when its share of the decoding is done, and has the share of tokens that `part_work_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
         has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
-        slowdown: work of actor and critic takes so many times as long while the other group works, too.
+        slowdown: the factor by which work of actor or critic takes longer while the other group works, too.
     """
     at = defaultdict(float, phase_s)
     at["adv"] += idle_s

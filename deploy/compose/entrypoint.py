@@ -82,7 +82,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
-    """Makes the overrides of configuration keys that worker groups and controller get after the recipe.
+    """Makes the configuration overrides of this deployment, which worker groups and controller apply to the recipe.
 
     Args:
         environment: the environment of the container.

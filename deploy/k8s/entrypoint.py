@@ -3,8 +3,8 @@
     entrypoint.py actor|critic|reward|controller|prepare [key.path=value | --check ...]
 
 It needs the standard library only, so that a mistake is reported at once. A group that ends is started again inside its
-pod, until its input is refused or the run has ended; then its GPUs are free. Exit codes are those of the role
-(docs/running.md). Code 2, and code 1 of a controller, end the Job; any other code is followed by a new pod.
+pod, until its input is refused or the run has ended; then the pod ends and its GPUs are free. Exit codes are those of
+the role (docs/running.md). Code 2, and code 1 of a controller, end the Job; any other code is followed by a new pod.
 """
 
 import json
@@ -76,7 +76,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
-    """Makes the overrides of configuration keys that worker groups and controller get after the recipe."""
+    """Makes the configuration overrides of this deployment, which worker groups and controller apply to the recipe."""
     more = [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
     if environment["RECIPE"] == QUICKSTART:
         more += [f"actor.model=/{PREPARED}/model"]
@@ -86,7 +86,7 @@ def common_overrides(environment: Mapping[str, str]) -> list[str]:
 
 
 def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
-    """Returns where each worker group runs; the Service with the group's name leads to its pods.
+    """Returns where each worker group runs; its host is the Service of the group's name.
 
     Raises:
         Refused: a setting that should be a number is not.
@@ -102,10 +102,10 @@ def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
 def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits until the host name of a worker group's first pod can be resolved, at most `timeout_s` seconds.
 
-    In the first pod itself the name must lead to the pod's own address: a new pod has a new address.
+    In the first pod itself the name must resolve to the pod's own address, not to that of an earlier pod.
 
     Raises:
-        Refused: the name does not lead there in time.
+        Refused: the name does not resolve so in time.
     """
     own = {environment["POD_IP"]} if environment["JOB_COMPLETION_INDEX"] == "0" else set[str]()
     if not wait_until(lambda: bool(addresses := addresses_of(place.meeting)) and addresses >= own, timeout_s):

@@ -29,7 +29,7 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
     Raises:
         Refused: a setting that should be a number is not.
-        ConfigError: numbers do not fit, or the recipe has other groups.
+        ConfigError: the numbers of nodes do not fit the job or the recipe, or the recipe has other groups.
         OSError, ValueError: secrets cannot be made.
     """
     counts = {role: number(environment, f"{role.upper()}_NODES") for role in PORTS}

@@ -3,7 +3,7 @@
     python -m recipes.hellaswag.prepare --input Rowan/hellaswag --output .cache/hellaswag
 
 A row of the input has "activity_label", "ctx_a" and "ctx_b", four "endings", and the number of the right one, from 0,
-under "label". The hub's test split has no labels, so its validation split becomes ours for testing.
+under "label". The hub's test split has no labels, so its validation split becomes the recipe's test split.
 """
 
 import re

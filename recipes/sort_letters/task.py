@@ -25,7 +25,7 @@ class Words:
 
     Attributes:
         val, train: shuffled.
-        warm_start: by length, so that a sampler can draw lengths evenly.
+        warm_start: lists of words by length, so that all lengths can be sampled equally often.
     """
 
     val: Sequence[str]

@@ -29,9 +29,9 @@ MAIN_SHARE = 0.6
 
 
 def train(words: Words, tokenizer: Tokenizer, num_steps: int, *, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
-    """Trains a small Qwen2 by supervised steps, with one thread; on one machine only the arguments decide the result.
+    """Trains a small Qwen2 by supervised steps, in one thread; equal arguments give an equal model on a machine.
 
-    Two threads on a busy machine wait for each other more than they help at this size.
+    A model of this size trains no faster with two threads, which wait for each other on a busy machine.
     """
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
