@@ -33,9 +33,9 @@ _PROGRESS_INTERVAL_S = 1.0
 class Checkpointer:
     """Writes and reads the checkpoints of one model; every rank has one, and all ranks call each method together.
 
-    Saving has its own gloo group and its own thread, so that its collectives are apart from those of training. It reads
-    weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the
-    folder `source` go into `huggingface/`.
+    Saving has its own gloo group and its own thread, so that its collectives do not mix with those of training. Saving
+    reads weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the folder
+    `source` are copied into `huggingface/`.
     """
 
     def __init__(self, model: Any, source: Path) -> None:
@@ -57,8 +57,9 @@ class Checkpointer:
         """Waits for the previous save, then starts to write model and optimizer, as they are now, in the background.
 
         Returns:
-            a future that resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too,
-            with the sha256 of the weights as they were read back. The future fails with OSError if storage has failed.
+            a future that resolves when the parts of all ranks are on storage. On rank 0 it also waits for
+            `huggingface/`, and its result is the sha256 of the weights as read back from storage ("" on other ranks).
+            The future fails with OSError if storage has failed.
         """
         if self._last is not None:
             wait([self._last])
@@ -87,7 +88,7 @@ class Checkpointer:
         return self._last
 
     def wait_until_written(self, progress: Callable[[int, int, str], None] = lambda *_: None) -> None:
-        """Waits until this rank's weights may change: the last save has written or given up this rank's tensors."""
+        """Waits until the last save no longer reads this rank's tensors, so that training may change them."""
         if (writer := self._writer) is None:
             return
         began_s, num_written = time.perf_counter(), writer.num_written
@@ -137,7 +138,7 @@ class Checkpointer:
 
 
 def _empty(directory: Path) -> None:
-    """Empties a checkpoint folder of an unfinished save, but keeps the folder: other ranks may be making it now."""
+    """Removes the files of an unfinished save, but not the checkpoint folder: other ranks may be creating it now."""
     directory.mkdir(parents=True, exist_ok=True)
     for entry in directory.iterdir():
         if entry.is_dir():
@@ -147,7 +148,9 @@ def _empty(directory: Path) -> None:
 
 
 def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]:
-    """Checks that a checkpoint is whole and fits a model; returns the shape of each saved tensor. For any one rank.
+    """Checks that a checkpoint is whole and fits a model; returns the shape of each saved tensor.
+
+    One rank may call it alone.
 
     Raises:
         DamagedCheckpoint: the checkpoint is missing or torn.
@@ -190,7 +193,7 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
-    """Returns this rank's part of parameters and persistent buffers by checkpoint key, model.<name>; tied ones once."""
+    """Returns this rank's part of each parameter (tied ones once) and persistent buffer, by its key model.<name>."""
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -227,7 +230,7 @@ def _rng_entries() -> dict[str, Tensor]:
 
 
 def _stream_behind_training() -> AbstractContextManager[Any]:
-    """Makes a context with a CUDA stream for copies, which waits for work queued until now, but for no later work.
+    """Makes a context in which copies use their own CUDA stream: after work queued so far, in parallel to later work.
 
     On a CPU the context does nothing.
     """

@@ -5,7 +5,7 @@
 
 Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension d: 2 FLOPs per weight and token and
 4 * L * H * d per pair of positions forward, twice that backward. Pairs that a causal mask or a window hides are counted
-as there; what is computed again (gradient checkpointing), padding and look-ups of embeddings are not counted. The head
+too; what is computed again (gradient checkpointing), padding and look-ups of embeddings are not counted. The head
 counts where it is computed, at response tokens.
 """
 
@@ -52,7 +52,7 @@ class DenseShape:
 
 
 class FlopsMeter:
-    """Counts the FLOPs of one model, and their share of this device's peak; built before the model is sharded."""
+    """Counts the FLOPs of one model, and their share of the devices' peak; built before the model is sharded."""
 
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -112,6 +112,6 @@ def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_l
 
 
 def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
-    """Returns the peak FLOPs per second of a device for dense matrix products; None for a device not listed here."""
+    """Returns the peak FLOPs per second of a device for dense matrix products; None for an unknown device."""
     peaks = _PEAK_TFLOPS.get(device_name)
     return None if peaks is None else peaks[0 if dtype == "bf16" else 1] * 1e12

@@ -14,7 +14,7 @@ from splitppo.config import ComputedModelConfig
 
 
 class FrozenModel:
-    """A sharded model for forward passes only, without gradients; weights are stored in the dtype of its compute.
+    """A sharded model for forward passes only, without gradients; the weights have the dtype of the computation.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.

@@ -96,7 +96,7 @@ def _without_weights(folder: Path) -> Any:
 
 
 def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Divides weight names into files; a layer's weights stay together: transformers may store them as one tensor."""
+    """Yields the weight names of each file; a layer's weights share a file: transformers may merge them."""
     layers: dict[str, list[str]] = {}
     for name in num_bytes:
         in_layer = re.match(r".*?\.\d+(?=\.)", name)

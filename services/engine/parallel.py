@@ -40,7 +40,7 @@ def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) 
 def reduce_array(
     values: Any, device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> NDArray[np.float64]:
-    """All-reduces numbers of the host over all ranks (by default the sum); returns them as a float64 array."""
+    """All-reduces numbers in host memory over all ranks (by default the sum); returns them as a float64 array."""
     tensor = torch.from_numpy(np.array(values, np.float64)).to(device)
     reduced: NDArray[np.float64] = all_reduce(tensor, op).cpu().numpy()
     return reduced
@@ -49,8 +49,8 @@ def reduce_array(
 def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method: str) -> None:
     """Shards a model whose weights are on the meta device; each rank gets memory for its shard, without values.
 
-    Every decoder layer is a unit, and everything else is the root. With `bf16` gradients are reduced in float32 into
-    the float32 weights. The method `forward_method` of the model
+    Every decoder layer is an FSDP2 unit, and everything else is the root unit. With `bf16` forward and backward passes
+    compute in bfloat16; weights and the reduction of gradients stay float32. The method `forward_method` of the model
     gathers weights like `forward`.
     """
     if num_ranks() > 1 or bf16:

@@ -105,7 +105,7 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
 
 
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
-    """Reads a checkpoint into the tensors of `state` (this rank's part of sharded ones), without waiting for ranks."""
+    """Reads a checkpoint into the tensors of `state` (this rank's part of sharded ones), without communication."""
     with warnings.catch_warnings(), _storage_errors():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
@@ -131,7 +131,10 @@ def _read_metadata(directory: Path) -> Metadata:
 
 @contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Raises the OSError behind an error in the `with` block, else a RuntimeError; torch's own may be no Exception."""
+    """Converts an error in the `with` block to the OSError that caused it, else to a RuntimeError.
+
+    torch's CheckpointException is a BaseException, which the `except Exception` of a caller would not catch.
+    """
     failure = None
     try:
         yield

@@ -16,7 +16,7 @@ from services.engine import parallel
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """The loss of one micro-batch on one rank, and the values for its metrics."""
+    """The loss of one micro-batch on one rank, and the values from which metrics are computed."""
 
     loss: Tensor  # sum(weights * token losses), a differentiable scalar
     sums: Mapping[str, Tensor]  # metrics that are summed with the same weights, scalars
@@ -78,11 +78,11 @@ def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
 
 @dataclass
 class UpdateSteps:
-    """Collects the optimizer steps of one update (made, skipped, empty, stopped) and computes the update's metrics.
+    """Collects the optimizer steps of one update (applied, skipped, empty, stopped) and computes the update's metrics.
 
     Attributes:
         num_empty: mini-batches in which no token counts on any rank.
-        num_stopped: steps that were not made because the update had ended before.
+        num_stopped: steps that were not applied because the update ended early.
     """
 
     num_empty: int = 0
@@ -90,14 +90,14 @@ class UpdateSteps:
     _steps: list[tuple[MetricSums, float]] = field(default_factory=list)
 
     def add(self, sums: MetricSums, norm: float) -> None:
-        """Adds an optimizer step's sums and gradient norm; the step was made if the norm is finite, else skipped."""
+        """Adds an optimizer step's sums and gradient norm; the step was applied if the norm is finite, else skipped."""
         self._steps.append((sums, norm))
 
     def metrics(self, *, may_stop: bool) -> dict[str, float]:
-        """Computes the loss's metrics and "grad_norm" (before clipping) as means over steps made, and counts of steps.
+        """Computes loss metrics and "grad_norm" (before clipping) as means over applied steps, and counts of steps.
 
-        Without any step made the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
-        was computed for a step. "num_stopped_steps" is there with `may_stop`. Collective.
+        Without any applied step the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
+        was computed for a step. "num_stopped_steps" is present if `may_stop`. Collective.
         """
         made = [(sums, norm) for sums, norm in self._steps if math.isfinite(norm)]
         metrics = reduce_metrics([sums for sums, _ in made])

@@ -97,7 +97,7 @@ class TrainEngine:
         """Trains the model on all mini-batches of all epochs of one RL step, in the order of column `mini_batches`.
 
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
-        token in it counts on any rank (momentum and weight decay rest then). The update ends before the first step in
+        token in it counts on any rank (momentum and weights stay unchanged). The update ends before the first step in
         whose mini-batch a metric is over `stop_above`.
 
         Returns:
@@ -169,7 +169,7 @@ class TrainEngine:
         return functools.reduce(operator.add, sums)
 
     def _optimizer_step(self, lr: float) -> float:
-        """Clips the gradient and makes an optimizer step if it is finite; returns the norm before clipping."""
+        """Clips the gradient and applies an optimizer step if the norm is finite; returns the norm before clipping."""
         norm = parallel.clip_gradients(self.model.parameters(), self.config.grad_clip)
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -219,7 +219,7 @@ class TrainEngine:
         )
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Checks that the checkpoint in a folder is whole and fits this model; see the function of this name."""
+        """Checks that the checkpoint in a folder is whole and fits this model; see `checkpoint.check_checkpoint`."""
         check_checkpoint(directory, self.model)
 
     def load_checkpoint(self, directory: Path | None) -> bytes:

@@ -14,7 +14,7 @@ from splitppo.config.sections.models import LossAggMode
 
 
 def response_mask(batch: Batch) -> Column:
-    """Returns a batch's column `response_mask` as float32 0 or 1; without that column every response token counts."""
+    """Returns a batch's response mask, float32 0 or 1 per response token: its `response_mask`, or all 1 without it."""
     responses = batch["responses"]
     counts = batch["response_mask"].values != 0 if "response_mask" in batch else np.ones(len(responses.values))
     return Column(counts.astype(np.float32), responses.lengths)
@@ -33,17 +33,17 @@ def row_weights(
     total_sequences: float,
     scale: int,
 ) -> NDArray[np.float32]:
-    """Computes the loss weight that each counting token of a row has, per row, float32 [num_rows].
+    """Computes for each row the loss weight of each of its tokens inside the response mask, float32 [num_rows].
 
-        token-mean               1 / total_tokens                              all tokens count the same
-        token-sum                1                                             of the whole mini-batch, on all ranks
+        token-mean               1 / total_tokens                              mean over tokens
+        token-sum                1                                             sum over tokens
         seq-mean-token-sum       1 / total_sequences                           mean over sequences of their sums
         seq-mean-token-mean      1 / (total_sequences tokens)                  mean over sequences of their means
         seq-mean-token-sum-norm  1 / (total_sequences scale)
 
     The last is Dr. GRPO's (Liu et al., 2025); verl up to 0.7.0 does not divide by the number of sequences.
-    `tokens` [num_rows] are the counting tokens of each row. The totals are those of the mini-batch on all ranks:
-    counting tokens, and sequences that have any (verl: all sequences, also those that are masked as a whole).
+    `tokens` [num_rows] is the number of tokens inside the mask of each row. The totals are those of the mini-batch on
+    all ranks: tokens inside the mask, and sequences that have any (verl: all sequences, also fully masked ones).
     """
     sequences = max(total_sequences, 1.0)
     weights: Mapping[LossAggMode, NDArray[np.float64] | float] = {

@@ -21,7 +21,7 @@ from splitppo.config.sections.models import TrainedModelConfig
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """The rows of one optimizer step on one rank that have counting tokens, in micro-batches (as many on each rank)."""
+    """The rows of one optimizer step on one rank, in equally many micro-batches per rank, without fully masked rows."""
 
     micro_batches: list[Rows]  # the last ones may be empty
     weights: NDArray[np.float32]  # [num_rows of the whole batch], the weight of each counting token of a row
@@ -32,13 +32,13 @@ class MiniBatch:
 def assign_mini_batches(
     num_rows: int, mini_batch_rows: int | None, num_epochs: int, *, shuffle: bool, seed: int, step: int
 ) -> Column:
-    """Makes the column `mini_batches`: the index of each row's mini-batch per epoch, before rows go to ranks.
+    """Makes the column `mini_batches`: for each row and PPO epoch, the index of the row's mini-batch.
 
-    A mini-batch has `mini_batch_rows` consecutive rows (None: all); with `shuffle` they are drawn by (seed, step,
-    epoch).
+    Called before rows are divided among ranks. A mini-batch has `mini_batch_rows` rows (None: all). They are
+    consecutive; with `shuffle` they are chosen at random, seeded by (seed, step, epoch).
 
     Raises:
-        ValueError: the rows do not divide into mini-batches.
+        ValueError: the number of rows is 0, or no multiple of `mini_batch_rows`.
     """
     width = mini_batch_rows or max(num_rows, 1)
     if num_rows == 0 or num_rows % width:
@@ -82,9 +82,9 @@ def plan_mini_batches(
 def agree_on_micro_batches(
     sets: Sequence[Rows], lengths: NDArray[np.int32], limits: MicroBatchLimits, device: torch.device
 ) -> list[list[Rows]]:
-    """Divides each set of rows into micro-batches, as many on every rank; all ranks call it, with as many sets.
+    """Divides each set of rows into equally many micro-batches on all ranks, which all call it with equally many sets.
 
-    `lengths` are the tokens of all rows of this rank, whatever set they are in.
+    `lengths` are the token counts of all rows of this rank; a set contains row indices.
     """
     plans = [plan_micro_batches(lengths[rows], limits) for rows in sets]
     counts = reduce_array([len(parts) for parts in plans], device, dist.ReduceOp.MAX).astype(int)

@@ -1,4 +1,4 @@
-"""Divides batch rows into micro-batches and converts each into tensors (pure: without model and rank).
+"""Divides batch rows into micro-batches and converts each into tensors (pure functions: no model, no communication).
 
 Legend: B rows, S positions (prompt + response), N response tokens of the micro-batch, all rows back to back.
 """
@@ -43,7 +43,7 @@ class ResponseTokens:
 class MicroBatch:
     """The tensors of rows that go through the model in one forward pass, on the model's device.
 
-    The hidden state of the token *before* a response token predicts it, and is the state whose value counts.
+    Log-probs and value of a response token are computed from the hidden state of the token *before* it.
     """
 
     input_ids: Tensor  # int64, prompts and responses; padded [B, S] (right-padded with 0) or packed [1, S]
@@ -81,7 +81,7 @@ def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, 
 
 
 def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
-    """Divides rows into the fewest parts of nearly equal cost with at most max_tokens each, or a single row."""
+    """Divides rows into at least `at_least` parts of similar cost; each has at most max_tokens tokens, or one row."""
     costs = attention_cost(lengths)
 
     def within_budget(parts: list[Rows]) -> bool:
@@ -110,7 +110,7 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
 def collate(
     batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device, epoch: int = 0
 ) -> MicroBatch:
-    """Converts rows into the tensors of a micro-batch; no rows become a dummy, one masked response token of weight 0.
+    """Converts rows into the tensors of a micro-batch; an empty batch becomes one masked response token of weight 0.
 
     `weights` [num_rows] are the loss weights of each counting token of a row (None: 1); no prompt may be empty; `epoch`
     is the PPO epoch, from 0.
@@ -162,13 +162,13 @@ def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
 
 
 def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
-    """Returns the indices start, start + 1, ... of each row, `lengths` of them, joined, [sum(lengths)] int64."""
+    """Returns start, ..., start + length - 1 for each row, concatenated over the rows, [sum(lengths)] int64."""
     ends = np.cumsum(lengths, dtype=np.int64)
     positions: Rows = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
     return positions
 
 
 def _dummy(empty: Batch) -> Batch:
-    """Makes a batch of one row (a prompt and a response token) with the columns of an empty batch, all zero."""
+    """Makes a batch of one row (one prompt token, one response token) with the columns of an empty batch, all zero."""
     names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
     return Batch.from_rows(**{name: [[0]] for name in names})

@@ -9,7 +9,7 @@ from splitppo.batch import Batch, Column
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
-    """Checks that a model can take the prompts, responses and number columns of a batch; returns the batch.
+    """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
 
     `room` tokens are still to be sampled in each row; the model must take them, too.
 

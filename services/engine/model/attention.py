@@ -40,15 +40,15 @@ def causal_attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Computes causal attention for transformers: (output [B, S, heads, head_dim], None).
+    """Computes causal attention as a function for transformers; returns (output [B, S, heads, head_dim], None).
 
     Query, key and value are [B, heads, S, head_dim]. Key and value may have fewer heads than the query (grouped-query
     attention). A token sees `sliding_window` positions, itself included (None: all before it). `cu_seq_lens_q`
     [num_rows + 1] int32 is where each packed row starts; the longest row has `max_length_q` tokens. Without
-    `cu_seq_lens_q` the rows are the batch.
+    `cu_seq_lens_q` each batch element is one right-padded row.
 
     Raises:
-        NotImplementedError: attention sinks, soft-capped scores or a position bias.
+        NotImplementedError: the model needs attention sinks, soft-capped scores or a position bias.
     """
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise NotImplementedError(f"{type(module).__name__} needs {unsupported[0]}, which training cannot do")

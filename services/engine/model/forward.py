@@ -18,7 +18,7 @@ Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
 
 
 def policy_forward(temperature: float) -> Forward:
-    """Makes the policy's forward: "log_probs" and "entropy" of each response token; temperature divides logits."""
+    """Returns a function that computes "log_probs" and "entropy" of each response token from logits / temperature."""
 
     def forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         log_probs, entropy = model.compute_responses(micro_batch, temperature)  # type: ignore[operator]
@@ -33,12 +33,12 @@ def value_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor
 
 
 def reward_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Runs the reward model; returns as "scores" each row's score; a row's response is its last token alone."""
+    """Runs the reward model; returns as "scores" the score of each row, whose response is its last token alone."""
     return {"scores": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
 def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Computes (log-probs, entropies) of response tokens, each [N]: `RESPONSE_METHOD` of a causal language model.
+    """Computes (log-probs, entropies) of response tokens, each [N]; becomes a method of each causal language model.
 
     Only response positions go through the head. Cohere multiplies its logits by `logit_scale`, Granite divides them by
     `logits_scaling`, Gemma 2 soft-caps them.
@@ -56,13 +56,13 @@ def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """Computes values, [N], with an fp32 head: the `RESPONSE_METHOD` of a token classifier with one label."""
+    """Computes values of response tokens, [N], with an fp32 head; becomes a method of each value model."""
     head = self.score if hasattr(self, "score") else self.classifier
     return _scalars(head, _hidden_states(self, micro_batch, micro_batch.previous))
 
 
 def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """Computes the score at each response token, [N] fp32: the `RESPONSE_METHOD` of a sequence classifier."""
+    """Computes the score at each response token, [N] fp32; becomes a method of each reward model."""
     return _scalars(self.score, _hidden_states(self, micro_batch, micro_batch.previous + 1))
 
 

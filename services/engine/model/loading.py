@@ -90,7 +90,7 @@ def build_model(
 
 
 def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
-    """Loads the weights of a folder into a model of `build_model`, sharded or not; `seed` draws a new value head.
+    """Loads a folder's weights into a model of `build_model`, sharded or not; a missing value head is random by `seed`.
 
     Raises:
         ValueError: the weights are missing, torn, or do not fit.
@@ -104,7 +104,7 @@ def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
 
 
 def supports_packing(model: Any) -> bool:
-    """Returns True if ATTENTION can replace a model's: full or sliding-window layers, no soft-capped scores."""
+    """Returns True if a model can use the attention ATTENTION: full or sliding-window layers, no soft-capped scores."""
     config = model.config.get_text_config()
     return (
         bool(getattr(model, "_supports_attention_backend", False))
@@ -114,7 +114,7 @@ def supports_packing(model: Any) -> bool:
 
 
 def set_attention(model: Any, *, generation: bool) -> None:
-    """Switches a model's attention: to sdpa, which builds masks, for generation, to ATTENTION for training.
+    """Switches a model's attention to sdpa for generation, which needs masks, or to ATTENTION for training.
 
     A model without `supports_packing` stays as it was loaded (eager).
     """
@@ -123,7 +123,7 @@ def set_attention(model: Any, *, generation: bool) -> None:
 
 
 def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:
-    """Changes attributes of a model's config, which are read as transformers reads config.json; returns the config."""
+    """Returns a model's config with changed attributes; transformers converts their values as those of config.json."""
     described, _ = PreTrainedConfig.get_config_dict(folder)
     for name in changes:
         if name not in described and not hasattr(config, name):

@@ -70,7 +70,7 @@ def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str
 
 
 def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:
-    """Finds a tensor's name in `source`, None if it is missing; files of a base model leave out `prefix`."""
+    """Finds a tensor by one of its names, with or without `prefix` (base models lack it); returns the name or None."""
     candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
     return next((candidate for candidate in candidates if candidate in source), None)
 
