@@ -1,4 +1,4 @@
-"""Names the rollout backends (values of `rollout.backend`). No other module knows which backend samples."""
+"""Maps values of `rollout.backend` to rollout backends; other modules need not know which backend samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

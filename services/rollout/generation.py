@@ -1,4 +1,4 @@
-"""Runs the command Generate with any rollout backend, and tells the backend of other commands."""
+"""Runs the command Generate with any rollout backend, and frees the backend's memory before other commands."""
 
 import time
 
@@ -58,7 +58,7 @@ class Generation:
         return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
 
     def _update_weights(self, version: int) -> dict[str, float]:
-        """Copies the policy's weights to a backend with older ones; returns the seconds as timing_s/update_weights."""
+        """Copies the policy's weights to a backend that has older ones; returns the time as timing_s/update_weights."""
         if self._backend.policy_version == version:
             return {}
         started_s = time.perf_counter()
@@ -68,7 +68,7 @@ class Generation:
         return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
-        """Raises ValueError for rows that cannot be sampled; adds `places` (result rows) if responses are streamed."""
+        """Checks that the rows can be sampled, else ValueError; for streaming adds column `places`, the result rows."""
         sampling = _sampling(request)
         check_rows(batch, self._policy.model, room=sampling.max_response_length)
         longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
@@ -87,10 +87,10 @@ class Generation:
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
-    """Divides prompts among ranks for sampling, equally many each, dealt by length; returns row indices per rank.
+    """Divides prompts among ranks, longest first, one to each rank in turn; returns the row indices of each rank.
 
-    Lengths matter little, because most time goes into new tokens. If ranks share an engine, the first of them has the
-    rows.
+    Lengths matter little, because most time goes into new tokens. If ranks share an engine, the first of them gets all
+    rows of the engine.
     """
     order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine

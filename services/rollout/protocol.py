@@ -31,7 +31,7 @@ class PolicyWeights(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling parameters of responses, in the order of use: temperature, then top-k, then top-p on the rest.
+    """Sampling parameters in the order of use: temperature, then top-k, then top-p on the rest of the tokens.
 
     Raises:
         ValueError: a value lies outside its range.
@@ -59,13 +59,13 @@ class Sampling:
 class Response:
     """One response to a prompt while its tokens are being sampled.
 
-    Its log_probs are those of log-softmax(logits / temperature) (greedy: of the logits), before top-k and top-p. Up to
-    rounding the training forward computes the same for the same token.
+    `log_probs` are those of log-softmax(logits / temperature) (greedy: of the logits), before top-k and top-p. Up to
+    rounding they equal the log-probs that the training forward computes for the same tokens.
     """
 
     index: int  # among the responses of its rank, which are ordered by prompt, then seed
     prompt: Array  # token ids, at least one; responses to the same prompt share the array
-    seed: int  # int64, of its draws
+    seed: int  # int64, of the random numbers by which its tokens are sampled
     tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
 
@@ -113,12 +113,12 @@ class RolloutBackend(Protocol):
         """Frees the engine's device memory until `sync_weights` or `generate`; called before another model runs."""
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Raises ValueError if the backend cannot sample so, or not num_tokens of prompt and response; on one rank."""
+        """Raises ValueError if the backend cannot do this sampling, or rows of num_tokens tokens. One rank calls it."""
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
-        """Samples one response per seed of this rank's prompts; yields decoding steps, in which the responses end.
+        """Samples one response per seed of this rank's prompts; yields the progress after each decoding step.
 
-        Each of `empty_responses` ends in one of the steps. Ranks may have different numbers of prompts, also none, and
+        Each of `empty_responses` is in `ended` of one step. Ranks may have different numbers of prompts, also none, and
         finish at different times. So an implementation may synchronise ranks at the beginning, but never between
         tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses have
         ended. The same weights, prompts and seeds give the same responses, which end in the same steps; timing has no

@@ -1,4 +1,4 @@
-"""Draws tokens from logits: a random number for (seed, position) selects a token of the distribution.
+"""Samples tokens from logits, with random numbers that are computed from (seed, position).
 
 A random number is a pure function of the response's seed and the token's position. So a response depends neither on the
 rows in its batch nor on the rank that samples it.
@@ -16,7 +16,7 @@ from splitppo.splitmix import GAMMA, splitmix64
 
 
 def uniforms(seeds: ArrayLike, positions: ArrayLike) -> Tensor:
-    """Computes a random number in [0, 1) for each (seed, position): SplitMix64 from the mixed seed, one per position.
+    """Computes a random number in [0, 1) for each (seed, position) by SplitMix64; the same pair gives the same number.
 
     Seeds and positions (of response tokens, from 0) are int64 and broadcast; numbers are float64 with 53 random bits,
     on the CPU.
@@ -27,7 +27,7 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike) -> Tensor:
 
 
 def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Draws one token per row of logits by inverting the cumulative distribution in vocabulary order.
+    """Samples one token per row of logits by inverting the cumulative distribution in vocabulary order.
 
     `uniforms_R` are float64 in [0, 1), ignored when greedy.
 
@@ -52,9 +52,9 @@ def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> 
 
 
 def _truncate(weights_RV: Tensor, sampling: Sampling) -> Tensor:
-    """Sets the weights of tokens that top-k and top-p cut off to 0; weights are probabilities up to a factor.
+    """Sets the weights of tokens that top-k and top-p exclude to 0; weights are probabilities up to a factor.
 
-    top-p keeps the smallest set of most likely tokens with at least the share top_p of the sum that top-k has left.
+    top-p keeps the smallest set of most likely tokens with at least the share top_p of the weights that top-k keeps.
     """
     keeps_all_k = sampling.top_k == 0 or sampling.top_k >= weights_RV.shape[-1]
     if keeps_all_k and sampling.top_p == 1.0:

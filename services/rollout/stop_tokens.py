@@ -13,7 +13,7 @@ def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
     """Collects the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
 
     Chat models have several: the end of the turn in one place, the end of the text in another. Without any such
-    id, responses end at their maximal length. A tokenizer may be None.
+    id, responses end at their maximal length. `tokenizer` may be None.
     """
     stop_ids: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):

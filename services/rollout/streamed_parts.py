@@ -10,10 +10,10 @@ from splitppo.batch import Batch
 
 
 class StreamedParts:
-    """Reports a rank's sampled responses as parts, in the order in which they end, if the batch has `places`.
+    """Reports a rank's sampled responses as parts in the order in which they end; nothing without column `places`.
 
-    The order is that of decoding steps, and by index within a step. So parts are a function of the tokens, never of the
-    clock. The number of responses in a part is fixed before (`part_ends`).
+    The order is that of decoding steps, and by index within a step. So parts depend on the tokens alone, never on
+    timing. The number of responses in each part is fixed before sampling begins (`part_ends`).
     """
 
     def __init__(self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int) -> None:

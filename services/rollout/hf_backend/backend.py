@@ -41,7 +41,7 @@ class HfRollout:
         self.policy_version = version
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Refuses no request: the limits of the model itself are checked elsewhere."""
+        """Accepts every request: `check_rows` has already checked the limits of the model."""
 
     def sleep(self) -> None:
         """Frees nothing here: this backend frees its KV cache at the end of `generate`."""
@@ -64,7 +64,7 @@ class HfRollout:
                     yield DecodingStep(done, total, ended)
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
-        """Decodes queued rows as a batch until all its rows have ended; yields per step the rows with a new token.
+        """Decodes queued rows as a batch until all of them have ended; yields in each step the rows with a new token.
 
         At the end the queue is empty, or the model's cache cannot take new rows beside others.
         """
@@ -95,7 +95,7 @@ class HfRollout:
                     batch[place] = row
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
-        """Draws each row's next token from its logits, adds it to rows that have not ended; returns all tokens, [R]."""
+        """Samples each row's next token, and appends it to rows that have not ended; returns all tokens, [R]."""
         seeds_and_positions = [(row.response.seed, len(row.response.tokens)) for row in batch]
         numbers_R = uniforms(*zip(*seeds_and_positions, strict=True)).to(self.device)
         tokens_R, log_probs_R = sample_tokens(logits_RV, numbers_R, sampling)

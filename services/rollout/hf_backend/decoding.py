@@ -19,9 +19,9 @@ from splitppo.batch import Array
 class DecodedRows:
     """Rows that are decoded together, with the logits of each next token. All rows end at the same cache position.
 
-    Shorter rows have padding before them. The model is any Hugging Face causal language model with a dynamic cache;
-    rows that share one prompt array share its prefill. `can_join` is True if `put` works, which it
-    does not for models with a state other than keys and values.
+    Shorter rows have padding before them. The model is any Hugging Face causal language model with a dynamic cache; for
+    rows that share one prompt array, the prompt is computed once. `can_join` is False for models whose state is more
+    than keys and values; `put` cannot be used then.
     """
 
     logits: Tensor  # [R, V] of each row's next token

@@ -1,8 +1,8 @@
 """A KV cache for decoding that grows in place, and whose rows can be replaced.
 
 The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a new row
-can replace one that has ended: its keys and values are put so that they end with those of the other rows, and the
-attention mask must hide the positions before them.
+can replace one that has ended: its keys and values are stored so that they end at the same position as those
+of the other rows, and the attention mask must hide the positions before them.
 
 Shapes: R rows, H key-value heads, L positions shown, D head dimension.
 """
@@ -29,7 +29,10 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]
         self.can_join = bool(self.layers) and all(isinstance(layer, _GrowingLayer) for layer in self.layers)
 
     def put(self, places: Tensor, other: GrowingCache) -> None:
-        """Replaces the rows at indices `places` by another cache's rows, in order; shows the longer length of both."""
+        """Replaces the rows at indices `places` by another cache's rows, in order.
+
+        The model then sees as many positions as the longer of both caches has.
+        """
         for layer, other_layer in zip(self.layers, other.layers, strict=True):
             layer.put(places, other_layer)
 
@@ -95,7 +98,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns for the attention mask: number of keys that the next queries see, positions before the first key."""
+        """Returns for the attention mask: (number of keys that the next queries see, position of the first key)."""
         return self._num_held + query_length, self.length - self._num_held
 
     @property

@@ -124,7 +124,7 @@ class VllmRollout:
             self.policy_version = None
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Raises ValueError for sampling or lengths that vLLM cannot do; see `RolloutBackend.check_request`."""
+        """Raises ValueError for a temperature or a length that vLLM cannot do; see `RolloutBackend.check_request`."""
         check_temperature(sampling.temperature, "the request's temperature")
         if num_tokens > self._max_model_len:
             raise ValueError(
@@ -149,7 +149,7 @@ class VllmRollout:
             raise
 
     def _submit(self, responses: Sequence[Response], sampling: Sampling) -> None:
-        """Gives vLLM all requests at once, in order, so that the rows alone decide what is computed together."""
+        """Submits all requests to vLLM before its first step, so that vLLM's batches do not depend on timing."""
         from vllm.inputs.engine import tokens_input
 
         prompts: dict[int, list[int]] = {}

@@ -30,7 +30,7 @@ def max_model_len(config: Config) -> int:
 
 
 def kv_cache_bytes(config: Config) -> int | None:
-    """Returns the bytes of each rank's vLLM KV cache; None: what is left of gpu_memory_utilization."""
+    """Returns the bytes of each rank's vLLM KV cache; None if vLLM computes it from gpu_memory_utilization."""
     size_gb = config.rollout.vllm.kv_cache_gb
     if size_gb is None:
         return None if config.services.actor.devices else _GIB
@@ -41,7 +41,7 @@ def log_probs_mode(config: Config) -> str:
     """Selects vLLM's logprobs_mode: log-probs of the raw logits, or after temperature, top-k and top-p.
 
     `Response` needs log-probs after temperature and before top-k and top-p. On a CPU `SeededSampler` computes them so.
-    On a GPU, with both temperature and cuts, log-probs are those of the distribution that was sampled from.
+    On a GPU, with a temperature other than 1 and with top-k or top-p, the log-probs are those after top-k and top-p.
     """
     return "raw_logprobs" if _cuts_on_gpu(config) and config.rollout.temperature == 1.0 else "processed_logprobs"
 

@@ -1,8 +1,8 @@
 """Replaces the token sampler of vLLM on a CPU by one that depends on seed and position alone.
 
-A token is a function of its response's seed and its position, as with the Hugging Face engine: the same seed gives the
-same token. vLLM's own sampler on a CPU draws from a generator per request, which it cannot rewind after a prefill in
-pieces, and from the generator of the process. (On a GPU the sampler of vLLM is stateless, and is used.)
+A token is a function of its response's seed and its position, as with the Hugging Face backend: the same seed gives the
+same token. vLLM's own sampler on a CPU uses a generator per request, which it cannot rewind after a prefill in
+pieces, and the generator of the process. (On a GPU the sampler of vLLM is stateless, and is used.)
 
 Shapes: R requests of one engine step, V vocabulary.
 """
@@ -18,7 +18,7 @@ from services.rollout.sampling import sample_tokens, uniforms
 
 
 class SeededSampler:
-    """Replaces the part of vLLM's sampler after temperature: top-k, top-p and the draw of tokens by seed.
+    """Replaces the part of vLLM's sampler after temperature: top-k, top-p and the choice of tokens by seed.
 
     The input batch of vLLM's model runner names the request of each row, and the row's number of tokens.
     """
@@ -37,7 +37,7 @@ class SeededSampler:
     def _sample(
         self, logits_RV: Tensor, _generators: object, _top_k: object, _top_p: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Draws tokens [R] by seed and position; returns them with the log-probs [R, V] before top-k and top-p."""
+        """Samples tokens [R] by seed and position; returns them with the log-probs [R, V] before top-k and top-p."""
         batch, num_rows = self._runner.input_batch, len(logits_RV)
         seeds_R = [self._seeds[request_id] for request_id in batch.req_ids[:num_rows]]
         positions_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]

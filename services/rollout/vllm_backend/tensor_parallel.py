@@ -37,7 +37,10 @@ class Replica:
         return rows
 
     def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
-        """Broadcasts the leader's `is_cancelled` to all ranks of its engine; several ranks do so every 8th step."""
+        """Returns the leader's `is_cancelled` on all ranks of its engine, so that they stop in the same step.
+
+        Several ranks ask only in every 8th step, by a broadcast; in other steps the result is False.
+        """
         if self._num_ranks == 1:
             return is_cancelled()
         if step % _STEPS_PER_QUESTION:
