@@ -43,7 +43,7 @@ def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.Batch
     copy the payload three times more, at ten times the CPU. The columns must not change until the last chunk is taken.
 
     Raises:
-        ValueError: the batch has no columns, or a column that never travels.
+        ValueError: the batch has no columns, or a column that is never sent.
     """
     if not batch.columns:
         raise ValueError("a batch needs at least one column to be sent")
@@ -60,7 +60,7 @@ def _bytes_of(batch: Batch) -> list[memoryview]:
 
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yields (offset, pieces) of every chunk: CHUNK_BYTES bytes of all views back to back, the rest last."""
+    """Cuts joined byte views into chunks of CHUNK_BYTES, the last one shorter; yields (offset, pieces) of each."""
     offset, filled = 0, 0
     pieces: list[memoryview] = []
     for view in views:
@@ -177,10 +177,9 @@ async def receive_batch(
 ) -> tuple[batch_pb2.Slot, Batch]:
     """Receives a whole batch stream, one header and then chunks, and returns (slot of the header, batch).
 
-    A stream is one header, then chunks. The messages are serialised: protobuf's classes would copy the payload twice
-    more. `open_header` checks the message around the batch's header (PutBatchHeader) and returns the header; `reserve`
-    as for BatchReceiver. The header is released before the first chunk: it is as large as the row lengths, and its
-    sender may take its time.
+    `messages` are serialised: protobuf's classes would copy the payload twice more. `open_header` checks the message
+    around the batch's header (PutBatchHeader) and returns the header; `reserve` as for BatchReceiver. The header is
+    released before the first chunk: it is as large as the row lengths, and would stay in memory with a slow sender.
 
     Raises:
         InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class TlsSettings(NamedTuple):
-    """How the sentences name the TLS settings of the reader: the switch, the authorities, and all together."""
+    """The names that error sentences use for TLS settings: keys of the configuration, or options of a command line."""
 
     tls: str = "services.security.tls is true here"
     ca: str = "services.security.ca_file"
@@ -15,7 +15,7 @@ OF_A_RUN = TlsSettings()
 
 
 def handshake_failure(details: str, settings: TlsSettings = OF_A_RUN) -> str:
-    """Returns a sentence about a TLS handshake that cannot succeed; "" for any other failure to connect."""
+    """Returns the reason for a failed TLS handshake, as the end of a sentence; "" for any other failure to connect."""
     if "Hostname Verification" in details:
         return "its certificate does not name the host that it is called by"
     lowered = details.lower()
@@ -30,7 +30,7 @@ def handshake_failure(details: str, settings: TlsSettings = OF_A_RUN) -> str:
 
 
 def connection_hint(details: str, settings: TlsSettings = OF_A_RUN) -> str:
-    """Returns the end of a sentence about a worker that closes the connection at once; "" for any other failure."""
+    """Returns a hint to TLS settings, if a worker closes the connection at once; "" for any other failure."""
     if "Socket closed" not in details:
         return ""
     return f" (it hangs up: does it want TLS, or another certificate? see {settings.section} and the worker's output)"

@@ -1,4 +1,4 @@
-"""The credentials of a process (TLS identity, bearer tokens), and gRPC channels and ports with them."""
+"""Loads a process's credentials (TLS identity, bearer tokens), and opens gRPC channels and ports that use them."""
 
 import functools
 import os
@@ -70,7 +70,7 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
 
 
 def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:
-    """Reads the credentials of a service, and checks that its certificate is for its address.
+    """Reads the credentials of a service, and checks that its certificate is for the host of its address.
 
     The check is made if the service is started externally. Raises ConfigError if the certificate is for another host.
     """

@@ -97,7 +97,7 @@ def _status_in(answer: bytes) -> str:
 
 
 def _why_refused(code: grpc.StatusCode, details: str) -> str:
-    """Returns a sentence about a health check that reached its server and was refused."""
+    """Returns a sentence that says why a server that was reached has refused a health check."""
     if code is grpc.StatusCode.NOT_FOUND:
         return "not found: the server has no service of this name"
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -11,7 +11,7 @@ from splitppo.v1 import worker_pb2
 def why_versions_differ(
     here: str, peer: str, greeting: worker_pb2.HandshakeRequest | worker_pb2.HandshakeResponse
 ) -> str:
-    """Returns a sentence with both versions and what to do; "" if controller and worker may work together.
+    """Returns an error sentence if the versions of controller and worker differ; "" if they may work together.
 
     Two versions of SplitPPO may have different formulas and defaults with the same protocol, so the same protocol is
     not enough.

@@ -109,7 +109,7 @@ def parse(
 
 
 def check_num_fields(message: bytes, path: Sequence[int]) -> None:
-    """Limits the number of fields of a batch header, before protobuf makes an object of each field.
+    """Checks that a batch header has not too many fields, before protobuf makes an object of each field.
 
     A small message can hold many fields. `path` has two field numbers: of a field of the message, and of a field inside
     it.
