@@ -205,7 +205,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
 
 
 def _say_once(sentence: str) -> None:
-    """Prints an error in the user's input to stderr on one rank of the group, and logs the error on every rank."""
+    """Prints an error in the user's input to stderr once per group, by one rank; every rank logs the error."""
     if logging.getLogger().hasHandlers():
         log.error("%s", sentence, extra=FILE_ONLY)
     is_first = os.environ.get("RANK", "0") == "0"

@@ -39,7 +39,7 @@ def set_up_logging(role_name: str, rank: int, run_dir: Path, *, to_stderr: bool)
 
 
 def show_progress_on_stderr() -> None:
-    """Sends log lines of level INFO to stderr, too; before, stderr has warnings, and one sentence about bad input."""
+    """Sends log lines of level INFO to stderr, too. Before this call stderr gets warnings and input errors alone."""
     for handler in logging.getLogger().handlers:
         if handler.get_name() == _STDERR_HANDLER:
             handler.setLevel(logging.INFO)

@@ -39,7 +39,7 @@ class CommandProgress:
     is_cancelled: Callable[[], bool]
 
     def __call__(self, done: int, total: int, phase: str) -> None:
-        """Reports a command's progress on every rank, per token or micro-batch; callers get rank 0's reports."""
+        """Reports this rank's progress in the command, per token or micro-batch; callers see rank 0's reports alone."""
         for tell in self.on_progress:
             tell(done, total, phase)
         failpoints.hit(self.point)
@@ -140,7 +140,7 @@ class Command:
 
 
 class Role(Protocol):
-    """The work of a group (actor, critic, reward). The main thread of every rank calls all but `check_checkpoint`."""
+    """The work of a worker group (actor, critic, reward), as methods that each rank's main thread calls."""
 
     role: worker_pb2.Role
     num_parameters: int

@@ -11,7 +11,7 @@ from splitppo.machine.gpus import memory_reader
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The name and memory in bytes of a GPU, or of a machine's CPU; a value that nothing reports is empty or 0."""
+    """The name and memory in bytes of a GPU, or of a machine's CPU; a value that cannot be read is empty or 0."""
 
     name: str = ""
     free_bytes: int = 0

@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
-    """Returns True if the group has to end because a command failed in the engine.
+    """Returns True if the group has to end because a command failed while the ranks ran it.
 
     A group of several ranks always ends: the others would wait for the rank that failed. A group of one ends if only a
     new process helps: its device is broken (an illegal access, a lost GPU), or a load (`repairs`) failed for another
@@ -43,14 +43,14 @@ def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool
 def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
     """Returns True if the group has to end because its ranks could not finish a save together.
 
-    If storage has failed, they can go on, and the caller gets the error. Any other error means that a rank was lost,
-    or that the other ranks do not know of the error.
+    If only storage has failed, the ranks can go on, and the caller gets the error. Any other error means that a rank
+    was lost, or that the other ranks do not know of the error.
     """
     return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
 
 
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
-    """Makes the gRPC error for the caller of a command that failed in the engine, in a group that goes on.
+    """Makes the caller's gRPC error for a command that failed while the ranks ran it, in a group that goes on.
 
     `has_stepped`: the optimizer has changed weights before the error. A command that `repairs` is a load; its input may
     be the caller's mistake.
@@ -64,7 +64,7 @@ def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireE
 
 
 class OptimizerStepCounter:
-    """Counts the optimizer steps of this process, to know whether a failed update has already changed weights."""
+    """Counts this process's optimizer steps; the count shows whether a failed update has already changed weights."""
 
     def __init__(self) -> None:
         self.num_steps = 0

@@ -92,7 +92,7 @@ class Activity:
 
     @contextmanager
     def command(self, place: Place) -> Iterator[None]:
-        """Records that the rank works on a command in the `with` block; after an error the record stays as it was."""
+        """Records that the rank works on a command during the `with` block; if the block raises, the record stays."""
         self._set(Doing(place, limit_s=self._limit_s))
         yield
         self.idle()
@@ -110,7 +110,7 @@ class Activity:
 
 
 class _Sign(NamedTuple):
-    """The last heartbeat of a rank, and the time in seconds when this rank read it, by this rank's clock."""
+    """The last heartbeat read from another rank, and when this rank read it, in seconds of this rank's clock."""
 
     number: int
     doing: Doing
@@ -133,7 +133,7 @@ class Heartbeat:
         store: a client of the group's store that no other thread uses.
         activity: what this rank's main thread works on.
         limit_s: longest time without a heartbeat of a process, in seconds.
-        device: reads the state of this rank's device.
+        device: reads the name and free memory of this rank's device.
         clock: returns seconds that never go back.
     """
 
@@ -195,7 +195,7 @@ class Heartbeat:
         return mine.silent_s > limit_s or any(now - sign.seen_at > self.limit_s for sign in self._signs.values())
 
     def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
-        """Finds the rank that hangs; returns that rank, what it was doing, and a phrase that says what is wrong."""
+        """Finds the rank that hangs; returns that rank, what it was doing, and the symptom as text for the error."""
         now = self.clock()
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):

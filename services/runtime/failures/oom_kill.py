@@ -33,7 +33,7 @@ class OomWatch:
                 self._num_kills = num_kills
 
     def explain(self, exit_code: int) -> str:
-        """Ends the sentence about a rank killed for want of memory, with GiB used and free; empty for other causes.
+        """Returns the end of the error about a killed rank: that memory ran out, GiB used and free; else empty.
 
         `exit_code` is the rank's, negative for a signal.
         """

@@ -3,7 +3,7 @@
 If a rank fails inside a collective, the others would wait in it. So the rank writes what happened to the group's store
 and exits. A watcher on every rank reads that, or sees that a process of its node has ended, and exits, too. On a node
 without rank 0 the watcher first writes to the store what it has seen, because no other node sees it. Rank 0 answers its
-callers with ABORTED before it exits. The same store says that a command is cancelled, which is no failure.
+callers with ABORTED before it exits. Rank 0 also uses the store to tell ranks that a command is cancelled.
 """
 
 import logging
@@ -72,7 +72,7 @@ class PeerWatch:
         threading.Thread(target=self._set, args=(_CANCELLED_KEY.format(order),), daemon=True).start()
 
     def is_cancelled(self, order: int) -> bool:
-        """Returns True if rank 0 cancelled the command with this order number, up to 0.5 s late; for other ranks."""
+        """Returns True if rank 0 cancelled the command with this order number; other ranks learn it within 0.5 s."""
         last_order, is_cancelled, at = self._cancelled
         now = time.monotonic()
         if last_order != order or now - at >= _POLL_INTERVAL_S:
@@ -128,7 +128,7 @@ class PeerWatch:
             return read_text(self._store, key)
 
     def _cause(self, error: BaseException | None, place: Place) -> WireError:
-        """Waits up to _CAUSE_WAIT_S for the cause of a failed group; returns an error with its rank and reason."""
+        """Waits up to _CAUSE_WAIT_S until the cause of the group's failure is known; returns it as an error."""
         role = Place(role=self._context.role_name, method=place.method, step=place.step)
         deadline = time.monotonic() + _CAUSE_WAIT_S
         with _warning_if_store_is_gone():
@@ -151,7 +151,7 @@ class PeerWatch:
         return f"rank {rank} on {self._members.processes[rank].host}" if self._members.addresses else f"rank {rank}"
 
     def _known_cause(self) -> WireError | None:
-        """Makes an error of a rank's recorded failure, or of a rank's death without a record; None without both."""
+        """Makes the error about the rank that failed (its record in the store) or died; None if there is neither."""
         if failure := self._failure():
             where = f" in {failure.phase}" if failure.phase else ""
             failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"
@@ -166,7 +166,7 @@ class PeerWatch:
             return read_failure(self._store)
 
     def _silent_death(self) -> int | None:
-        """Finds the first rank of this node that ended, but not because of another rank; None without such a rank."""
+        """Returns the lowest rank of this node that died by itself, not because another rank failed; else None."""
         gone = sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0))
         return next((rank for rank in gone if not self._get(_LEAVING_KEY.format(rank))), None)
 
@@ -193,7 +193,7 @@ class PeerWatch:
 
 @contextmanager
 def _warning_if_store_is_gone() -> Iterator[None]:
-    """Logs a warning for a RuntimeError in the `with` block: the process with the store, or torchrun, has ended."""
+    """Turns a RuntimeError of the `with` block, which means that the group's store is gone, into a log warning."""
     try:
         yield
     except RuntimeError:
@@ -201,7 +201,7 @@ def _warning_if_store_is_gone() -> Iterator[None]:
 
 
 def _poll(pidfds: Iterable[int]) -> select.poll:
-    """Returns a poll object that reports which of these processes (pidfds) have ended."""
+    """Makes a poll object that reports which of these processes (given as pidfds) have ended."""
     poll = select.poll()
     for fd in pidfds:
         poll.register(fd, select.POLLIN)

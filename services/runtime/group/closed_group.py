@@ -83,7 +83,7 @@ def culprit(exit_codes: Mapping[int, int]) -> int:
 
 
 def report(rank: int, exit_code: int, why: str = "") -> int:
-    """Prints to stderr how a rank ended, and why; returns the exit code for the whole torchrun group.
+    """Prints to stderr how and why a rank ended; returns the exit code with which torchrun should end, too.
 
     A rank that has refused its input has printed the reason itself. `exit_code` is negative for a signal, as in
     subprocess.

@@ -40,7 +40,7 @@ def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argpar
 
 
 def start_group_unless_rank(role_name: RoleName) -> None:
-    """Replaces this process by a closed torchrun for all ranks of a role; returns in a rank, and for --check.
+    """Replaces this process by torchrun, which starts a role's ranks; does nothing in a rank or with --check.
 
     torchrun starts `services.<role>.num_processes` ranks, divided by `nnodes`. For bad input this process exits with 2
     and one sentence.
@@ -64,7 +64,7 @@ def start_group_unless_rank(role_name: RoleName) -> None:
 
 
 def _torchrun_flags(role_name: RoleName, config: Config, node_rank: int | None) -> list[str]:
-    """Makes torchrun's flags: the number of ranks; for several machines also their address and what they compare."""
+    """Makes torchrun's flags: number of ranks; for several machines also machine 0's address and data to compare."""
     service = config.services.of(role_name)
     ranks = ["--nproc-per-node", str(service.num_local_processes)]
     if service.nnodes == 1:

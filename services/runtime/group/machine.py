@@ -94,7 +94,7 @@ def own_address(master_address: str) -> str:
 
 
 def _interface(service: ServiceConfig, section: str, own_address: str) -> str:
-    """Returns the name of the network interface for the ranks: socket_ifname, else the one with this own address.
+    """Returns the name of the ranks' network interface: socket_ifname, else the one with this machine's address.
 
     Only the first address of an interface counts, because gloo listens there.
     """

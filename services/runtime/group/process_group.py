@@ -59,7 +59,7 @@ class Launch:
             raise ConfigError(f"environment variable {error.args[0]} is missing: start this with {start}") from error
 
     def connect_store(self, *, may_host: bool = True) -> Store:
-        """Connects a new client to the torchrun group's store, with a key prefix for this start of the group."""
+        """Connects a new client to the torchrun group's store; its keys get a prefix for this start of the group."""
         store = dist.TCPStore(  # type: ignore[attr-defined]
             self.store_host,
             self.store_port,

@@ -47,7 +47,7 @@ class HasNotMet(RuntimeError):
 
 
 def ranks_store(store: TCPStore) -> PrefixStore:
-    """Adds the key prefix of the ranks' first and only start to a store (services/runtime/group/process_group.py)."""
+    """Returns the store with the key prefix of the ranks' first and only start, as process_group.py adds it."""
     return PrefixStore("splitppo/0", store)
 
 
@@ -87,12 +87,12 @@ class Rendezvous(StaticTCPRendezvous):
         )
 
     def tell(self, rank: int, error: str) -> None:
-        """Tells the ranks of other machines how a rank of this machine has ended; on one machine it does nothing."""
+        """Tells the ranks of other machines that a rank of this machine has ended, and how; no-op for one machine."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a machine tells the others when it joins; all but `host` and `start` must be the same on all machines.
+    """The data that a machine sends when it joins; all but `host` and `start` must be equal on all machines.
 
     Attributes:
         host: name of the machine.
@@ -197,7 +197,7 @@ class MachinesRendezvous(Rendezvous):
         return store
 
     def _join(self, deadline: float) -> TCPStore:
-        """Connects another machine than machine 0 to machine 0's new store, as soon as it exists; returns the store."""
+        """Connects this machine, not machine 0, to machine 0's new store as soon as it exists; returns the store."""
         lost = ""
         while time.monotonic() < deadline:
             try:
@@ -216,7 +216,7 @@ class MachinesRendezvous(Rendezvous):
         )
 
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
-        """Registers this machine in the store; True once all have joined with it, RuntimeError if the store is lost."""
+        """Registers this machine in the store; True once all machines have joined; RuntimeError if the store fails."""
         first = Member(**json.loads(store.get(_MEMBER_KEY.format(0))))
         if refused := self._me.refused_by(first, self.rank, self._where):
             store.set(_REFUSED_KEY.format(self.rank), refused)
@@ -242,7 +242,7 @@ class MachinesRendezvous(Rendezvous):
         """Returns 0. torchrun calls it regularly; machine 0 then checks if the group has failed on another machine.
 
         Raises:
-            HasNotMet: the group has failed; ranks that wait for others in their start would not notice it.
+            HasNotMet: the group has failed; ranks that still wait for other ranks to start would not notice it.
         """
         now = self._clock()
         if self.rank == 0 and self._store is not None and now - self._looked_at > _LOOK_INTERVAL_S:

@@ -1,4 +1,4 @@
-"""The checkpoint commands of every role that trains: save, load, digest; queued like the role's own commands.
+"""Defines the commands of every role that trains which save, load and digest (sha256) its checkpoints.
 
 The last file of a checkpoint is its manifest. Rank 0 writes it when the files of all ranks are there, and before a load
 compares every file with it. No content of a file is used before that.
@@ -52,7 +52,7 @@ class CheckpointCommands:
         return self._checkpoints / f"global_step_{step}" / self._role_name
 
     def _check_save(self, request: worker_pb2.SaveCheckpointRequest) -> None:
-        """Raises StorageFailed if the checkpoint's folder cannot be written; no rank has begun the save then."""
+        """Raises StorageFailed if the checkpoint's folder cannot be written, before any rank begins to save."""
         directory = self._directory(request.header.base_step)
         probe = directory / f".probe-{secrets.token_hex(4)}"
         with _storage_errors(directory):
@@ -73,7 +73,7 @@ class CheckpointCommands:
         return Outcome(durable=durable)
 
     def _describe(self, directory: Path, step: int, ledger: bytes, durable: Future[str], saved: Future[str]) -> None:
-        """Writes a checkpoint's manifest once all ranks' files are written; `durable` gets its sha256, or the error."""
+        """Writes a checkpoint's manifest after all ranks' files; `durable` gets the manifest's sha256 or the error."""
         try:
             with _storage_errors(directory):
                 weights_sha256 = saved.result()
@@ -111,7 +111,7 @@ class CheckpointCommands:
             raise DataLoss(str(error)) from error
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, __: CommandProgress) -> Outcome:
-        """Loads a checkpoint on every rank; returns its weights' digest for the controller to check by the manifest."""
+        """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest."""
         directory = self._directory(request.step) if request.step else None
         ledger = self._role.load_checkpoint(directory)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:

@@ -58,8 +58,8 @@ class Leader:
     Attributes:
         commands: the table of commands, the same on every rank.
         channel: sends orders and rows to the other ranks.
-        parts_channel: for the parts that ranks send while they work, on a process group of its own.
-        idle_interval_s: seconds between orders to do nothing.
+        parts_channel: receives the parts of a streamed command from the other ranks, on a process group of its own.
+        idle_interval_s: seconds between orders NOTHING, so that the other ranks' wait does not time out.
     """
 
     commands: Sequence[Command]
@@ -182,7 +182,7 @@ class Leader:
         return outcome, results
 
     def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Any:
-        """Orders the command and sends each rank its rows; returns rank 0's rows, or the attachment without rows."""
+        """Announces the command and sends each rank its rows; returns rank 0's rows, or the attachment if no rows."""
         command, attachment = call.command, call.command.attach()
         request = call.request.SerializeToString()
         self._announce(Order(self.commands.index(command), request, attachment))
@@ -199,7 +199,7 @@ class Leader:
     def _keep(
         self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
     ) -> worker_pb2.CommandResult:
-        """Stores a command's result (columns in the slot, an update in the ledger, so that it is not repeated)."""
+        """Stores a command's result: columns in the slot, an update in the ledger so that it is not applied twice."""
         worker, command = self.worker, call.command
         step = (worker.committed_step or 0) + (1 if command.commits else 0)
         try:
@@ -236,7 +236,7 @@ class Leader:
             self.failure.end_group(error, Place())
 
     def _after_failure(self, call: CommandCall, error: Exception, *, has_stepped: bool) -> WireError:
-        """Makes the error for a command that failed in the engine; ends the group if the group cannot go on."""
+        """Makes the error for a command that failed while it ran; ends the group if the group cannot go on."""
         command = call.command
         if cannot_go_on(error, num_ranks=self.channel.world_size, repairs=command.repairs):
             self.failure.end_group(error, call.place)
@@ -250,7 +250,7 @@ class Leader:
 
 
 def _refuse(call: CommandCall, error: BaseException, what: str) -> None:
-    """Answers a command call with an error, and logs the error; a bug of ours with its traceback."""
+    """Answers a command call with an error, and logs the error; an unexpected error is logged with its traceback."""
     refusal = wire_error(error)
     is_bug = isinstance(refusal, Internal)
     level = logging.ERROR if is_bug else logging.WARNING

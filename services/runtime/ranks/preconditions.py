@@ -10,7 +10,7 @@ from splitppo.v1 import batch_pb2
 
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
-    """Checks that the newest controller made a call, and that the call has the committed step of this service."""
+    """Checks that a call comes from the newest controller and names this service's committed training step."""
     header, command, committed = call.request.header, call.command, worker.committed_step
     worker.fencing.check(header.run_id, header.epoch)
     if not command.repairs:
@@ -24,7 +24,7 @@ def check_identity(worker: Worker, call: CommandCall) -> None:
 
 
 def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
-    """Selects the rows and columns for a command from its slot; the role checks and completes them. None: no slot."""
+    """Returns a command's rows from its slot, checked and completed by the role; None if it works on no slot."""
     command, request = call.command, call.request
     command.check(request)
     if not command.works_on_slot:

@@ -50,7 +50,7 @@ def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
 
 
 def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[Indices]:
-    """Divides rows among ranks by `shard` (None: by nearly equal cost); RuntimeError unless each row is there once."""
+    """Divides rows among ranks by `shard` (None: nearly equal cost); RuntimeError unless each row has one rank."""
     num_rows = batch.num_rows
     if num_ranks == 1:
         return [np.arange(num_rows)]

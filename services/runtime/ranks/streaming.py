@@ -47,7 +47,7 @@ class PartGatherer:
 
     @property
     def missing(self) -> list[int]:
-        """The numbers of the parts of which not all ranks have sent their rows yet, sorted."""
+        """The numbers of the incomplete parts, sorted: not all ranks have sent their rows of these parts yet."""
         with self._lock:
             return sorted(self._missing)
 
@@ -74,7 +74,7 @@ class PartGatherer:
     def receiving(self, channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[None]:
         """Receives the other ranks' parts in threads during the `with` block, then waits for all ranks' end marks.
 
-        `on_error` is called in the thread of a rank that cannot be reached any more, or has sent what does not fit.
+        `on_error` is called, in the thread of that rank, if a rank is lost or has sent rows that do not fit the part.
         """
 
         def receive(rank: int) -> None:
@@ -99,7 +99,7 @@ class PartGatherer:
 
 @contextmanager
 def sending(channel: ControlChannel, rows: object) -> Iterator[Callable[[int, Batch, int], None]]:
-    """Gives the `with` block a function that sends rows of a part to rank 0; afterwards sends rank 0 the end mark."""
+    """Gives the `with` block a function that sends a part's rows to rank 0; then sends a mark that none follow."""
     streamed = is_streamed(rows)
 
     def send(part: int, columns: Batch, policy_version: int) -> None:

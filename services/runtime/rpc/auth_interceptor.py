@@ -19,7 +19,7 @@ _LINE_EVERY_S = 6.0
 
 
 class LineLimit(logging.Filter):
-    """Limits log lines: 10 at once, then one every 6 seconds, which tells the number of lines left out before it."""
+    """Limits a logger to 10 lines at once, then one per 6 seconds; that line gives the number of dropped lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

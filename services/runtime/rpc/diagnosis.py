@@ -61,7 +61,7 @@ class DiagnosisServicer:
         return worker_pb2.MeasureUploadResponse(received_bytes=received_bytes)
 
     async def measure_download(self, request: worker_pb2.MeasureDownloadRequest, _: Any) -> AsyncIterator[bytes]:
-        """Sends the requested number of bytes, for a measurement; all messages but the last are the same object."""
+        """Streams the requested number of bytes to the doctor, which measures the speed of the connection."""
         if request.num_bytes > MAX_MEASURED_BYTES:
             raise InvalidArgument(f"num_bytes must be at most {MAX_MEASURED_BYTES}, got {request.num_bytes}")
         num_whole, rest = divmod(request.num_bytes, CHUNK_BYTES)
@@ -79,7 +79,7 @@ def check_nonce(nonce: str) -> None:
 
 
 def _look_into(run_dir: Path, nonce: str) -> worker_pb2.DiagnoseResponse:
-    """Examines the run folder from this worker: does it see the file `nonce`, can it write, how many bytes are free."""
+    """Reports about the run folder: if this worker sees the file `nonce` there, if it may write, free bytes."""
     response = worker_pb2.DiagnoseResponse(run_dir=str(run_dir.absolute()))
     response.sees_nonce = bool(nonce) and (run_dir / nonce).is_file()
     response.is_writable = os.access(run_dir, os.W_OK | os.X_OK)

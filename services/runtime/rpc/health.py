@@ -23,7 +23,7 @@ _MAX_CALLS = 64
 
 
 class HealthServicer:
-    """Answers Check and Watch with the health status of a server, the same for all its services. For one event loop."""
+    """Answers Check and Watch with the health status of a server, the same for all its services. Not thread-safe."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {"", *names}
@@ -31,7 +31,7 @@ class HealthServicer:
         self._changed = asyncio.Event()
 
     def handlers(self, role: str) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Returns gRPC handlers of Check and Watch, each with its own call limit: watches leave room for checks."""
+        """Returns gRPC handlers of Check and Watch; each has its own call limit, so watches cannot block checks."""
         return tuple(
             service_handler(SERVICE, {name: method}, role, CallLimit(_MAX_CALLS, ends_oldest=True))
             for name, method in methods_of(self, SERVICE).items()

@@ -12,7 +12,7 @@ MAX_REQUEST_BYTES = 64 << 10
 
 @asynccontextmanager
 async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterator[None]:
-    """Raises `refusal` from the `with` block when the timeout `end` expires; passes on the block's own TimeoutError."""
+    """Cancels the `with` block and raises `refusal` when the timeout `end` expires; other TimeoutErrors pass."""
     try:
         async with end:
             yield
@@ -23,7 +23,7 @@ async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterat
 
 
 class CallLimit:
-    """Limits how many gRPC calls are open at a time, each from arrival to end. For one event loop.
+    """Limits how many gRPC calls are open at a time, each from arrival to end. Not thread-safe.
 
     Args:
         max_calls: how many calls may be open at a time.

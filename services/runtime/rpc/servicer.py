@@ -32,7 +32,7 @@ class WorkerServicer:
         self._worker = worker
 
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
-        """Checks that controller and worker fit together; then the worker obeys this controller, and no older one."""
+        """Checks that controller and worker are compatible; from then on the worker refuses older controllers."""
         worker, run_dir = self._worker, self._worker.context.config.run.dir
         if because := why_versions_differ("this worker", "the controller", request):
             raise WrongState(because)
@@ -149,7 +149,7 @@ def command_method(worker: Worker, command: Command) -> Method:
 
 
 def _check_request(call: CommandCall) -> None:
-    """Checks the request id and slot of a command call, as far as possible without the worker; InvalidArgument."""
+    """Raises InvalidArgument for a command call whose request id or slot is wrong in any state of the worker."""
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
         raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
     if call.command.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
@@ -159,7 +159,7 @@ def _check_request(call: CommandCall) -> None:
 
 
 async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
-    """Yields all events of a command call, with only the newest progress of the past; ends after the result."""
+    """Yields a command call's events up to its result; of progress events that are already past, only the newest."""
     num_read = 0
     while True:
         events, more = call.read(num_read)

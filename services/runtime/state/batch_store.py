@@ -128,7 +128,7 @@ class BatchStore:
                 del self._entries[oldest]
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
-        """Returns the rows of a slot; NotFound if nothing was put into the slot, or if the slot's step is committed."""
+        """Returns the rows of a slot; NotFound if the slot is empty, or was dropped when its step was committed."""
         with self._lock:
             return self._entry(slot).rows
 
@@ -148,7 +148,7 @@ class BatchStore:
             self._entries[_key(slot)] = entry
 
     def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
-        """Stores rows that a running command has finished as one part of the command's slot; NotFound as for `get`."""
+        """Stores finished rows of a running command as one part of the command's slot; NotFound as for `get`."""
         with self._lock:
             self._entry(slot)
             self._entries[_Key(slot.kind, slot.step, part)] = _Entry(rows)

@@ -1,4 +1,4 @@
-"""One call of a command, from its request to its reply, and the events (progress, parts, reply) for its callers."""
+"""Defines a command's call: its request, its reply, and the events (progress, parts, reply) that callers read."""
 
 import hashlib
 import threading
@@ -20,7 +20,7 @@ Event = worker_pb2.CommandEvent | WireError
 
 
 class StoredReply(NamedTuple):
-    """A command's stored reply with the sha256 of its request; the digest is empty in checkpoints of older versions."""
+    """A command's stored reply and the sha256 of its request (empty: stored by an older version of SplitPPO)."""
 
     request_sha256: str
     reply: worker_pb2.CommandResult
@@ -29,15 +29,15 @@ class StoredReply(NamedTuple):
 class CommandCall:
     """One call of a command until its reply, with a list of events for its callers that only grows. Thread-safe.
 
-    Several callers may wait for one call: they join under the same request id, they time out, they cancel. Each reads
+    Several callers may wait for one call: they join by the same request id, and may time out or cancel. Each reads
     the events from the first one on; the command goes on without a caller.
 
     Attributes:
-        request_sha256: digest of the request without run_id and epoch: a newer controller may make it again.
+        request_sha256: sha256 of the request without run_id and epoch, so that a newer controller may repeat it.
         progress: the newest progress; not every progress becomes an event.
         newest_progress: the last event with progress.
         answered: set once the result or the error is among the events.
-        cancelled_because: why the engine must stop the command; empty while the command is wanted.
+        cancelled_because: why the ranks must stop the command; empty if the command is not cancelled.
     """
 
     def __init__(self, command: Command, request: Any) -> None:
@@ -61,14 +61,14 @@ class CommandCall:
         return f"{self.command.method} {self.request_id}"
 
     def check_same(self, request_sha256: str) -> None:
-        """Raises InvalidArgument unless the other request with the same request id has the same digest."""
+        """Raises InvalidArgument if another request reuses this call's request id, but has a different sha256."""
         if request_sha256 not in ("", self.request_sha256):
             raise InvalidArgument(
                 f"request id {self.request_id!r} belongs to another request than this {self.command.method}"
             )
 
     def stored(self, reply: worker_pb2.CommandResult) -> StoredReply:
-        """Returns a reply to this call as a `StoredReply`, which answers repetitions of the request."""
+        """Wraps a reply to this call into a `StoredReply`, which later answers repetitions of the request."""
         return StoredReply(self.request_sha256, reply)
 
     @property
@@ -81,7 +81,7 @@ class CommandCall:
             return self._events[start:], self._more
 
     def report(self, done: int, total: int, phase: str) -> None:
-        """Notes the call's progress; adds an event at most every 50 ms, at each new phase, and when all is done."""
+        """Stores the call's newest progress; adds an event at most every 50 ms, for a new phase, and at the end."""
         now, last = time.monotonic(), self.progress
         self.progress = worker_pb2.Progress(done=done, total=total, phase=phase)
         is_due = last is None or last.phase != phase or last.done < total <= done
@@ -103,7 +103,7 @@ class CommandCall:
         self._append(error.at(self.place), is_last=True)
 
     def cancel(self, because: str) -> None:
-        """Asks the engine to stop a cancellable command early; the engine may still finish the command."""
+        """Asks all ranks to stop a cancellable command early; they may still finish the command."""
         with self._lock:
             if not self.command.cancellable or self.cancelled_because or self.answered.is_set():
                 return

@@ -74,7 +74,7 @@ class CommandQueue:
             return call
 
     def take(self, timeout_s: float) -> CommandCall | None:
-        """Takes the next call from the queue, which is `running` until the next `take`; None if no call came in time.
+        """Takes the next call from the queue; `running` is this call until the next `take`. None if none came in time.
 
         Raises:
             CommandQueueClosed: the queue is closed and empty.
@@ -99,7 +99,7 @@ class CommandQueue:
             running.cancel(because)
 
     def close(self, because: WireError) -> None:
-        """Refuses all calls that have not begun, now and later; later calls get the reason of the first `close`."""
+        """Refuses all waiting and all future calls; future calls get the reason given to the first `close`."""
         with self._changed:
             self._closed_because = self._closed_because or because
             self._refuse_queued(self._closed_because)

@@ -1,4 +1,4 @@
-"""The ledger of a role that trains: the committed step, its request id and reply. It is saved with the weights."""
+"""Records a training role's last update (step, request id, reply), so that a repeated update is not run again."""
 
 import json
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 class _Entry(NamedTuple):
-    """The request id and reply of an update or a save; replaced as a whole: no thread sees one without the other."""
+    """The step, request id and reply of an update or a save; immutable, so that threads never see half of it."""
 
     committed_step: int = 0
     request_id: str = ""
@@ -21,7 +21,7 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """The last update that a role applied to its weights, and its last save on disk, with replies. Thread-safe."""
+    """Remembers a role's last update and last save with their replies, to answer repeated commands. Thread-safe."""
 
     def __init__(self) -> None:
         self._entry = self._saved = _Entry()

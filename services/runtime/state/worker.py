@@ -1,4 +1,4 @@
-"""The state of a service that the main thread of rank 0 (runs commands) and the gRPC thread (answers) share."""
+"""Defines the state that rank 0's main thread (runs commands) and its gRPC thread (answers calls) share."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Worker:
         ledger: None if the group trains nothing; then no step is committed, and requests may name any step.
         instance_id: new at each start of the group.
         has_failed: the group ends because of a failure.
-        on_change: called, in any thread, when `is_serving` may have changed.
+        on_change: a function that is called, in any thread, when `is_serving` may have changed.
     """
 
     context: RankContext
@@ -76,7 +76,7 @@ class Worker:
         return stored.reply
 
     def _stored(self, call: CommandCall) -> StoredReply | None:
-        """Looks up the reply stored under a call's request id: in its slot, in the ledger, or that of the last save."""
+        """Returns the reply stored for a call's request id, from its slot, the last update or last save; or None."""
         if call.command.works_on_slot and not call.command.commits:
             return self.slots.reply_of(call.request.slot, call.reply_key)
         if self.ledger is None:
