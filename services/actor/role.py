@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> None:
-    """Checks that the rollout backend's package is installed, and that each phase's policy loss works; ValueError."""
+    """Raises ValueError unless the rollout backend's package is installed and each phase's policy loss works."""
     check_rollout_packages(config)
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
@@ -105,7 +105,7 @@ class ActorRole:
         )
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
-        """Trains the policy on all mini-batches of all epochs of one step; in critic warm-up only the step advances."""
+        """Trains the policy on all mini-batches and epochs of one step; on none for `advance_only` (critic warm-up)."""
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
@@ -121,7 +121,7 @@ class ActorRole:
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Starts to save the policy, see `Role.save_checkpoint`; reference and rollout have nothing to save."""
+        """Starts to save the policy, see `Role.save_checkpoint`; other models of the group are not saved."""
         self._generation.suspend()
         return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
 
@@ -147,7 +147,7 @@ class ActorRole:
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
 
     def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
-        """Puts the loss terms of an update request into the section `actor`; ValueError if they are not valid."""
+        """Returns the actor's configuration with an update request's loss terms; ValueError if they are invalid."""
         if not request.HasField("loss_terms"):
             return self._config
         terms, section = request.loss_terms, self._config.model_dump()

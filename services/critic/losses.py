@@ -16,7 +16,7 @@ from splitppo.config.sections.models import CriticConfig
 def clipped_value_loss(
     values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, *, clip_range: float
 ) -> tuple[Tensor, Tensor]:
-    """Computes half the larger squared error of two: of the value, and of the value clipped around the old value.
+    """Computes half the larger squared error per token: of the value, or of the value clipped near the old value.
 
         loss = 1/2 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
 

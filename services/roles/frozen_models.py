@@ -1,4 +1,4 @@
-"""Serves the models that are not trained, reference and reward model, as commands of the group in `placement`."""
+"""Serves the frozen reference and reward model as commands of the worker group that `placement` names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
 class FrozenModels:
-    """The reference and reward model, if this group hosts them, with their commands; built on every rank together.
+    """The reference and reward model of a group that hosts them, and their commands; all ranks build it together.
 
     Args:
-        before: called on every rank before a frozen model computes.
+        before: a function that is called on every rank before a frozen model computes.
 
     Attributes:
         num_parameters: number of parameters of the frozen models in this group.
@@ -44,7 +44,7 @@ class FrozenModels:
         return self._commands
 
     def _compute_ref_log_probs(self) -> Command:
-        """Makes the reference's command: log-probs at rollout.temperature, with the actor's micro-batch limits."""
+        """Makes the command for reference log-probs, at rollout.temperature, with the actor's micro-batch limits."""
         config = self._context.config
         unused = "neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
         return self._command(
@@ -60,7 +60,7 @@ class FrozenModels:
         )
 
     def _compute_reward_scores(self) -> Command:
-        """Makes the reward model's command: a sequence classifier's score at the last of a row's `reward_tokens`."""
+        """Makes the command for the reward model's scores: one per row, at the last token of `reward_tokens`."""
         config = self._context.config
         return self._command(
             "ComputeRewardScores",
@@ -83,7 +83,7 @@ class FrozenModels:
         return model
 
     def _refusal(self, name: str, host: RoleName | None, unused: str) -> str:
-        """Makes the error sentence of a group without this model; `unused` says why the run does not use the model."""
+        """Makes the error for a command whose model is not in this group; `unused`: why no group of the run has it."""
         key = f"placement.{name.replace(' ', '_')}"
         because = unused if host is None else f"{key} is {host}, call that group"
         return f"the {self._context.role_name} group holds no {name}: {because}"
@@ -101,7 +101,7 @@ class FrozenModels:
         output: str,
         column: str,
     ) -> Command:
-        """Makes a command that fills `column` with an output of `forward` for the rows that `prepare` makes."""
+        """Makes a command that runs `forward` on the rows from `prepare` and stores one output as `column`."""
 
         def check(_request: Any) -> None:
             if model is None:
@@ -121,7 +121,7 @@ class FrozenModels:
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:
-    """Splits each row's `reward_tokens` for the engine: the last token is the response, the rest is the prompt."""
+    """Splits each row's `reward_tokens` into a prompt and a response (the last token): only responses get scores."""
     check_sequences(batch, "reward_tokens", model)
     tokens = batch["reward_tokens"]
     is_last = np.zeros(len(tokens.values), np.bool_)

@@ -1,4 +1,4 @@
-"""The part that actor and critic share: a model in training, checks of its rows, its updates and metrics."""
+"""Implements what actor and critic share: a model in training, checks of its rows, its updates and metrics."""
 
 from typing import Any
 

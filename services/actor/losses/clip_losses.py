@@ -1,4 +1,4 @@
-"""Policy losses that limit what the loss gains from the probability ratio of each token: PPO clip, SAPO.
+"""Policy losses PPO clip and SAPO, which cut or damp a token's gradient once its ratio is far from 1.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -35,7 +35,7 @@ def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tupl
 
 
 def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
-    """Limits a loss [N] to -A clip_ratio_c where A < 0 (dual clip); also returns where the limit acts, [N] bool."""
+    """Limits a loss [N] to at most -A clip_ratio_c where A < 0 (dual clip); returns it and a mask [N] of the limit."""
     if config.clip_ratio_c is None:
         return loss_N, torch.zeros_like(advantages_N, dtype=torch.bool)
     ceiling_N = -advantages_N * config.clip_ratio_c

@@ -1,4 +1,4 @@
-"""Policy losses Clip-Cov and KL-Cov, which restrain the tokens whose covariance drives the entropy down.
+"""Policy losses Clip-Cov and KL-Cov: restrain tokens of high covariance (log-prob, advantage), to keep up entropy.
 
 These tokens are selected for the whole mini-batch, in `prepare`, before its rows go to ranks.
 
@@ -25,7 +25,7 @@ Choice = Callable[[ActorConfig, NDArray[np.float64], NDArray[np.uint64]], NDArra
 
 
 def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Computes the Clip-Cov loss (Cui et al., 2025, eq. 11 and 12): the PPO clip, but 0 for selected tokens.
+    """Computes the Clip-Cov loss (Cui et al., 2025, eq. 11, 12) per token: the PPO clip, but 0 for selected tokens.
 
         loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = exp(log_prob - old_log_prob); selected: 0
 
@@ -50,9 +50,9 @@ def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[s
 
 
 def prepare_clip_cov(config: ActorConfig, batch: Batch) -> Column:
-    """Selects tokens for Clip-Cov: max(1, floor(clip_cov_ratio M)), drawn from clip_cov_lb < cov < clip_cov_ub.
+    """Selects tokens for Clip-Cov: max(1, floor(clip_cov_ratio M)), sampled from clip_cov_lb < cov < clip_cov_ub.
 
-    See `_select_tokens`. verl also draws no token that the PPO clip has clipped.
+    See `_select_tokens`. verl in addition never selects a token that the PPO clip has clipped.
     """
     return _select_tokens(config, batch, _draw_between)
 
@@ -83,7 +83,7 @@ def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
 
     The paper and verl take the log-probs of the policy in training, of a micro-batch on one rank. With the old ones the
     selection depends neither on the split nor on the order of rows. A hash of (seed of the response, epoch, place in
-    the response) decides which tokens are drawn, and which of two equal tokens comes first.
+    the response) decides which tokens are sampled, and which of two equal tokens comes first.
 
     `batch` has the columns mini_batches, advantages, old_log_probs and seeds (one per row).
 
@@ -108,7 +108,7 @@ def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
 
 
 def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Subtracts the mean from the values; the bits of the mean do not depend on the order of the values."""
+    """Subtracts the mean from the values; sums them sorted, so that their order changes no bit of the result."""
     mean: float = np.sort(values).sum() / max(len(values), 1)
     return values - mean
 

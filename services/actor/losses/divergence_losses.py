@@ -21,14 +21,14 @@ from splitppo.config import ActorConfig
 
 
 def dppo_tv(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Computes the DPPO loss with the total variation of "this token or another one": D = |p - p_old|."""
+    """Computes the DPPO loss with binary total variation (sampled token or any other token): D = |p - p_old|."""
     with torch.no_grad():
         divergence_N = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).abs()
     return _masked_gradient(tokens, config, divergence_N)
 
 
 def dppo_kl(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Computes the DPPO loss with the KL of "this token or another one" as the divergence D.
+    """Computes the DPPO loss with the binary KL (sampled token or any other token) as the divergence D.
 
         D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))
 

@@ -1,4 +1,4 @@
-"""Policy-gradient losses GPG, REINFORCE, CISPO and DRO: -A weight log_prob, with a weight without gradient.
+"""Policy-gradient losses GPG, REINFORCE, CISPO and DRO: -A weight log_prob, where the weight gets no gradient.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """

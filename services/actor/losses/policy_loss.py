@@ -65,7 +65,7 @@ LossOfTokens = Callable[[PolicyTokens, ActorConfig], tuple[Tensor, Mapping[str, 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A policy loss with, for some losses, a selection of tokens from the whole mini-batch.
+    """A policy loss, and for some losses a function that first selects tokens from the whole mini-batch.
 
     Attributes:
         of_tokens: computes the loss of each token, and metrics.
