@@ -19,7 +19,7 @@ from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
 class FrozenModels:
-    """The reference and reward model of a group that hosts them, and their commands; all ranks build it together.
+    """A group's reference and reward model (none, one or both) with their commands; all ranks build it together.
 
     Args:
         before: a function that is called on every rank before a frozen model computes.

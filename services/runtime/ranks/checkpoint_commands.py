@@ -1,4 +1,4 @@
-"""Defines the commands of every role that trains which save, load and digest (sha256) its checkpoints.
+"""Defines the commands of every role that trains: save or load a checkpoint, compute the weights' sha256.
 
 The last file of a checkpoint is its manifest. Rank 0 writes it when the files of all ranks are there, and before a load
 compares every file with it. No content of a file is used before that.

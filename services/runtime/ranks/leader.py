@@ -58,7 +58,7 @@ class Leader:
     Attributes:
         commands: the table of commands, the same on every rank.
         channel: sends orders and rows to the other ranks.
-        parts_channel: receives the parts of a streamed command from the other ranks, on a process group of its own.
+        parts_channel: carries the parts of a streamed command between the ranks, on a process group of its own.
         idle_interval_s: seconds between orders NOTHING, so that the other ranks' wait does not time out.
     """
 

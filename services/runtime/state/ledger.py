@@ -1,4 +1,4 @@
-"""Records a training role's last update (step, request id, reply), so that a repeated update is not run again."""
+"""Records a role's last update (step, request id, reply), saved with the weights, so that no update runs twice."""
 
 import json
 from typing import NamedTuple
