@@ -1,1 +1,1 @@
-"""The controller's side of the worker groups: processes, gRPC clients, supervision, and the rules of recovery."""
+"""Starts, calls and watches the worker groups (processes with the models), and restarts groups that failed."""

@@ -26,11 +26,11 @@ class ActorClient(WorkerClient):
         num_parts: int = 1,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """Samples responses for the slot's prompts, with the seeds in the slot; the slot then has one row per response.
+        """Makes the actor sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
 
         The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
         `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
-        number of a part, from 1, perhaps several times, and perhaps not before this method returns.
+        number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
 
         Raises:
             WrongPolicy: the responses were sampled with the weights of another step.
@@ -63,7 +63,7 @@ class ActorClient(WorkerClient):
         terms: actor_pb2.LossTerms | None = None,
         advance_only: bool = False,
     ) -> CommandReply:
-        """Makes one PPO update of the policy, which commits the slot's step; with `advance_only` the weights stay.
+        """Makes one PPO update of the policy, which commits the slot's step; `advance_only` leaves the weights as they are.
 
         `terms` are the terms of the loss, by default those of the worker's configuration.
         """
@@ -72,7 +72,7 @@ class ActorClient(WorkerClient):
 
 
 def loss_terms(config: Config) -> actor_pb2.LossTerms:
-    """Returns the message with the loss terms that may change from step to step; `config` is that of the step."""
+    """Returns the protobuf message with those terms of the policy loss that may change from step to step."""
     terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
     phases = config.algorithm.phases
     return actor_pb2.LossTerms(

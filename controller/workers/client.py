@@ -91,7 +91,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The batch data that a client has moved so far: bytes of columns, and seconds spent in PutBatch and GetBatch."""
+    """Counts the batch data that a client has sent and received: bytes of columns, seconds in PutBatch and GetBatch."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -169,7 +169,7 @@ class WorkerClient:
         return worker
 
     async def _wait_until_reached(self, timeout_s: float) -> None:
-        """Polls the worker until it answers, or raises; an answer that it drains or has failed does not count."""
+        """Polls the worker until it answers and can take commands (neither ending nor failed), or raises."""
         deadline = time.monotonic() + timeout_s
         reason = ""
         while True:
@@ -215,13 +215,13 @@ class WorkerClient:
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
-        """Returns True if `step` is 0 and the worker is idle with its initial model and no rows: no load is needed."""
+        """Returns True if `step` is 0 and the worker still has its initial model and no rows: it need not load."""
         status = self._status
         is_untouched = status.state == worker_pb2.WORKER_STATE_IDLE and status.committed_step == 0 and not status.slots
         return step == self._num_loads == 0 and is_untouched
 
     async def put_batch(self, slot: batch_pb2.Slot, batch: Batch) -> None:
-        """Sends a batch to the worker: creates the slot, or adds the columns to an existing slot of as many rows."""
+        """Sends a batch to the worker: creates the slot, or adds columns to an existing slot with equally many rows."""
 
         async def put() -> None:
             header, chunks = encode_messages(batch, slot)

@@ -76,9 +76,9 @@ class CommandReply:
 
 
 class ReconnectDeadline:
-    """The time until which calls to an unreachable or busy worker are repeated.
+    """Decides how long calls to an unreachable or busy worker are repeated.
 
-    It is `timeout_s` seconds after the first failed call since the worker last answered.
+    The deadline is `timeout_s` seconds after the first failed call since the worker last answered.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -98,7 +98,7 @@ class ReconnectDeadline:
 
 
 async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: ReconnectDeadline, place: Place) -> T:
-    """Calls a worker, and repeats the call while the worker is unreachable or busy, until the deadline has passed.
+    """Calls a worker and returns the answer; repeats the call to an unreachable or busy worker until the deadline.
 
     The pauses between calls to a busy worker grow. The call must be one that may be made twice: a read, or a command
     with a request id.
@@ -171,7 +171,7 @@ class RunningCommand:
         failpoints.hit(f"{self.place.role}.{failpoints.point_of(self.place.method)}{moment}", self.place.step)
 
     async def _follow(self, call: Any, deadline: ReconnectDeadline) -> worker_pb2.CommandResult:
-        """Reads a command's events until the result. Cancellation ends the gRPC call, but not the worker's command."""
+        """Reads a command's events up to the result, which it returns. If cancelled, the worker's command continues."""
         status: worker_pb2.GetStatusResponse | None = None
         reading = asyncio.ensure_future(call.read())
         try:
@@ -201,7 +201,7 @@ class RunningCommand:
                 await reading
 
     async def _check_silence(self, before: worker_pb2.GetStatusResponse | None) -> worker_pb2.GetStatusResponse:
-        """Raises if a command without events is stuck, else returns the worker's status after this silence.
+        """Checks that a command that sends no events is not stuck; returns the worker's status after this silence.
 
         `before` is the status after the previous silence. A command that is queued, or waits for the disk, is silent,
         too. It may wait as long as the worker works on other commands, that is, as long as the status changes between
@@ -226,8 +226,8 @@ def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
     """Estimates a worker's clock minus the controller's, in seconds, from the time in the worker's answer to a request.
 
     The worker reads its clock between request and answer. If the worker's time lies between the controller's times of
-    the request and the answer, the clocks may be equal, and the offset is 0. On one machine spans are then compared
-    exactly, however long the answer took.
+    the request and the answer, the clocks may be equal, and the offset is 0. On one machine the times of
+    controller and worker can then be compared exactly, however long the answer took.
     """
     if sent_s <= worker_s <= answered_s:
         return 0.0

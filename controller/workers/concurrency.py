@@ -20,9 +20,9 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, Any], *, grace_s: float = 2.0) -> None:
-    """Awaits `work`, but raises if the endless coroutine `watch` raises first, for instance because a process died.
+    """Awaits `work` and returns its result, unless the endless coroutine `watch` raises first, e.g. as a process died.
 
-    After the watch has raised, the work has `grace_s` seconds to fail by itself, because its error says more.
+    After `watch` has raised, `work` has `grace_s` seconds to fail by itself, because the error of `work` says more.
     """
     working, watching = asyncio.create_task(work), asyncio.create_task(watch)
     try:
@@ -62,7 +62,7 @@ class BackgroundTask:
             self._finish(self._task)
 
     async def join(self, timer: AbstractContextManager[object] | None = None) -> None:
-        """Waits for the background coroutine, and raises its error in all callers that wait.
+        """Waits for the background coroutine, and raises the coroutine's error, in all callers that wait.
 
         The coroutine survives the cancellation of a caller. `timer` is entered for the wait alone, and left before
         `on_done` is called.
@@ -80,7 +80,7 @@ class BackgroundTask:
             self._on_done()
 
     async def abandon(self) -> None:
-        """Cancels the background coroutine, and ignores its error."""
+        """Cancels the background coroutine, and ignores the coroutine's error."""
         if (task := self._task) is not None:
             self._task = None
             task.cancel()

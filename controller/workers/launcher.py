@@ -1,4 +1,4 @@
-"""Starts the worker groups on this machine (`services.launch: local`), and ends them however the controller exits.
+"""Starts the worker groups on this machine (`services.launch: local`), and ends them when the controller exits.
 
 Each group is a torchrun process with its own session, CPU/GPU set and thread count. The group's standard input is a
 pipe to which only the controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has
@@ -73,7 +73,7 @@ class Endpoint:
 
 
 class LocalGroup:
-    """One worker group on this machine: a torchrun process and its ranks.
+    """One worker group on this machine: a torchrun process, and the ranks that torchrun starts.
 
     Args:
         config, config_file: the resolved configuration of the run, and its file, which the ranks read.
@@ -259,7 +259,7 @@ class LocalLauncher:
         self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
-        """Starts every group that does not run, waits until all take calls, and returns their endpoints by role."""
+        """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role."""
         if self._shared_devices:
             log.warning("several groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         if self._token_file is not None:
@@ -268,7 +268,7 @@ class LocalLauncher:
         return dict(zip(self.groups, endpoints, strict=True))
 
     async def discard(self, roles: Iterable[str]) -> None:
-        """Kills what is left of the lost groups of these roles; the next `start` starts them again."""
+        """Kills the remaining processes of the lost groups of these roles; the next `start` starts them again."""
         await asyncio.gather(*(group.discard() for role, group in self.groups.items() if role in roles))
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Decides after which errors of worker groups a run goes on, how often it may, and when a failed update is repeated."""
+"""Decides after which errors of worker groups a run goes on, how often, and when a failed update is repeated."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ MAX_REPLAYS = 2
 
 
 class RestartBudget:
-    """Counts the recoveries of a run: at most `max_restarts` in a row without a step that was never done before.
+    """Limits the recoveries of a run to `max_restarts` in a row that bring no step that was never done before.
 
     The pause before the first recovery is `backoff_s` seconds; the pause doubles with each further one. After the
     kernel has killed a rank because memory ran out, there is only one recovery: the rank would need the same memory
@@ -46,7 +46,7 @@ class RestartBudget:
         self._best_step = 0
 
     def take(self, last_step: int, *, is_oom_kill: bool = False) -> float | str:
-        """Counts one recovery after `last_step`; returns the pause before it in seconds, or why none is allowed."""
+        """Counts a recovery after `last_step`; returns the pause before it in seconds, or why it is not allowed."""
         if last_step > self._best_step:
             self._best_step, self._num_taken, self._num_oom_kills = last_step, 0, 0
         self._num_oom_kills += is_oom_kill
@@ -62,11 +62,11 @@ class RestartBudget:
 
 
 def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bool) -> bool:
-    """Returns True if the run can go on after this error of a group, by a restart from the last common checkpoint.
+    """Returns True if the run can go on after a group's error: by a restart from the last checkpoint of all roles.
 
     Before all groups were connected once, only a group that was killed is started again: a group that fails by itself
-    would fail again. Later, the same input has worked before. After the loss of a group, the error may come from
-    another group, and may be any WireError.
+    would fail again. Afterwards every failed group is started again, because its input has worked before. After the
+    loss of a group, the error may come from another group, and may be any WireError.
     """
     if isinstance(error, GroupFailed):
         return was_connected or (error.was_killed and not error.is_bad_input)
@@ -76,7 +76,7 @@ def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bo
 
 
 async def replay_if_clean(client: WorkerClient, base_step: int, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Makes an update; repeats an update that failed before its first optimizer step if its group still takes commands.
+    """Makes an update; repeats it if it failed before its first optimizer step and the group still takes commands.
 
     `attempt` sends the rows and the update, under the same request id each time. The other role is not disturbed.
 

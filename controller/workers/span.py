@@ -1,4 +1,4 @@
-"""Spans, which are pieces of work of a pool in the timeline of a run, and the time in which spans keep a pool busy."""
+"""Defines `Span`, a piece of work of a pool in the timeline of a run, and computes how long spans keep a pool busy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

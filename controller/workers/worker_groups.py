@@ -31,7 +31,7 @@ MIN_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Workers:
-    """The gRPC clients of all worker groups of a run. An estimator without values has no critic.
+    """The gRPC clients of all worker groups of a run. There is no critic if the advantages need no values.
 
     Attributes:
         trained: the clients of groups that train and save a model, actor first.
@@ -51,7 +51,7 @@ class Workers:
     def of(
         cls, config: Config, actor: ActorClient, critic: CriticClient | None, reward: RewardClient | None = None
     ) -> Self:
-        """Makes a `Workers` of the clients; finds the hosts of the frozen models in the configuration."""
+        """Makes a `Workers` of the clients; looks up in the configuration which groups host the frozen models."""
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
         clients = [client for client in hosts.values() if client is not None]
@@ -139,17 +139,17 @@ class WorkerGroups:
         return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
 
     def _gone_roles(self) -> set[str]:
-        """Returns the roles of worker groups that were started here and have ended, whole or in one rank."""
+        """Returns the roles of worker groups that were started here and of which at least one process has ended."""
         groups = self._launcher.groups if self._launcher else {}
         return {role for role, group in groups.items() if group.is_gone}
 
     async def oom_kill(self) -> str | None:
-        """Names a rank of a group started here that the kernel killed because memory ran out; None without one."""
+        """Returns a message that names a rank that the kernel killed because memory ran out; None without one."""
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
     async def watch(self) -> NoReturn:
-        """Polls the groups until one has ended, so that the loss is noticed before the next call; never returns.
+        """Polls the groups until one has ended, then raises, so that a loss is noticed between calls; never returns.
 
         Raises:
             Unavailable: a group that was started here has ended, or one of its ranks has.
@@ -160,7 +160,7 @@ class WorkerGroups:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:
-        """Ends what is left of lost groups that were started here, so that `connect` starts these groups again.
+        """Ends the remaining processes of lost groups that were started here, so that `connect` starts them again.
 
         A group is lost if `error` names it, if it or one of its ranks has ended, or if it does not answer. The other
         groups keep running, with their models loaded.
@@ -221,7 +221,7 @@ class WorkerGroups:
             await self._launcher.stop()
 
     def kill(self) -> None:
-        """Kills the groups that were started here, without waiting."""
+        """Kills the worker groups that were started here, without waiting for their end."""
         if self._launcher:
             self._launcher.kill()
 
@@ -240,7 +240,7 @@ def configured_addresses(config: Config) -> dict[RoleName, str]:
 
 
 async def _load(clients: Iterable[WorkerClient], step: int) -> list[CommandReply]:
-    """Makes all clients load the checkpoint at the same time, and waits for all loads, also after an error.
+    """Makes all worker groups load the checkpoint at the same time; waits for all loads, also if one of them fails.
 
     The caller may move the files after an error, so that no load may still run. The loss of a group is raised before a
     damaged file: the group that comes back reads the file again.
