@@ -1,1 +1,1 @@
-"""One PPO step as the controller runs it: its rollouts, the calls to the workers, and the context that they share."""
+"""One PPO step as the controller runs it: makes its rollouts, calls the worker groups, and checks what they return."""

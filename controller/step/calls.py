@@ -1,4 +1,4 @@
-"""The calls of one PPO step to the worker groups: which group computes which columns of which slot, timed by call."""
+"""Makes the calls of one PPO step: each asks a worker group for columns of a slot, and records the time it took."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +21,8 @@ from splitppo.batch import Batch
 class StepCalls:
     """The calls of one PPO step to the worker groups, in the order of the dataflow. `rollouts.generate` is the first.
 
-    All calls can be started together: a call that needs rollouts waits for them. The other groups compute for each part
-    of the rollouts. The actor generates the rollouts, and computes for all of them together. Every call returns its
+    All calls can be started together: a call that needs rollouts waits for them. The actor generates the rollouts, and
+    computes for all of them together; the other groups compute for each part that has arrived. Every call returns its
     rows in the order of the prompts.
 
     Only `generate` streams rows. The events of a command on the wire are its progress and its result.
@@ -53,7 +53,7 @@ class StepCalls:
         return await self._greedy.scores()
 
     async def old_log_probs(self) -> Batch:
-        """Gets the responses' log-probs under the policy and the rollout backend, as far as the algorithm needs them.
+        """Returns the responses' log-probs under policy and rollout backend: the columns that the algorithm needs.
 
         With `bypass_mode` the policy's log-probs are computed only in steps that check them.
         """
@@ -110,7 +110,7 @@ class StepCalls:
         await measuring
 
     async def update_critic(self, experience: Experience) -> None:
-        """Makes one update of the value model, if there is one. Its columns are sent while the actor works."""
+        """Makes one update of the value model, if there is one. Its columns are sent once the actor has its own."""
         critic = self._critic
         if critic is None:
             return
@@ -124,7 +124,7 @@ class StepCalls:
     async def _update(
         self, client: ActorClient | CriticClient, send: Callable[[], Awaitable[None]], update: Compute
     ) -> None:
-        """Sends the columns and updates the model. Repeats both if the update failed without a change of the weights.
+        """Sends the columns and updates the model; repeats both if the update failed before it changed the weights.
 
         If the group is lost, the error ends `Trainer.fit`, and `Session._train_recovering` (controller/session.py)
         restores both models to their last common checkpoint.
@@ -154,7 +154,7 @@ class StepCalls:
 
 
 class RowsSentOnce:
-    """Sends each part of the rollouts to the critic's group once, though values and reference log-probs need it."""
+    """Sends each part of the rollouts to the critic's group once, although values and reference log-probs need it."""
 
     def __init__(self) -> None:
         self._sent: set[int] = set()

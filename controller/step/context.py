@@ -1,4 +1,4 @@
-"""The context of one PPO step: the step's configuration, and the objects that all calls of the step share."""
+"""Defines the context of one PPO step: the step's configuration, and the objects that all calls of the step use."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from splitppo.config import Config
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """Everything that code needs which makes rollouts for one PPO step or computes with them, as one argument.
+    """Bundles the configuration and the objects that functions of one PPO step need, so that they take one argument.
 
     Rollouts of the next step may be sampled while this step trains (`rollout.staleness` 1). They have a context of
     their own, with the weights of this step.
 
     Attributes:
         config: the configuration of this step, with the values of its phase.
-        workers: the groups that compute.
-        scorer: the reward functions, which score responses.
+        workers: the clients of the worker groups.
+        scorer: scores responses by the reward functions.
         log_prob_check: decides whether the log-probs of this step are compared.
         record: metrics, times and spans of this step.
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes

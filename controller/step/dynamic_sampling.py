@@ -1,8 +1,9 @@
-"""Makes the rollouts that a PPO step learns from, also by dynamic sampling, which drops groups whose samples are alike.
+"""Makes the rollouts of a PPO step, also by dynamic sampling, which drops prompts whose responses all score the same.
 
-Dynamic sampling draws and answers prompts until the step has enough groups whose samples differ. Every generation is
-scored before the next one is drawn. The kept groups depend on the weights. The next prompts and seeds depend only on
-the number of prompts that were drawn before.
+A group is a prompt with its responses. Dynamic sampling takes prompts and has the actor answer them until the step has
+enough groups whose responses differ in score. One batch of prompts with its responses is a generation; it is scored
+before the next one begins. The kept groups depend on the weights, the next prompts and seeds only on how many prompts
+were taken before.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 
 
 class StepRollouts:
-    """Draws the prompts of each PPO step, and makes the rollouts that the step learns from.
+    """Takes the prompts of each PPO step from the training data, and makes the rollouts that the step learns from.
 
     Attributes:
         prompts: the order of the prompts.
@@ -51,7 +52,7 @@ class StepRollouts:
         return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
 
     async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
-        """Does nothing here; in `RolloutsAhead`, samples the rollouts of the next step by the weights of `step`."""
+        """Does nothing here; in `RolloutsAhead`, samples the next step's rollouts before the update of `step`."""
 
     def check_next(self) -> None:
         """Does nothing here; in `RolloutsAhead`, raises the error that kept `look_ahead` from filling the next step."""
@@ -70,20 +71,20 @@ class StepRollouts:
         return FinishedRollouts(origin, groups, answered, greedy_scores)
 
     async def _differing(self, step: StepContext, first_draw: int) -> tuple[Groups, Sequence[Answered]]:
-        """Runs dynamic sampling; returns the groups that the step learns from, and all prompts drawn for them."""
+        """Runs dynamic sampling; returns the groups that the step learns from, and all prompts with their scores."""
         with step.record.timed("dynamic_sampling"):
             groups = await self._fill(step, first_draw)
             step.record.metrics |= groups.metrics()
             return groups.first(), groups.answered
 
     def _next_prompts(self, step: StepContext, draw: int) -> PromptBatch:
-        """Returns the batch of prompts with the number `draw`. A step belongs to the data epoch of its last batch."""
+        """Returns batch number `draw` of the training prompts, and records its data epoch as that of the step."""
         prompts = self.prompts.batch_at(draw)
         step.record.epoch = self.prompts.epoch_of(draw)
         return prompts
 
     async def _fill(self, step: StepContext, first_draw: int) -> KeptGroups:
-        """Samples and scores generations of prompts until `data.train_batch_size` groups have samples that differ."""
+        """Samples and scores responses until those of `data.train_batch_size` prompts differ in their scores."""
         config, filters = step.config, step.config.algorithm.filter_groups
         num_prompts, per_epoch = config.data.train_batch_size, self._generations_per_epoch
         groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
@@ -104,7 +105,7 @@ class StepRollouts:
 
 
 class KeptRollouts:
-    """Rollouts of a step that were sampled and scored before, as a `PendingRollouts` with a single part."""
+    """Rollouts of a step that are already sampled and scored; a `PendingRollouts` that has only one part."""
 
     def __init__(
         self,
@@ -135,5 +136,5 @@ class KeptRollouts:
         yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(("prompts", "responses")))
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
-        """Returns the prompts of every generation of the step, with the scores that were compared, before penalties."""
+        """Returns all prompts that were taken for the step, also dropped ones, with scores before penalties."""
         return self._answered

@@ -49,12 +49,12 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRollouts:
-    """The sampled and scored rollouts of one step: all that the step learns from, except what its own weights compute.
+    """The sampled and scored rollouts of a step that has not begun, which a checkpoint stores for a resumed run.
 
     Attributes:
         origin: the step of the rollouts, and the weights that have sampled them.
         groups: prompts, rollouts and scores, by prompt, then sample.
-        answered: every batch of prompts that was drawn for the step, with the scores of its responses.
+        answered: every batch of prompts that the actor answered for the step, with the scores of the responses.
         greedy_scores: [num_prompts], where the estimator needs them as a baseline; else None.
     """
 
@@ -64,7 +64,7 @@ class FinishedRollouts:
     greedy_scores: Float32s | None = None
 
     def serialise(self) -> bytes:
-        """Converts the rollouts into the content of a safetensors file."""
+        """Converts the rollouts into bytes, the content of a safetensors file."""
         groups, scores = self.groups, self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
         for name, column in groups.rollouts.columns.items():

@@ -1,4 +1,4 @@
-"""Samples responses on the actor in parts; finished parts are handed on while others are generated."""
+"""Makes the actor sample responses in parts; finished parts can be scored while others are generated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -38,7 +38,7 @@ class SampledRollouts:
         columns: Sequence[str] = ("responses",),
         is_greedy: bool = False,
     ) -> None:
-        """Prepares sampling; `earlier` goes to `PromptBatch.to_batch`, `columns` are fetched, greedy has one sample."""
+        """Prepares sampling; `earlier` is passed to `PromptBatch.to_batch`, `columns` are fetched from the actor."""
         self._actor, self._record, self._base_step = step.workers.actor, step.record, step.base_step
         sampling, num_samples = sampling_params(step.config.rollout, step.config.data), step.config.rollout.n
         if is_greedy:
@@ -71,7 +71,7 @@ class SampledRollouts:
     def of_candidates(
         cls, step: StepContext, prompts: PromptBatch, *, generation: int, earlier: NDArray[np.int64]
     ) -> Self:
-        """Makes the rollouts of one generation (from 1) of dynamic sampling; the step keeps some of them.
+        """Makes the rollouts of round `generation` (from 1) of dynamic sampling; the step keeps some of the rollouts.
 
         `earlier` are the row indices of the step's earlier generations. A prompt that is among them gets other seeds.
         """
@@ -94,7 +94,7 @@ class SampledRollouts:
         return rollouts
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts that have rows as they arrive. A cancelled caller does not disturb other callers."""
+        """Yields each part of the responses that has rows as soon as it has arrived. Several callers may iterate."""
         for fetched in self._fetched:
             part = await asyncio.shield(fetched)
             if len(part.places):

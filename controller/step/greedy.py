@@ -19,7 +19,7 @@ class GreedyRollouts:
         self._step = step
 
     async def scores(self) -> Float32s:
-        """Samples the greedy responses and scores them without any penalty; returns the scores, [num_prompts]."""
+        """Has the actor sample greedy responses, scores them without any penalty; returns the scores, [num_prompts]."""
         _, greedy = await PartCalls(self._step, self.rollouts, is_baseline=True).generate_and_score()
         self._step.record.metrics["critic/greedy_score/mean"] = float(greedy.scores.mean())
         return greedy.scores

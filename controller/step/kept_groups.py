@@ -1,4 +1,4 @@
-"""Decides for dynamic sampling which groups a step keeps, when the step has enough of them, and when it must give up.
+"""Decides for dynamic sampling which groups a step keeps, when it has enough groups, and when it must give up.
 
 Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so that the policy
 learns nothing from it. P prompts, n samples of each.
@@ -34,17 +34,18 @@ class Groups:
     scores: Scores
 
     def take(self, places: NDArray[np.int64]) -> "Groups":
-        """Returns the groups of the prompts at these indices of the batch."""
+        """Selects some prompts by their indices, and returns them with their rollouts and scores."""
         num_samples = self.rollouts.num_rows // self.prompts.num_prompts
         rows = (places[:, None] * num_samples + np.arange(num_samples)).reshape(-1)
         return Groups(self.prompts.take(places), self.rollouts.take(rows), self.scores.take(rows))
 
 
 class KeptGroups:
-    """The groups that a step keeps from its generations of dynamic sampling, until there are `num_prompts` of them.
+    """Collects the groups that a step keeps in the rounds of dynamic sampling, until it has `num_prompts` groups.
 
-    Groups beyond `num_prompts` are not used. `generations_per_epoch` generations draw each prompt once. `answered` has
-    all prompts that were drawn, with the scores of their responses.
+    A round, or generation, samples responses to one batch of prompts. Groups beyond `num_prompts` are not used.
+    `generations_per_epoch` rounds take each prompt once. `answered` has all prompts that were taken, with the scores
+    of their responses.
     """
 
     def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, generations_per_epoch: int) -> None:
@@ -64,16 +65,16 @@ class KeptGroups:
 
     @property
     def num_generations(self) -> int:
-        """The number of generations that were drawn for the step."""
+        """The number of rounds of dynamic sampling (batches of prompts) that the step has needed so far."""
         return len(self.answered)
 
     @property
     def drawn_rows(self) -> NDArray[np.int64]:
-        """The row indices of all prompts that were drawn for the step so far."""
+        """The row indices, in the data files, of all prompts that were taken for the step so far."""
         return np.concatenate([NO_ROWS, *(prompts.row_indices for prompts, _ in self.answered)])
 
     def add(self, groups: Groups) -> None:
-        """Keeps those groups of a generation whose samples differ in the metric; counts the others.
+        """Adds those groups of a round of sampling whose responses differ in the metric; only counts the others.
 
         Raises:
             ConfigError: the scorer returns no such field.
@@ -87,11 +88,11 @@ class KeptGroups:
         self._num_barren = self._num_barren + 1 if is_alike_P.all() else 0
 
     def check(self) -> None:
-        """Checks that the step may draw another generation of prompts.
+        """Checks that dynamic sampling may take one more batch of prompts for the step.
 
         Raises:
-            GroupsRanOut: the step has drawn as many generations as it may, or a whole data epoch without any group to
-                keep.
+            GroupsRanOut: the step has taken as many batches of prompts as it may, or a whole data epoch without any
+                group to keep.
         """
         limit, key = self._config.max_num_gen_batches, "algorithm.filter_groups.max_num_gen_batches"
         if limit and self.num_generations >= limit:
@@ -113,7 +114,7 @@ class KeptGroups:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics train/num_gen_batches and training/filter_groups/... of all groups that were drawn."""
+        """Returns the metrics train/num_gen_batches and training/filter_groups/... about kept and dropped groups."""
         groups, num_drawn = "training/filter_groups", self._num_kept + self._num_dropped
         return {
             "train/num_gen_batches": float(self.num_generations),
@@ -125,7 +126,7 @@ class KeptGroups:
         }
 
     def first(self) -> Groups:
-        """Returns the groups that the step learns from: the first `num_prompts` kept ones, in the order of drawing."""
+        """Returns the groups that the step learns from: the first `num_prompts` that were kept."""
         kept = Groups(
             PromptBatch.join([groups.prompts for groups in self._kept]),
             concatenate([groups.rollouts for groups in self._kept]),
@@ -143,7 +144,7 @@ class KeptGroups:
 
 
 def metric_values(scores: Scores, metric: str) -> Float64s:
-    """Returns the number of each sample by which dynamic sampling compares the samples of a group, [P x n] float64.
+    """Returns for each sample the metric that dynamic sampling compares within a group, [P x n] float64.
 
     The value of a response whose scorer failed is 0. If a scorer returns no "acc", for instance because it returns a
     plain number, the response's score counts, like in validation.

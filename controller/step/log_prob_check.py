@@ -25,12 +25,12 @@ class LogProbCheck:
     first_step: int
 
     def is_due(self, step: int) -> bool:
-        """Returns True if the log-probs of this step are compared. The trainer's log-probs are then computed."""
+        """Returns True if this step compares the log-probs, so that the trainer's log-probs must be computed."""
         check_freq = self.config.check_freq or 0
         return check_freq > 0 and (step == self.first_step or step % check_freq == 0)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Checks the difference of log-probs in the metrics of a step, if the check is due and the step has tokens.
+        """Checks that the step's metrics show no too large difference of log-probs, in steps that compare them.
 
         Raises:
             RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, or not a number.

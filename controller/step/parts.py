@@ -1,4 +1,4 @@
-"""Rollouts whose responses arrive in parts, and the calls that score or compute each part as soon as it has arrived."""
+"""Defines rollouts that arrive in parts, and the calls that score each part or compute a column once it has arrived."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ Compute = Callable[..., Awaitable[CommandReply]]
 
 @dataclass(frozen=True, eq=False)
 class RolloutPart:
-    """Some responses of a batch that have ended one after another, and are handed on together.
+    """Some responses of a batch that ended one after another, and are fetched, scored and sent on together.
 
     Attributes:
         slot: the slot in which the workers keep the rows: a part of the batch's slot, or the whole slot if this is the
@@ -60,7 +60,7 @@ class PendingRollouts(Protocol):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """[num_rows], for each row of the batch its index in the joined parts; known after `generate`."""
+        """[num_rows], for each row of the batch its index in the joined parts; available after `generate`."""
 
     async def generate(self) -> Batch:
         """Puts the responses into the actor's slot; returns prompts and responses, ordered by prompt, then sample."""
@@ -69,7 +69,7 @@ class PendingRollouts(Protocol):
         """Yields the parts of the rollouts that have rows, one after the other, each as soon as it has arrived."""
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
-        """Returns each batch of prompts that was drawn for the step, with the scores of its responses.
+        """Returns each batch of prompts that the actor answered for the step, with the scores of the responses.
 
         `scores_B` are the scores of the step's rows.
         """
@@ -86,9 +86,9 @@ class PartCalls:
     """Scores each part of pending rollouts, or has a column computed for it; returns rows in the order of the prompts.
 
     Attributes:
-        is_baseline: True if the rollouts are only the baseline of others (ReMax).
+        is_baseline: True if the scores serve only as the baseline of the step's rollouts (ReMax).
         is_learned_from: True if truncated responses are marked, and overlong responses get a penalty.
-        asks_model: True if the reward model scores the responses, if there is one.
+        asks_model: True if the reward model, where the run has one, scores the responses, too.
         num_examine: the number of responses per data source that are logged.
     """
 
@@ -110,9 +110,9 @@ class PartCalls:
         compute: Compute,
         column: str,
     ) -> Batch:
-        """Sends each part to the group `host`, which computes a column for it at once; returns the column of all rows.
+        """Sends each part to the worker group `host`, which computes a column for it; returns the column of all rows.
 
-        The critic's group computes after its update of the step before. The rows are sent during that update.
+        The critic's group first ends its update of the step before. The rows are sent during that update.
         """
         columns, record = [], self.step.record
         async for part in self.rollouts.parts():
