@@ -65,7 +65,7 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
-    """Trains, or with `--check` only checks the inputs: what `python -m controller` does without a command."""
+    """Trains, or with `--check` only checks the inputs: the action of `python -m controller` without a command."""
     parser = _parser("", str(__doc__))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(

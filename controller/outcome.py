@@ -27,13 +27,13 @@ EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 
 
 
 class RunOutcome:
-    """How a run ends: the reason, the exit status, and the files summary.json and report.png.
+    """Decides how a run ends: the reason and the exit status; writes the files summary.json and report.png.
 
     Attributes:
-        reason: why the run ends; "failed" until another reason is certain.
+        reason: why the run ends, e.g. "completed"; "failed" until another reason is known.
         signal: the first signal that asked the run to end.
         digests: sha256 of the weights at the end of the run.
-        summary: the content of summary.json; None until it is certain.
+        summary: the content of summary.json; None until `finish` has made it.
     """
 
     def __init__(self, folder: RunFolder, display: Display) -> None:
@@ -47,7 +47,7 @@ class RunOutcome:
         self._started_s = time.monotonic()
 
     def fail(self, error: Exception) -> None:
-        """Records an error that ends the run as the reason of its end, and prints one sentence for the user."""
+        """Records an error that ends the run, which sets reason and exit status; prints one sentence for the user."""
         if isinstance(error, ConfigError) or (isinstance(error, GroupFailed) and error.is_bad_input):
             self.reason = "bad_input"
         else:
@@ -125,7 +125,7 @@ class RunOutcome:
         """Prints and logs one sentence about an error that ends the run.
 
         The traceback is in the log file of the group that the sentence names. Storage that has failed once fails again
-        while the run is closed. The user reads only the first sentence.
+        while the run is closed; therefore only the first such error is printed.
         """
         if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())

@@ -54,7 +54,7 @@ class Inputs:
         return config.changed("run", {"total_steps": min(run.total_steps or steps, steps)})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
-        """Returns the data sources that need a reward function: all, or with a reward model those that have one."""
+        """Returns the data sources scored by a reward function: all, or with a reward model those with a function."""
         return self.data_sources if self.reward_tokenizer is None else scored_sources(config, self.data_sources)
 
 
@@ -116,7 +116,7 @@ def load_inputs(config: Config) -> Inputs:
 def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
     """Checks that built-in scorers give the metric by which dynamic sampling compares samples; ConfigError if not.
 
-    What a user's function gives is seen only in the run.
+    What a user's reward function returns is known only when the run calls it.
     """
     filters = config.algorithm.filter_groups
     for source in sorted(data_sources) if filters.enable and not filters.compares_scores else ():
@@ -139,7 +139,7 @@ def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
 
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
-    """Makes the order of the training prompts: a user's sampler, after a trial, or a function of seed and epoch."""
+    """Makes the source of training prompts: a user's sampler, which is tried first, or an order by seed and epoch."""
     data, seed = config.data, config.run.seed
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
@@ -149,7 +149,7 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:
-    """Checks that validation will give the metrics that the configuration names, as far as this is known in advance.
+    """Checks that validation will compute the metrics that the configuration names, as far as is known before the run.
 
     Raises:
         ConfigError: nothing is validated, or no validation prompt has the data source of the metric, or a prompt has
@@ -176,15 +176,15 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
 
 
 async def check_rewards(config: Config, inputs: Inputs) -> None:
-    """Starts the scoring processes as a trial, and ends them; ConfigError if they cannot start a user's function."""
+    """Starts and ends the scoring processes once, as a trial; ConfigError if they cannot load a user's function."""
     async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
         pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
-    """Keeps the validation prompts whose data source has a reward function; returns None if no prompt is left.
+    """Returns the validation prompts whose data source has a reward function; None if there is no such prompt.
 
-    A reward model does not validate.
+    The others cannot be scored, because a reward model is not used in validation.
     """
     judged = scored_sources(config.reward, val_prompts.data_sources)
     if without := sorted(val_prompts.data_sources - judged):

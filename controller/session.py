@@ -1,4 +1,4 @@
-"""Runs one controller process: sets up, trains, recovers after lost groups, and writes a summary on every way out."""
+"""Runs one controller process: sets up, trains, recovers lost worker groups, and writes a summary however it ends."""
 
 import asyncio
 import logging
@@ -97,7 +97,7 @@ class Session:
         return self._outcome.exit_status()
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
-        """Handles SIGINT or SIGTERM: the first lets the running step end and be saved, the second exits at once."""
+        """Handles SIGINT or SIGTERM: the first signal ends the run after the running step, the second at once."""
         if self._outcome.signal is not None or self._phase == "closing":
             self._leave_at_once()
         self._outcome.signal, self._outcome.reason = number, "interrupted"
@@ -225,7 +225,7 @@ class Session:
 
 
 def _log_way_back(step: int, lost_step: int, incomplete_step: int) -> None:
-    """Logs how many steps a recovery repeats: from the checkpoint of `step` to `lost_step`, which was in work."""
+    """Logs how many steps a recovery repeats: those after the restored `step`, up to `lost_step`, which was running."""
     why = f": the checkpoint of step {incomplete_step} was not complete" if incomplete_step > step else ""
     start = f"the checkpoint of step {step}" if step else "step 0, the initial models"
     log.warning("back to %s%s; steps made again: %d", start, why, lost_step - step)

@@ -1,1 +1,1 @@
-"""The run folder, the controller's state and the checkpoints, from which a training run is resumed."""
+"""Stores what a training run is resumed from: the run folder, the controller's state, and the checkpoints."""

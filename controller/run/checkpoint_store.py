@@ -76,10 +76,10 @@ class CommitMarker(SealedFile):
 
 
 class CheckpointStore:
-    """The folder `checkpoints` of a run, with all of the run's pair checkpoints.
+    """Reads, writes and removes the pair checkpoints in the folder `checkpoints` of a run.
 
     Attributes:
-        run_id: the id of the run, which is written into its checkpoints; empty for readers that are no run.
+        run_id: the id of the run, which is written into its checkpoints; empty in tools that only read.
     """
 
     def __init__(self, path: Path, run_id: str = "") -> None:
@@ -108,12 +108,12 @@ class CheckpointStore:
         return max(self.steps(), default=0)
 
     def way_to_other_keys(self) -> str:
-        """Words the advice for keys that a resumed run cannot change: the overrides that start a new run."""
+        """Returns the text that ends the error for changed keys of a resumed run: how to start a new run instead."""
         start = f" run.resume={self.folder(step)}" if (step := self.latest_step()) else ""
         return f"a resumed run keeps these keys, a new run may change them: run.dir=NEW{start}"
 
     def last_good(self) -> str:
-        """Words the end of an error sentence: the checkpoint from which a run that has to stop can go on."""
+        """Returns the text that ends an error message: the newest checkpoint, from which the run can be resumed."""
         step = self.latest_step()
         if step == 0:
             return "there is no earlier checkpoint, the run would start again at step 0"
@@ -148,7 +148,7 @@ class CheckpointStore:
         return bool(self.run_id) and marker.run_id not in ("", self.run_id)
 
     def newest_whole_step(self) -> int:
-        """Finds the newest checkpoint that passes `check`, and renames damaged newer ones; returns its step or 0."""
+        """Returns the step of the newest checkpoint that passes `check`, or 0; renames newer ones as damaged."""
         while step := self.latest_step():
             try:
                 self.check(step)
@@ -171,7 +171,7 @@ class CheckpointStore:
     def rollouts(self, step: int) -> bytes | None:
         """Reads the finished rollouts of the step after `step` from its checkpoint; None if the checkpoint has none.
 
-        Rollouts of another run count as none: that run's prompts, rewards and sampling may be others.
+        Rollouts that another run has sampled are not used, because its prompts, rewards and sampling may be different.
         """
         has_rollouts = CommitMarker.read(self.folder(step) / MARKER).rollouts is not None
         return (self.folder(step) / ROLLOUTS).read_bytes() if has_rollouts else None
@@ -237,7 +237,7 @@ class CheckpointStore:
         new_link.replace(link)
 
     def remove_leftovers(self) -> list[int]:
-        """Removes uncommitted checkpoints, whose steps it returns, and temporary files. No save may run meanwhile."""
+        """Removes temporary files and uncommitted checkpoints, whose steps it returns. No save may run meanwhile."""
         halves = self.incomplete_steps()
         for step in halves:
             shutil.rmtree(self.folder(step), ignore_errors=True)
@@ -254,7 +254,7 @@ class CheckpointStore:
             (self.path / "best").unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
-        """Removes a checkpoint, its marker first: after an interrupted removal no checkpoint looks whole."""
+        """Removes a checkpoint, first its commit marker, so that a half-removed checkpoint never counts as complete."""
         (self.folder(step) / MARKER).unlink(missing_ok=True)
         shutil.rmtree(self.folder(step), ignore_errors=True)
 
@@ -282,14 +282,14 @@ class CheckpointStore:
         return step
 
     def _copy(self, folder: Path, step: int) -> None:
-        """Replaces the checkpoint of `step` by a copy, marker last, so that an interrupted copy never looks whole."""
+        """Replaces the checkpoint of `step` by a copy, whose marker comes last: a half-made copy is never used."""
         self._remove(step)
         target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
         shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)
         self._mark_adopted(folder, step)
 
     def _mark_adopted(self, folder: Path, step: int) -> None:
-        """Writes the marker of an adopted checkpoint, with this run's id and the folder that it came from."""
+        """Writes the marker of a checkpoint copied from another run, with this run's id and the original folder."""
         marker = CommitMarker.read(folder / MARKER)
         origin = f"{folder.resolve()}, run {marker.run_id or 'unknown'}"
         rollouts = marker.rollouts if marker.run_id == self.run_id else None

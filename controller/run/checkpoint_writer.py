@@ -31,11 +31,11 @@ class CheckpointWriter(BackgroundTask):
 
     Attributes:
         clients: the clients of all trained roles, which save at the same time unless the schedule is serial.
-        on_saved: called with the spans of the engines when all parts are durable, before the checkpoint is committed.
+        on_saved: called with the spans of the saves when all parts are durable, before the checkpoint is committed.
         on_commit: called with the step when its checkpoint is committed.
 
     Raises (from `begin`, `join` or `check`):
-        CheckpointFailed: the storage of the checkpoint before has failed; any other error of that checkpoint as it is.
+        CheckpointFailed: the storage failed for the previous checkpoint; its other errors are raised unchanged.
     """
 
     store: CheckpointStore
@@ -64,7 +64,7 @@ class CheckpointWriter(BackgroundTask):
         metrics: Awaitable[Mapping[str, float]],
         rollouts: Callable[[], bytes] | None = None,
     ) -> None:
-        """Starts to write the checkpoint of `state.step` in the background, after the checkpoint before is written.
+        """Starts to write the checkpoint of `state.step` in the background, once the previous checkpoint is written.
 
         The metrics of the step, which exist when its updates are committed, are stored, too: a resumed run may have to
         write the step's line in metrics.jsonl. `rollouts` makes the content of the file with finished rollouts of the
@@ -103,7 +103,7 @@ class CheckpointWriter(BackgroundTask):
         manifests: Mapping[str, str],
         rollouts: Callable[[], bytes] | None,
     ) -> None:
-        """Commits the checkpoint in a thread. A cancellation waits for that thread, because it cannot be stopped."""
+        """Commits the checkpoint in a thread. If cancelled, waits for the thread, which cannot be stopped."""
         part, keep, best = state.model_dump(mode="json"), self.config.checkpoint.keep, state.best_step
 
         def commit() -> None:

@@ -1,4 +1,4 @@
-"""Decides where a run ends: after its last step, or with the last prompts of its epochs."""
+"""Decides where a run ends: after its last step, or when the prompts of its data epochs are used up."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -18,7 +18,7 @@ class RunEnd:
         last_step: the last step of this process.
         total_steps: the last step of the run, which may go on after this process (`run.stop_after_step`).
         last_draw: the number of the last batch of prompts in `run.total_epochs`; None without that key. Dynamic
-            sampling may draw this batch before the last step. It fills the step nevertheless.
+            sampling may take this batch before the last step; then the run ends with the step that it was taken for.
     """
 
     last_step: int
@@ -33,7 +33,7 @@ class RunEnd:
         return cls(config.last_step, total_steps, None if epochs is None else prompts.num_steps(epochs))
 
     def has_step(self, step: int, first_draw: int) -> bool:
-        """Returns True if the run has this step, in any process; `first_draw` numbers the step's first prompt batch."""
+        """Returns True unless the run ends before this step; `first_draw` is the number of its first prompt batch."""
         return step <= self.total_steps and (self.last_draw is None or first_draw <= self.last_draw)
 
     def is_reached(self, state: RunState) -> bool:

@@ -40,7 +40,8 @@ def read_epoch(record: Path) -> tuple[str, int]:
     """Parses the run id and the epoch, the number of the last start, from a file controller.epoch.
 
     Raises:
-        ConfigError: the file lacks one of them. A new file would not do: workers refuse an epoch that goes back.
+        ConfigError: the file lacks one of them. The file is not made anew, because workers refuse an epoch
+            lower than before.
     """
     content = record.read_bytes()
     with suppress(ValueError, TypeError, KeyError):
@@ -56,7 +57,7 @@ def read_epoch(record: Path) -> tuple[str, int]:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Returns True if a controller has locked the run folder. A controller that starts now waits for the answer."""
+    """Returns True if a controller has locked the run folder. Locks it briefly; a controller that starts then waits."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
             return not try_lock(lock_file, shared=True)
@@ -65,7 +66,7 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _hold(lock_file: TextIO) -> bool:
-    """Locks the run folder for a controller, after calls of `is_held` have ended; returns False if another has it."""
+    """Locks the run folder for this controller, and returns True; returns False if another controller has locked it."""
     deadline = time.monotonic() + _MAX_QUESTION_S
     while not try_lock(lock_file):
         if time.monotonic() > deadline or not try_lock(lock_file, shared=True):  # a controller excludes also this lock
@@ -76,7 +77,7 @@ def _hold(lock_file: TextIO) -> bool:
 
 
 class RunFolder:
-    """The folder of one run; as a context manager it locks the folder for this controller.
+    """The folder of one run, with the run's configuration; as a context manager locks the folder for this controller.
 
     Inside the context, `config` has the values that the controller has chosen for keys with `auto`, and `changes` has a
     line for each key that has another value than at the last start.
@@ -118,7 +119,7 @@ class RunFolder:
             (self.path / self.lease.nonce).unlink(missing_ok=True)
 
     def put_config_back(self) -> None:
-        """Writes the configuration of the last start into config.yaml again, for a start that does nothing."""
+        """Restores the config.yaml of the previous start, because this start has trained nothing."""
         if self._config_before:
             write_atomically(self.config_file, self._config_before)
 
@@ -177,7 +178,7 @@ class RunFolder:
         return None
 
     def _stored(self) -> Any:
-        """Reads config.yaml of the run in the folder as a mapping; None if no step was recorded or saved."""
+        """Reads the config.yaml of the folder's run as a mapping; None if no step is in metrics or checkpoints."""
         lines, _ = (read_metrics(self.path / name) for name in (METRICS_FILE, SAMPLES_FILE))
         has_history = bool(lines or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
@@ -192,7 +193,7 @@ class RunFolder:
         return with_renamed_keys(stored)
 
     def _take_lease(self) -> Caller:
-        """Writes this start's lease (run id, epoch raised by 1, nonce), and returns it. A folder keeps its run id."""
+        """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""
         record = self.path / "controller.epoch"
         run_id, epoch = secrets.token_hex(8), 0
         if record.exists():

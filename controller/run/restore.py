@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class RestorePoint:
     """The checkpoint from which the run starts, or to which it goes back after the loss of a group.
 
-    Until every role has been restored once, this is the checkpoint from which the run starts (`run.resume`). Later
-    checkpoints of an earlier start may still lie in the folder. They do not count, also if a group is lost at this
-    time. After the first restore, it is the newest whole checkpoint.
+    Until every role has been restored once, this is the checkpoint that `run.resume` chooses, also if a group is lost
+    meanwhile: later checkpoints of an earlier start, which may still lie in the folder, are not used. After the first
+    restore, it is the newest undamaged checkpoint.
 
     Attributes:
         step: the step of the checkpoint; 0 stands for the initial models.
@@ -61,7 +61,7 @@ class RestorePoint:
         self.rollouts = self._store.rollouts(self.step) if self.step else None
 
     async def restore(self, groups: WorkerGroups) -> Sequence[Span]:
-        """Makes every role load this checkpoint, or the newest whole one before it; removes later checkpoints.
+        """Makes every role load this checkpoint, or if damaged the newest whole one before it; removes later ones.
 
         A damaged checkpoint is renamed with a warning. If no checkpoint is left, the roles load their initial models.
 

@@ -45,7 +45,7 @@ class RunState(BaseModel):
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def config_at_step(self, config: Config) -> Config:
-        """Returns the configuration of the step in work, with the values of its phase and the adaptive coefficients."""
+        """Returns the configuration of the running step, with the values of its phase and the adaptive coefficients."""
         config = config.at_step(self.step)
         algorithm, actor = config.algorithm, config.actor
         if algorithm.kl_ctrl == "adaptive":
@@ -59,7 +59,7 @@ class RunState(BaseModel):
     def after(self, record: StepRecord, config: Config, num_draws: int, sampler: Mapping[str, Any] | None) -> Self:
         """Returns the state after the updates of a step: new adaptive coefficients, totals and position in the prompts.
 
-        `num_draws` batches of prompts were drawn for the step.
+        `num_draws` batches of prompts were taken for the step.
         """
         config, experience, entropy = config.at_step(self.step), record.experience, record.entropy
         entropy_coeff, adaptive = self.entropy_coeff, config.algorithm.adaptive_entropy
@@ -82,7 +82,7 @@ class RunState(BaseModel):
 
     @property
     def draw(self) -> int:
-        """The number of a batch of prompts: the first batch of the step in work, else the last batch that was drawn."""
+        """The number of the first batch of prompts of the running step; between steps, of the last batch taken."""
         return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:
@@ -91,17 +91,17 @@ class RunState(BaseModel):
         return Normalization(config.reward.shaping, normalize_values, self.running)
 
     def at_step(self, step: int) -> Self:
-        """Returns a copy of this state with `step` as the step in work."""
+        """Returns a copy of this state with `step` as the step that runs now."""
         return self.model_copy(update={"step": step})
 
     def is_sampled_alike(self, config: Config) -> bool:
-        """Returns True if the latest validation sampled responses by the keys of `config`, or by unknown keys."""
+        """Returns True if the latest validation sampled with the settings of `config`, or its settings are unknown."""
         return self.validation_sampling in (None, _sampling(config))
 
     def validated(self, step: int, validation: ValidationResult, config: Config) -> Self:
         """Returns the state after a validation of the policy of `step`: new accuracy, best step, and stagnation count.
 
-        The accuracy of step 0 is dropped if the responses are sampled in another way now: the two cannot be compared.
+        The accuracy of step 0 is dropped if `config` now samples responses differently: the two cannot be compared.
 
         Raises:
             ConfigError: the configuration names a metric that validation does not have.
@@ -130,5 +130,5 @@ class RunState(BaseModel):
 
 
 def _sampling(config: Config) -> Mapping[str, float]:
-    """Returns the configuration keys by which the responses of a validation are sampled, with their values."""
+    """Returns the values of the configuration keys that decide how a validation samples responses."""
     return config.evaluation.model_dump(include={"n", "temperature", "top_p", "top_k"})

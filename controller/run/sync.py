@@ -15,7 +15,8 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     """Sends the steps, samples and report of a run folder to the trackers (W&B, MLflow, ...) that lack them.
 
     Args:
-        run_dir: the run folder; the command writes into `trackers/` and `logs/`, clients write into folders of theirs.
+        run_dir: the run folder; the command writes into `trackers/` and `logs/`, the trackers' clients write into
+            folders of their own.
         names: the trackers; by default those of the run's configuration. Other trackers get the whole run.
         timeout_s: the longest time that sending may take, in seconds.
 

@@ -63,7 +63,7 @@ class ActorClient(WorkerClient):
         terms: actor_pb2.LossTerms | None = None,
         advance_only: bool = False,
     ) -> CommandReply:
-        """Makes one PPO update of the policy, which commits the slot's step; `advance_only` leaves the weights as they are.
+        """Makes one PPO update of the policy, which commits the slot's step; `advance_only` keeps the weights as is.
 
         `terms` are the terms of the loss, by default those of the worker's configuration.
         """
