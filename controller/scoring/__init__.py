@@ -1,1 +1,1 @@
-"""Scores responses: from token ids to numbers by reward functions, and adjustments of these numbers."""
+"""Scores responses by decoding their token ids and calling reward functions, and adjusts the scores."""

@@ -19,7 +19,7 @@ Lengths = NDArray[np.integer[Any]]
 
 
 def mark_truncated(scores: Scores, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Marks truncated responses in `Scores`: those of the greatest length that no EOS and no stop text has ended."""
+    """Marks truncated responses in `Scores`: responses of maximum length that end with neither EOS nor a stop text."""
     is_truncated_B = (lengths_B >= max_response_length) & ~(scores.has_eos | scores.has_stopped)
     return replace(scores, is_truncated=is_truncated_B)
 
@@ -79,6 +79,6 @@ def add_model_scores(
 
 
 def without_model_scores(scores: Scores) -> Scores:
-    """Removes the reward model's part from scores and token scores; a data source without a scorer then has score 0."""
+    """Removes the reward model's part from scores and token scores; without a reward function, a score is then 0."""
     rule_scores_B = np.where(np.isnan(scores.rule_scores), np.float32(0.0), scores.rule_scores)
     return replace(scores, scores=rule_scores_B, token_scores=scores.rule_token_scores)

@@ -22,7 +22,7 @@ from splitppo.batch import Batch, Column
 
 
 class ScoringFailed(Exception):
-    """Scorers failed for too many responses; the message is one sentence."""
+    """Reward functions failed for too many responses; the message is one sentence."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Scorer:
 
     Attributes:
         tokenizer: decodes the responses.
-        manager: the reward functions.
+        manager: calls the reward functions.
         reward_tokenizer: encodes the rows of the reward model; None if there is no reward model.
         stop: the texts that end a response.
     """
@@ -57,7 +57,7 @@ class Scorer:
         """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
-        the score is 0, and the reward model alone decides.
+        the score is 0, and only the reward model's score is added to it later.
         """
         responses = rollouts["responses"].rows()
         texts = self.tokenizer.decode_batch(responses)
@@ -95,10 +95,10 @@ class Scorer:
 
 
 def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:
-    """Checks that scorers failed for at most this share of the responses, which `whose` names, e.g. "step 3".
+    """Checks that reward functions failed for at most this share of responses; `whose` names these, e.g. "step 3".
 
     Raises:
-        ScoringFailed: scorers failed for more responses.
+        ScoringFailed: reward functions failed for more responses.
     """
     failed = np.flatnonzero([failure is not None for failure in scores.failures])
     if len(failed) > max_error_rate * scores.num_rows:

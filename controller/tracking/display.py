@@ -37,7 +37,7 @@ def open_display(stream: TextIO | None = None) -> "Display":
 
 
 class Display:
-    """Shows the progress of a run on the screen. The run reports events; the display decides how they look."""
+    """Shows the progress of a run on the screen. Each method shows one kind of event of the run."""
 
     def __init__(self, console: Console, *, has_panel: bool) -> None:
         self._console = console
@@ -72,7 +72,7 @@ class Display:
             self._refresh()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows that a step is finished, with the few metrics that the display knows."""
+        """Shows that a step is finished, with a few of its metrics."""
         self._step, self._metrics = step, metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
@@ -133,7 +133,7 @@ class Display:
             self._live.refresh()
 
     def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
-        """Returns (name, formatted number) pairs for the user: reward, accuracy, KL, speed, ETA, as far as known."""
+        """Returns (name, formatted number) pairs to show: of reward, accuracy, KL, speed and ETA the known ones."""
         metrics = self._metrics
         kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
         num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
@@ -168,7 +168,7 @@ class Display:
 
 
 class _Console(Console):
-    """A rich console that prints no more once its reader has closed the pipe; the run and its log files go on."""
+    """A rich console that stops printing once the reader of the pipe (e.g. `head`) has closed it; the run goes on."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -193,7 +193,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
 
 
 def _price_of_a_loss(config: Config, step: int) -> str:
-    """Says in one sentence how many steps the run repeats after the loss of a worker group."""
+    """Returns a sentence for the user: how many steps the run repeats after the loss of a worker group."""
     save_freq = config.checkpoint.save_freq
     first = step + save_freq - step % save_freq if save_freq > 0 else None
     if first is None or first >= config.last_step:
@@ -218,7 +218,7 @@ def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draws values as a text of bars of eight heights from their minimum to their maximum; "" for a single value."""
+    """Draws values as a text, one bar character per value, scaled from minimum to maximum; "" for a single value."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""Sets up the controller's log: a file in the run folder, and lines of the display, which never break its panel."""
+"""Sets up the controller's log: records go to a file in the run folder, and to the display above its live panel."""
 
 import logging
 from pathlib import Path

@@ -138,7 +138,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """Chooses the step for the timeline: one with neighbours, nearest to the median duration; None without a step."""
+    """Chooses the step that the timeline shows: one of median duration between two others; None without steps."""
     calls: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.is_call:
@@ -157,7 +157,7 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
 def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
     """Returns the start of a step, the end of the last work for it, and the start of the next step, in unix seconds.
 
-    If the run paused after the step, or ended with it, the third time is the end of the step.
+    If the run paused or ended after the step, the third time is the end of the last work.
     """
     own = _own(spans, step)
     start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
@@ -166,7 +166,7 @@ def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
 
 
 def _own(spans: Sequence[Span], step: int) -> list[Span]:
-    """Returns the spans of a step's calls, validation and checkpoint, not of its restore, which may come much later."""
+    """Returns a step's spans without those of restores to the step, which may come much later."""
     return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
 
 
@@ -198,7 +198,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
-    """Draws the work of each pool during one step and beside it; the work of neighbouring steps is pale."""
+    """Draws the work of each pool during one step and beside it; the work of neighbouring steps is drawn pale."""
     from matplotlib.patches import Patch
 
     step = step_to_show(spans)
@@ -236,7 +236,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
 
 
 def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
-    """Draws a span as a bar, and its name if it fits; `times`: the step's start, the plot's first and last moment."""
+    """Draws a span as a bar, and its name if it fits; `times`: the step's start, the plot's first and last time."""
     start, left, right = times
     begin, end = max(span.started_s, left), min(span.finished_s, right)
     (label, colour, is_dark), own = PHASES[span.name], span.step == step

@@ -21,7 +21,7 @@ from splitppo.config import Config
 
 
 class Recorder:
-    """Records the steps of a run: metrics, samples, trace, rollouts, display. At most two are open (`overlap`)."""
+    """Records the steps of a run in files and on the display. Two steps may be open at a time (schedule `overlap`)."""
 
     def __init__(
         self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
@@ -53,7 +53,7 @@ class Recorder:
         metrics: Mapping[str, float] | None,
         spans: Sequence[Span] = (),
     ) -> None:
-        """Opens the run's files without steps after the restored `step` (0: without any step), and drops open steps.
+        """Opens the run's files and removes the steps after the restored `step` (0: all steps); drops open steps.
 
         The traffic of `clients` is counted. `spans` are those of the restore. `metrics` are those of the restored step
         in its checkpoint; they are written if the run was killed before it had written their line.
@@ -91,9 +91,9 @@ class Recorder:
         return self._open[-1]
 
     def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
-        """Delays the line of a step, and later lines, in metrics.jsonl until `release`; the future gets the metrics.
+        """Delays the step's line and later ones in metrics.jsonl until `release`; the future gets the step's metrics.
 
-        A reader of the line of a checkpointed step can rely on the checkpoint. `step` must not be complete yet.
+        So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
         """
         self._blocked_step, self._blocked_metrics = step, asyncio.get_running_loop().create_future()
         return self._blocked_metrics
@@ -113,7 +113,7 @@ class Recorder:
         self._trace.add(spans)
 
     def close(self, record: StepRecord) -> None:
-        """Ends the time of a step's own work, and counts the bytes that were moved for the step."""
+        """Closes a step's record: stores the time at which its own work ended, and the bytes that were moved for it."""
         record.ended_s = time.time()
         record.traffic = self._traffic() - record.traffic
 
@@ -137,7 +137,7 @@ class Recorder:
             self.add_spans(validation.spans)
 
     def complete_oldest(self) -> None:
-        """Completes the step that was opened first, whose updates are done: writes its spans, samples and metrics."""
+        """Completes the oldest open step, whose updates have ended: writes its spans, samples and metrics."""
         record = self._open.popleft()
         self._trace.add(record.spans)
         metrics = {
@@ -160,7 +160,7 @@ class Recorder:
             self._blocked_metrics.set_result(metrics)
 
     def _publish(self) -> None:
-        """Writes to metrics.jsonl, and shows, all finished lines up to the step whose line is delayed."""
+        """Writes all finished lines before the delayed one to metrics.jsonl, and shows them on the display."""
         while self._unpublished and self._unpublished[0][0] != self._blocked_step:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)

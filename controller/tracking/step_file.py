@@ -32,8 +32,8 @@ class StepFile:
     def __init__(self, path: Path, restored_step: int = sys.maxsize) -> None:
         """Opens an existing file; removes steps after `restored_step`, and a last line that a crash has cut off.
 
-        A `restored_step` of -1 removes all steps. If lines are removed, another file takes the place of this file, so
-        that a reader notices it.
+        A `restored_step` of -1 removes all steps. If lines are removed, a new file (another inode) replaces the file,
+        by which a reader notices the change.
 
         Raises:
             ConfigError: `read_metrics` cannot read the file.

@@ -45,7 +45,7 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
 
 
 def _where(mask_N: Mask, values_N: Floats) -> Floats:
-    """Selects the values where the mask is True; returns the same array, not a copy, if the mask is True everywhere."""
+    """Selects the values where the mask is True; returns the array itself if the mask is True everywhere."""
     return values_N if mask_N.all() else values_N[mask_N]
 
 
@@ -79,7 +79,7 @@ def length_metrics(
 
 
 def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
-    """Computes global_seqlen/...: prompt and response tokens per rank, for rows in order and for balanced rows."""
+    """Computes global_seqlen/...: tokens per rank, for rows split in order, and split by balanced cost."""
     in_order_R = [int(part.sum()) for part in np.array_split(lengths_B, num_ranks)]
     costs_B = attention_cost(lengths_B.astype(np.int32))
     balanced_R = [int(lengths_B[rows].sum()) for rows in partition(costs_B, num_ranks)]
@@ -109,7 +109,7 @@ def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 
 def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Computes reward/symbolic_...: how many answers sympy did not compare in time, or was not asked to compare."""
+    """Computes reward/symbolic_...: how many answers sympy did not compare: it was too slow, or not called."""
     outcomes = extra.get(SYMBOLIC, ())
     return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
 

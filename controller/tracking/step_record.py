@@ -1,4 +1,4 @@
-"""Collects what happens in one step while it runs, and makes the step's metrics line of it."""
+"""Collects spans, timings and metrics of one step while it runs, and computes the step's line of metrics.jsonl."""
 
 import time
 from collections import Counter, defaultdict
@@ -67,7 +67,7 @@ class StepRecord:
 
     @cached_property
     def learning(self) -> dict[str, float]:
-        """The metrics critic/... of the experience, computed once, from every token, while the engines work."""
+        """The metrics critic/... of the step's experience; they are computed at the first access and then stored."""
         return learning_metrics(self.experience)
 
     @contextmanager
@@ -81,13 +81,13 @@ class StepRecord:
 
     @contextmanager
     def span(self, pool: str, name: str) -> Iterator[None]:
-        """Records the time of a `with` block as a span of the timeline: work of the controller or its scorers."""
+        """Records the time of a `with` block in the timeline, as a span of a pool (controller or scoring)."""
         started_s = time.time()
         yield
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
     def add_work_of(self, other: "StepRecord") -> None:
-        """Adds the spans and times of another step's record, whose work was done during this step."""
+        """Adds the spans and timings of another record to this one: work for another step, done during this step."""
         self.spans += other.spans
         for name, seconds in other.timings_s.items():
             self.timings_s[name] += seconds
@@ -102,7 +102,7 @@ class StepRecord:
 
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
-    """Computes all metrics of a step that is closed and updated; `spans` has all spans since the step began."""
+    """Computes all metrics of a step whose updates have ended; `spans` has all spans since the step began."""
     experience, scores = record.experience, record.scores
     extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))

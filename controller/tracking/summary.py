@@ -1,4 +1,4 @@
-"""The content of `summary.json`, a run's results in numbers, which is written on every exit but SIGKILL."""
+"""Defines the content of `summary.json`, a run's results in numbers, written whenever a run ends except by SIGKILL."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ class Overlap(_Part):
 
 
 class WeightsDigests(_Part):
-    """The sha256 of the actor's and the critic's weights; null without such a role, or if it could not be asked."""
+    """The sha256 of the actor's and the critic's weights; null without this role, or if its group did not answer."""
 
     actor: str | None = None
     critic: str | None = None

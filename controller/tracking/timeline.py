@@ -1,6 +1,6 @@
 """Writes and reads `trace.json`, the timeline of the pools' work, in Chrome's trace event format, for Perfetto.
 
-`trace.json` is one JSON array with one event per line, so that a step is appended without another write of the rest. An
+`trace.json` is one JSON array with one event per line, so that a step can be appended. An
 interrupted write does no harm, because in this format the end of the array may be missing.
 """
 
@@ -61,7 +61,7 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """Returns the number of the pool's first row in the timeline that is free: events in a row must not overlap."""
+        """Returns the number of the pool's first free row in the trace, because events in one row must not overlap."""
         time, lanes = (span.started_s, span.finished_s), self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):
             place = bisect(lane, time)
@@ -75,7 +75,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> list[Span]:
-    """Parses the spans of a trace file, without torn lines and lines of other content; [] without a file."""
+    """Parses and returns the spans of a trace file; skips broken lines and other events; [] without a file."""
     if not path.exists():
         return []
     spans = []
@@ -87,7 +87,7 @@ def read_trace(path: Path) -> list[Span]:
 
 
 def _span_of(event: Any) -> Span:
-    """Converts an event of the trace format to a `Span`; an error if the event lacks the keys of a span."""
+    """Converts an event of the trace format to a `Span`; raises if the event lacks a key that a span needs."""
     POOLS.index(event["cat"])
     start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
     return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

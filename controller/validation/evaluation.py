@@ -1,4 +1,4 @@
-"""Validates the policy: the actor answers held-out prompts, and the reward functions score the answers."""
+"""Validates the policy: the actor answers held-out prompts, and the scorer scores the answers."""
 
 import time
 from collections import defaultdict

@@ -24,9 +24,9 @@ class Best(BaseModel):
     def after(
         cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
     ) -> Self | None:
-        """Returns the best validation after that of `step` was compared with `before`, the best one so far.
+        """Compares the validation of `step` with `before`, the best one so far, and returns the better one as a `Best`.
 
-        An earlier best by another metric or mode does not count. Step 0 cannot be the best, because it has no
+        `before` is ignored if it was found by another metric or mode. Step 0 cannot be the best, because it has no
         checkpoint.
         """
         value = _value(metrics, metric, "checkpoint.best_metric")
@@ -48,7 +48,7 @@ class Stagnation(BaseModel):
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
-        """Returns the `Stagnation` after one more validation; None without early stopping. A new metric starts at 0."""
+        """Counts one more validation, and returns the new count as a `Stagnation`; None without early stopping."""
         if config.metric is None:
             return None
         value = _value(metrics, config.metric, "evaluation.early_stop.metric")

@@ -21,8 +21,8 @@ _BOOTSTRAP_SEED = 42
 def accuracy_by_source(scores: Scores) -> Accuracy:
     """Computes the accuracy over all responses and per data source, as an `Accuracy`.
 
-    It is the mean of the scorer's field "acc"; for a data source without "acc", the mean of the reward. A response
-    whose scorer failed has no "acc" and counts as 0.
+    The accuracy is the mean of the scorer's field "acc"; for a data source without "acc", the mean of the reward. A
+    response whose scorer failed has no "acc" and counts as 0.
 
     Raises:
         ValueError: there is no response.
@@ -43,9 +43,9 @@ def accuracy_by_source(scores: Scores) -> Accuracy:
 def validation_metrics(scores: Scores) -> dict[str, float]:
     """Computes the metrics val/accuracy, val-core/<source>/<acc or reward>/mean@N, and val-aux/... from scores.
 
-    Figures are taken per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N, the number of
-    responses per prompt. The variable in val-core is "acc", or the reward without "acc". A majority is that of the
-    field "pred".
+    Each metric is computed per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N, the
+    number of responses per prompt. The variable in val-core is "acc", or the reward without "acc". The majority is the
+    score of the most frequent answer; answers are compared by the field "pred".
     """
     core = _core_variables(scores)
     prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -71,7 +71,7 @@ def _variables(scores: Scores) -> list[dict[str, Any]]:
 
 
 def _core_variables(scores: Scores) -> dict[str, str]:
-    """Returns the variable that counts for each data source: "acc" if a response has it, else "reward"."""
+    """Returns by data source the variable that val-core reports: "acc" if a response has it, else "reward"."""
     pairs = zip(scores.data_sources, scores.extra, strict=True)
     with_acc = {source for source, extra in pairs if extra.get("acc") is not None}
     return {source: "acc" if source in with_acc else "reward" for source in scores.data_sources}
@@ -102,12 +102,12 @@ def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing
 
 @lru_cache
 def _bootstrap_indices(num_samples: int, n: int) -> NDArray[np.int64]:
-    """Draws [_NUM_BOOTSTRAPS, n] sample indices with replacement, the same for every prompt."""
+    """Draws random sample indices [_NUM_BOOTSTRAPS, n] with replacement, the same for every prompt."""
     return np.random.RandomState(_BOOTSTRAP_SEED).randint(0, num_samples, size=(_NUM_BOOTSTRAPS, n))
 
 
 def _majority(pred_N: NDArray[np.int64], drawn_Kn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns for each draw the first sample with the most frequent answer; of equally frequent answers the first."""
+    """Returns for each bootstrap draw the first sample with the most frequent answer; in a tie, of the first answer."""
     drawn_preds_Kn = pred_N[drawn_Kn]
     votes_Kn = (drawn_preds_Kn[:, :, None] == drawn_preds_Kn[:, None, :]).sum(axis=2)
     return np.take_along_axis(drawn_Kn, votes_Kn.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""The result of one validation of the policy, for the run's state, its summary and the record of the step."""
+"""Defines the result of one validation of the policy, which the run's state, summary and step record use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ log = logging.getLogger("controller.tracking.trackers")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `feed` or `check`; returns 0 if it is done, 1 if something was not sent, 2 if a tracker cannot be used."""
+    """Runs `feed` or `check`; returns 0 on success, 1 if something was not sent, 2 if a tracker cannot be used."""
     command, *names = arguments
     if command == "feed":
         return feed(Run.parse(sys.stdin.readline()), names[1:], float(names[0]))
@@ -63,7 +63,7 @@ def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
 
 
 def _feed_alone(tracker: Feed, lock: TextIO) -> None:
-    """Feeds one tracker after an earlier start's process has ended. The threads of one process share the lock."""
+    """Sends steps to one tracker once no earlier process does; the threads of this process share one lock."""
     fcntl.flock(lock, fcntl.LOCK_EX)
     tracker.run()
 

@@ -19,7 +19,7 @@ _MLFLOW_SERVERS = ("http", "https", "databricks")
 
 
 def problem(name: str) -> str | None:
-    """Says in a sentence why this Python cannot use a tracker; None if it can. Asks no server."""
+    """Returns a sentence why this Python cannot use a tracker; None if it can. Makes no call to a server."""
     packages, remedy = _PACKAGES[name]
     if missing := [package for package in packages if not _is_installed(package)]:
         return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
@@ -48,7 +48,7 @@ def _wandb() -> str | None:
 
 
 def mlflow_problem(uri: str, *, has_database: bool) -> str | None:
-    """Says in a sentence why the server or store of MLFLOW_TRACKING_URI cannot be used; None if it can.
+    """Returns a sentence why the server or store of MLFLOW_TRACKING_URI cannot be used; None if it can.
 
     Without `has_database`, the client is mlflow-skinny, which can only use servers.
     """

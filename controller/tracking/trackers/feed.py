@@ -1,6 +1,6 @@
 """Sends the steps of a run folder to one tracker: every step once, in order, whatever fails on the way.
 
-metrics.jsonl is the queue: memory stays small however long a server is away, and no step is lost with a process.
+metrics.jsonl is the queue: memory stays small while a server is away, and no step is lost if a process dies.
 `trackers/NAME.json` has the last step that was sent. A tracker that knows its last step overrides this file.
 """
 
@@ -32,7 +32,7 @@ Connect = Callable[[str, Run, int], Tracker]
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far one tracker was fed: the last step that was sent; immutable. A change is on disk when `moved` returns.
+    """Remembers the last step that one tracker was sent. Immutable; a change is on disk when `moved` returns.
 
     Attributes:
         path: the file of the position.
@@ -48,14 +48,14 @@ class Cursor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a tracker's position from its file; the start if there is no file, or it cannot be read."""
+        """Reads a tracker's last sent step from its file; -1 if there is no file, or the file cannot be read."""
         try:
             return cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return cls(path)
 
     def moved(self, **changes: Any) -> Self:
-        """Stores a tracker's position with `changes` in its file, and returns the new position."""
+        """Writes the changed fields to the tracker's file, and returns the changed `Cursor`."""
         moved = replace(self, **changes)
         fields = asdict(moved)
         del fields["path"]
@@ -64,7 +64,7 @@ class Cursor:
 
 
 class Feed:
-    """Sends a run's steps to one tracker, in a thread of its own, which calls `run`.
+    """Sends a run's steps to one tracker; a thread of its own runs the method `run`.
 
     Attributes:
         name: the tracker's name.
@@ -125,7 +125,7 @@ class Feed:
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
 
     def _connected(self) -> Tracker:
-        """Connects to the tracker, and goes back to the beginning of the files; only missing steps are sent again."""
+        """Connects to the tracker, and reads the run's files from the start; steps that were sent are skipped."""
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
             self._cursor = self._cursor.moved(step=tracker.last_step)
@@ -142,7 +142,7 @@ class Feed:
         return [[sample[column] for column in SAMPLE_COLUMNS] for sample in row["samples"]]
 
     def _finish(self) -> None:
-        """Sends report.png to the tracker if it is a new one, and ends the connection."""
+        """Sends report.png to the tracker if the file has changed since it was sent, and ends the connection."""
         report = self._run.folder / "report.png"
         if self._cursor.step >= 0 and report.exists():
             sha256 = hashlib.sha256(report.read_bytes()).hexdigest()
@@ -155,7 +155,7 @@ class Feed:
         self.is_done = True
 
     def _has_failed(self) -> bool:
-        """Returns True if the run has failed: summary.json says so, or is older than the last step."""
+        """Returns True if the run has failed: summary.json says so, or was not written after the last step."""
         summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True

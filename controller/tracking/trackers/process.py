@@ -43,7 +43,7 @@ class TrackerProcess:
         self._next_start_s = 0.0
 
     def wake(self) -> None:
-        """Starts the tracker process if it does not run. The pause before another start grows."""
+        """Starts the tracker process if it does not run. The pause before each further start is longer."""
         if not self._config.trackers or (self._process is not None and self._process.poll() is None):
             return
         if time.monotonic() < self._next_start_s:
@@ -133,7 +133,7 @@ def check_trackers(config: TrackingConfig) -> None:
 
 
 def _command(config: TrackingConfig, command: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the process's command line. For another Python our modules come last, so that its own packages win."""
+    """Returns the process's command line. If another Python runs it, our modules come last on its path."""
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [str(config.python or sys.executable), "-c", start, command, *arguments]

@@ -66,7 +66,7 @@ class Tracker(ABC):
         """Sends the tracker the file report.png, which was drawn after this step."""
 
     def rewind(self) -> bool:
-        """Removes every step at the tracker, because the run repeats some; returns False if it cannot remove steps."""
+        """Removes all steps from the tracker, because the run repeats some; returns False if it cannot remove steps."""
         return False
 
     @abstractmethod

@@ -33,7 +33,7 @@ class WandbTracker(Tracker):
         self.last_step = None if self._run.offline or self._run.disabled else self._run.starting_step - 1
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Passes a step to W&B without waiting for its server. W&B takes more data for the step until the next step."""
+        """Passes a step to W&B without waiting for its server. The step can get more data until the next step."""
         self._run.log(dict(metrics), step=step)
         if samples:
             rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
