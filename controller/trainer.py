@@ -29,7 +29,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Runs the PPO steps of a run. `state` belongs to the step in work, or to the last step that was done."""
+    """Runs the PPO steps of a run. `state` is that of the running step, or of the last step that was done."""
 
     config: Config
     workers: Workers
@@ -49,11 +49,11 @@ class Trainer:
 
     @property
     def has_ended(self) -> bool:
-        """True if the last step is done, or dynamic sampling has drawn all prompts of `run.total_epochs` before it."""
+        """True if the last step is done, or if dynamic sampling has used up the prompts of `run.total_epochs`."""
         return self.end.is_reached(self.state)
 
     def stop(self) -> None:
-        """Makes `fit` save a checkpoint and return after the step in work."""
+        """Makes `fit` finish the running step, save a checkpoint, and return."""
         self.is_stopping = True
 
     async def fit(self) -> None:

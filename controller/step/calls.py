@@ -102,7 +102,7 @@ class StepCalls:
                 await self._actor.put_batch(self.rollouts.slot, columns)
             self._actor_has_columns.set()
 
-        # The metrics of the experience are computed from every token, while the engines work.
+        # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self._record.learning)
         await self._update(
             self._actor, send, partial(self._actor.update, terms=loss_terms(config), advance_only=is_warm_up)

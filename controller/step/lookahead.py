@@ -28,7 +28,7 @@ class RolloutsAhead(StepRollouts):
     def __init__(self, prompts: PromptSource, finished: FinishedRollouts | None) -> None:
         super().__init__(prompts)
         self._keep(finished)
-        self._num_draws = 0  # for the step in work
+        self._num_draws = 0  # for the running step
         self._ran_out: GroupsRanOut | None = None
 
     async def draw(self, step: StepContext, first_draw: int) -> KeptRollouts:

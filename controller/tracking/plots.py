@@ -198,7 +198,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
-    """Draws the work of each pool during one step and beside it; the work of neighbouring steps is drawn pale."""
+    """Draws the work of each pool during one step and beside it, that of neighbouring steps in pale colours."""
     from matplotlib.patches import Patch
 
     step = step_to_show(spans)

@@ -152,9 +152,9 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_
     is the share of the shorter update that the longer one hides; t_wall is the time from the first start of the two
     updates to their last end.
 
-    `spans` has all work of the engines in the step's own time, also for neighbouring steps (an overlapped critic update
-    runs into the next step), and both updates of the step, also if they end later. Only calls of the engines count, and
-    not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either.
+    `spans` has all work of the worker groups in the step's own time, also for neighbouring steps (an overlapped critic
+    update runs into the next step), and both updates of the step, also if they end later. Only calls of the step count,
+    and not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either.
     """
     finished_s = started_s + step_s
     calls = [span for span in spans if span.is_call and span.pool in ENGINE_POOLS]

@@ -63,7 +63,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def log_report(self, step: int, report: Path) -> None:
-        """Sends the tracker the file report.png, which was drawn after this step."""
+        """Sends the tracker the file report.png, which shows the run up to this step."""
 
     def rewind(self) -> bool:
         """Removes all steps from the tracker, because the run repeats some; returns False if it cannot remove steps."""
