@@ -18,7 +18,7 @@ class RunEnd:
         last_step: the last step of this process.
         total_steps: the last step of the run, which may go on after this process (`run.stop_after_step`).
         last_draw: the number of the last batch of prompts in `run.total_epochs`; None without that key. Dynamic
-            sampling may take this batch before the last step; then the run ends with the step that it was taken for.
+            sampling may take this batch before the last step. That step may take further batches, and ends the run.
     """
 
     last_step: int

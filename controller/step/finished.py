@@ -49,7 +49,7 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRollouts:
-    """The sampled and scored rollouts of a step that has not begun, which a checkpoint stores for a resumed run.
+    """The complete sampled and scored rollouts of one step, which a checkpoint can store for a resumed run.
 
     Attributes:
         origin: the step of the rollouts, and the weights that have sampled them.

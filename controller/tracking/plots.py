@@ -138,7 +138,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """Chooses the step that the timeline shows: one of median duration between two others; None without steps."""
+    """Chooses the step that the timeline shows: between two others, near the median duration; None without steps."""
     calls: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.is_call:
