@@ -159,7 +159,7 @@ class Batch:
 
     @classmethod
     def allocate(cls, num_rows: int, lengths: Mapping[str, NDArray[np.int32]]) -> Self:
-        """Makes a batch of columns with these row lengths, whose values are uninitialised until they are received.
+        """Makes a batch into which values can be received: columns of these row lengths with uninitialised values.
 
         `lengths` has the row lengths of each column, in the order in which a sender sends the values.
         """
@@ -186,7 +186,7 @@ class Batch:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that values and row lengths of all columns take, in bytes."""
+        """The memory, in bytes, of the values and row lengths of all columns."""
         return sum(column.values.nbytes + column.lengths.nbytes for column in self.columns.values())
 
     def select(self, names: Iterable[str]) -> "Batch":

@@ -5,4 +5,4 @@ This module needs no package, so any process can import it.
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names the key or file and says what was expected."""
+    """Raised if the configuration cannot be used; the message names the key or file and says what was expected."""

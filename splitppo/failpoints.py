@@ -4,8 +4,8 @@ docs/adr/015-failpoints.md gives the reasons.
 
 Code calls `hit` at a point; without failpoints (`arm`) the call does nothing. A failpoint fires once in a run folder:
 its mark, `failpoints/<point>....fired`, is written before the process dies. A process that was started again therefore
-passes, and a test sees that, when and in which process it fired. If the mark is gone, because the folder holds another
-run now, it may fire again.
+passes the point unharmed, and a test can read when and in which process the failpoint fired. If the mark is gone,
+because the folder contains another run now, the failpoint may fire again.
 """
 
 import json
@@ -30,7 +30,7 @@ class FailpointError(RuntimeError):
 
 
 class Failpoints:
-    """The failpoints of one process (actor, critic or controller), and how often each was passed."""
+    """The failpoints of one process (actor, critic or controller), and how often the process has passed each one."""
 
     def __init__(self, config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
         self._config = config.failpoints
@@ -119,20 +119,23 @@ _armed: Failpoints | None = None
 
 
 def arm(config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
-    """Sets the failpoints of this process from the configuration; without failpoints, `hit` does nothing."""
+    """Sets the failpoints of this process from the configuration; if it has none, `hit` does nothing."""
     global _armed
     _armed = Failpoints(config, run_dir, process, rank) if config.failpoints else None
 
 
 def hit(point: str, step: int | None = None) -> None:
-    """Reports that this process passes a named point, see `Failpoints.hit`; the default step is that of `at_step`."""
+    """Reports that this process passes a named point, and does the action of a failpoint there, if it has one.
+
+    Without `step` the step is that of `at_step`.
+    """
     if _armed is not None:
         _armed.hit(point, step)
 
 
 @contextmanager
 def at_step(step: int) -> Iterator[None]:
-    """Sets the step that `hit` counts within the block, unless `hit` gets a step; for the thread that does the work."""
+    """Sets the step number that calls of `hit` inside the `with` block use if they get no step themselves."""
     if _armed is not None:
         _armed.step = step
     yield

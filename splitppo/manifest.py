@@ -27,7 +27,7 @@ _MAX_THREADS = 8
 
 
 class DamagedCheckpoint(ValueError):
-    """Files of a checkpoint are missing, or are not what was written.
+    """Raised if files of a checkpoint are missing, or are not what was written.
 
     `str()` names the file, what was expected and what was found.
     """
@@ -60,7 +60,7 @@ class SealedFile:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Reads a JSON file that `serialise` has made, and checks it bit by bit.
+        """Reads a JSON file that `serialise` has written, and checks the digest of its content.
 
         Raises:
             DamagedCheckpoint: the file is missing, or not as it was written.
@@ -174,9 +174,9 @@ def _measure(file: Path, *, durable: bool = False) -> FileEntry:
 
 @contextmanager
 def _reading(file: Path, *, was_promised: bool = True) -> Iterator[None]:
-    """Converts errors of reading a checkpoint file to DamagedCheckpoint, where they mean damage of the file.
+    """Converts an OSError of reading a checkpoint file to DamagedCheckpoint if it means that the file is damaged.
 
-    They do if the file is missing although it was promised, or if the storage reports an input/output error.
+    That is so if a file of the manifest is missing, or if the storage reports an input/output error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Pseudo-random bits that depend only on a number: the same on every machine, in any order."""
+"""Computes pseudo-random bits from a number alone, so that they are the same on every machine and in any order."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""Checks that the batch sizes of a configuration divide and fit, and describes the batches of a step as text."""
+"""Checks that the batch sizes of a configuration agree with each other, and describes the batches of a step as text."""
 
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.schema import Config
@@ -7,10 +7,11 @@ from splitppo.config_error import ConfigError
 
 
 def batch_plan(config: Config) -> str:
-    """Describes the batches of one step as text, one line each: the step, dynamic sampling, and every trained role.
+    """Describes the batch sizes of a step as lines of text: for the step, dynamic sampling, and each trained role.
 
     Raises:
-        ConfigError: two batch sizes do not divide or fit; the sentence has both, and the key to change.
+        ConfigError: one batch size is too large for another, or no multiple of it; the sentence has both, and the key
+            to change.
     """
     _check_rollout(config)
     if config.rollout.backend == "vllm":

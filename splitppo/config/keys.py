@@ -1,4 +1,4 @@
-"""Collects the marks (`Key`) of every configuration key, and answers e.g. whether a resumed run may change a key."""
+"""Collects the marks (`Key`) of every configuration key, which say e.g. whether a resumed run may change the key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -10,7 +10,7 @@ from splitppo.config.section import Key, Section
 
 
 def _marks(section: type[Section], path: str, around: Key) -> Iterator[tuple[str, Key]]:
-    """Yields (path, marks) of a section, of its inner sections and of its keys; a key inherits what it does not set."""
+    """Yields (dotted path, marks) of a configuration section and all keys in it; a key inherits marks that it lacks."""
     yield path, around
     for name, field in section.model_fields.items():
         own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
@@ -26,12 +26,12 @@ KEYS: Mapping[str, Key] = dict(_marks(Config, "", Key(may_change=False)))
 
 
 def may_change(path: str) -> bool:
-    """Returns True if a resumed run may have another value at this dotted path, a key or a place inside its value."""
+    """Returns True if a resumed run may change the configuration key at this dotted path, or the entry of its value."""
     while path not in KEYS:
         path = path.rpartition(".")[0]
     return bool(KEYS[path].may_change)
 
 
 def step_work(config: Config) -> Mapping[str, Any]:
-    """Returns the configuration keys, with their values, that decide what a step computes, on whatever machine."""
+    """Returns the values of the configuration keys that decide what a step computes on any machine, by dotted path."""
     return {path: attrgetter(path)(config) for path, key in KEYS.items() if key.is_work}

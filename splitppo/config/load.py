@@ -1,4 +1,4 @@
-"""Reads a configuration: YAML, then `a.b=c` overrides, then types, open keys, and rules between sections.
+"""Reads a YAML configuration file, applies `a.b=c` overrides, checks it, and computes the keys that were left open.
 
 Every mistake of the user becomes one sentence in a ConfigError.
 """
@@ -84,11 +84,11 @@ def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _origin(path: str, sentence: str, source: str, overrides: Sequence[str]) -> str:
-    """Finds the origin of a mistake: the last override that gives the key at `path`, or else `source`, e.g. a file.
+    """Finds the origin of a mistake for the error message: the last override that gives its key, or else `source`.
 
-    An override of a key below `path` also counts if the sentence of the mistake names that key.
-
-    `path` is empty for a rule between sections. For an unknown key every override below it counts.
+    `source` is e.g. a file. `path` is the dotted path of the wrong key; it is empty for a rule between sections. An
+    override of a key below `path` also counts if the sentence of the mistake names that key, or says that `path` is
+    unknown.
     """
     for override in reversed(overrides):
         key = override.partition("=")[0]
@@ -184,7 +184,7 @@ _IN_YAML = {
 
 
 def _suggestion(location: Sequence[int | str]) -> str:
-    """Returns the end of the sentence about an unknown key: the most similar key of its section, or all keys there."""
+    """Returns the hint that ends the error message for an unknown key: the most similar key of the section, or all."""
     section: Any = Config
     for part in location[:-1]:
         if isinstance(part, int):  # an entry of a list

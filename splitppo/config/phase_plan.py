@@ -1,4 +1,4 @@
-"""Describes the phases of a run as text: the loss, the entropy bonus and the KL coefficients in which steps."""
+"""Describes the phases of a run as text: which loss, entropy bonus and KL coefficients apply in which steps."""
 
 from itertools import groupby
 

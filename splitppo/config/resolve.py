@@ -53,9 +53,10 @@ class OpenKey:
 
 
 def _bypass_mode(config: Config) -> bool:
-    """Returns the value of `bypass_mode` for `auto`: True if trainer and backend compute alike, or with REINFORCE.
+    """Chooses `bypass_mode` for `auto`: whether the rollout backend's log-probs are used as the old log-probs.
 
-    Except with REINFORCE it is False if anything is corrected, or if responses come from older weights.
+    True with the loss `reinforce`, or if trainer and backend compute the same log-probs (backend hf in fp32). In the
+    second case it is False if rollout correction weights or rejects tokens, or if responses come from older weights.
     """
     correction = config.algorithm.rollout_correction
     if correction.loss_type == "reinforce" or config.rollout.staleness:
@@ -73,7 +74,10 @@ def _check_freq(config: Config) -> int:
 
 
 def _num_parts(config: Config) -> int:
-    """Returns the value of `rollout.stream_groups` for `auto`: over 1 if other groups can compute with early parts."""
+    """Chooses `rollout.stream_groups` for `auto`: in how many parts the responses of a step go to the next roles.
+
+    The number is over 1 if another worker group can compute with the first parts while the actor still generates.
+    """
     # Groups are chosen only when all of them are scored; responses of older weights are all there.
     is_whole = config.algorithm.filter_groups.enable or config.rollout.staleness
     pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
@@ -81,11 +85,12 @@ def _num_parts(config: Config) -> int:
 
 
 def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
-    """Chooses the worker group of the reference model for `placement.reference: auto`: the critic's if it has time.
+    """Chooses the worker group that hosts the reference model if `placement.reference` is `auto`: critic or actor.
 
-    The critic has time if it computes while the actor generates, or on more ranks than the actor; its update must not
-    be the longer one. Else the actor is chosen. The schedule has no influence: all three schedules must compute the
-    same, bit for bit, and rows that come in parts are rounded differently on the critic.
+    The critic is chosen if it computes while the actor generates, or has more ranks than the actor, and if its update
+    is not longer than the actor's. Else the actor is chosen. The schedule has no influence: all
+    three schedules must compute the same, bit for bit, and rows that come in parts are rounded differently on the
+    critic.
     """
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
@@ -116,15 +121,15 @@ def resolve(config: Config) -> Config:
 
 
 def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) -> Config:
-    """Returns a copy of `config` with the values of a run on a machine with `cores`, e.g. numbers of threads.
+    """Returns a copy of `config` with the values that are known when a run starts, e.g. numbers of threads for `cores`.
 
     `stored` is the configuration of an earlier start of the same run; values that a resumed run keeps are taken from
     there.
 
-    Results on a CPU may depend on the number of threads, so another machine changes nothing. Another placement
-    (services.launch, num_processes, devices, cpus) is another configuration, and is resolved anew. Worker groups that
-    others start (`services.launch: external`) read no stored configuration: they resolve threads and reference
-    themselves.
+    Results on a CPU may depend on the number of threads, so a run that resumes on another machine keeps its numbers
+    of threads. With another placement (services.launch, num_processes, devices, cpus) they are chosen again. Worker
+    groups that others start (`services.launch: external`) read no stored configuration: they resolve threads and
+    reference themselves.
     """
     is_external = config.services.launch == "external"
     if stored is not None:
@@ -143,7 +148,7 @@ def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
 
 
 def _with_loss_of_correction(config: Config) -> Config:
-    """Copies loss and rejection of `rollout_correction` into those keys of `actor.policy_loss` that are not given."""
+    """Sets the keys of `actor.policy_loss` that are not given to the loss and rejections of `rollout_correction`."""
     correction, of_loss = config.algorithm.rollout_correction, dict[str, Any]()
     if correction.loss_type == "reinforce":
         of_loss = {

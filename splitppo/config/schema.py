@@ -63,7 +63,7 @@ class Config(Section):
     def at_step(self, step: int) -> Self:
         """Returns the configuration that applies in one step: with the values of the phase that the step belongs to.
 
-        In `algorithm.phases` only this phase is left. During the warm-up of the critic, `lam_critic` is
+        Its `algorithm.phases` has only this phase. During the warm-up of the critic, `lam_critic` is
         `lam_critic_warmup` if that is set.
         """
         number = self.algorithm.phase_number(step)
@@ -74,7 +74,7 @@ class Config(Section):
         return config.changed("algorithm", {"lam_critic": lam})
 
     def in_phase(self, phase: Phase | None) -> Self:
-        """Returns this configuration with the values that `phase` overrides; None: the values outside of all phases."""
+        """Returns a copy of this configuration with the values of `phase`; None: with those outside of all phases."""
         if not self.algorithm.phases:
             return self
         config = self.changed("algorithm", {"phases": () if phase is None else (phase,)})

@@ -24,12 +24,13 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class Key:
     """The marks of one configuration key: facts about the key, stored as metadata of its pydantic field.
 
-    A mark that is None has the value that the section of the key has.
+    A mark that is None is inherited from the section of the key.
 
     Attributes:
         may_change: a resumed run may have another value of the key.
         shapes_worker: the computation or the learning of a worker depends on the key, so it is part of `worker_digest`.
-        is_work: the computation of a step depends on the key, on whatever machine; the planner compares runs by it.
+        is_work: the key decides what a step computes, on every machine; the planner takes measured times only from runs
+            with equal values of these keys.
     """
 
     may_change: bool | None = None
@@ -60,7 +61,7 @@ class Section(BaseModel):
         """
 
     def changed(self, path: str, values: Mapping[str, Any]) -> Self:
-        """Returns a copy of this section in which the section at `path` ("" is this section) has other values.
+        """Returns a copy of this section with new values of keys of the inner section at `path` ("": of this section).
 
         The new values are not checked. They do not count as given by the user.
         """
@@ -71,7 +72,7 @@ class Section(BaseModel):
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns " (did you mean CHOICE?)" with the choice most similar to `name`; "" if no choice is similar."""
+    """Returns the end of an error message for an unknown name: " (did you mean CHOICE?)"; "" if none is similar."""
     close = difflib.get_close_matches(name, [*choices], n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -1,6 +1,6 @@
-"""Computes the digest of the configuration keys that shape a worker's model.
+"""Computes a digest of configuration keys, by which a controller and a worker check that they have the same settings.
 
-If the controller's digest equals the worker's, both have the same model, training settings and sampling settings.
+The digest covers the keys that shape what the worker's models compute: model, training and sampling.
 """
 
 import hashlib

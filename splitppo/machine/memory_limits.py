@@ -1,4 +1,4 @@
-"""Constants: how much memory engine and rollout use at most; the memory estimate computes with the same numbers."""
+"""Constants that limit the memory of training and rollout; the memory estimate computes with the same numbers."""
 
 # A model with smaller fp32 weights stays unsharded between forward and backward, and its gradient is reduced once per
 # mini-batch: that takes less communication, and memory that such a model can afford.

@@ -15,7 +15,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """Returns the existing processes with these pids; psutil tells them from later processes with the same pid."""
+    """Returns psutil objects of the existing processes with these pids, which stay distinct if a pid is used again."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -24,14 +24,14 @@ def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Returns True if a process is visible and has not ended; a zombie counts as ended."""
+    """Returns True if a process exists and has not ended; a zombie counts as ended."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True if the process with this pid is visible, and a signal or a debugger has stopped it."""
+    """Returns True if the process with this pid exists, and a signal such as SIGSTOP or a debugger has stopped it."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

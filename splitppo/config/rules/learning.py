@@ -6,7 +6,7 @@ from splitppo.config.schema import Config
 
 
 def phases_count(config: Config) -> None:
-    """Checks that sections stay valid with the values of each phase, and that a phase uses the coefficients it sets."""
+    """Checks that `actor` and `algorithm` are valid in each phase, and that no phase sets the weight of an unused KL."""
     for number, phase in enumerate(config.algorithm.phases):
         key = f"algorithm.phases.{number}"
         in_phase = config.in_phase(phase)
@@ -36,7 +36,7 @@ def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
 
 
 def loss_type_is_the_actors_loss(config: Config) -> None:
-    """Checks that `actor.policy_loss` does not contradict `algorithm.rollout_correction`, also not in any phase."""
+    """Checks that `actor.policy_loss` and phases have the loss and rejections of `algorithm.rollout_correction`."""
     correction, policy_loss = config.algorithm.rollout_correction, config.actor.policy_loss
     is_reinforce = correction.loss_type == "reinforce"
     if is_reinforce and (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is):

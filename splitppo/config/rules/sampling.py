@@ -62,7 +62,7 @@ def dynamic_sampling_fits(config: Config) -> None:
 
 
 def staleness_is_corrected(config: Config) -> None:
-    """Checks that `rollout.staleness` 1 has rollout correction, and no key that needs current responses."""
+    """Checks that `rollout.staleness` 1 has rollout correction, and no key that needs responses of current weights."""
     rollout, correction = config.rollout, config.algorithm.rollout_correction
     if not rollout.staleness:
         return

@@ -7,7 +7,7 @@ from splitppo.config.sections.evaluation import MetricMode, ValidationMetric
 
 
 class CheckpointConfig(Section):
-    """The settings of checkpoints: when they are written and kept. Actor and critic are always written together."""
+    """The settings of checkpoints: when actor and critic are written, always together, and how many are kept."""
 
     save_freq: int = Field(-1, ge=-1)
     """The number of steps from one checkpoint to the next. -1: no checkpoint before the last step."""

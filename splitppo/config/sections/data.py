@@ -12,7 +12,7 @@ _Paths = Annotated[tuple[str, ...], OneOrMany]
 
 
 class _ClassInFile(Section):
-    """Base of sections that name a class of the user: file and class name are given together or not at all."""
+    """The base class of sections that name a class of the user; checks that file and class name are given together."""
 
     def _check_keys(self) -> None:
         if len({value is None for _, value in self}) > 1:
@@ -119,12 +119,12 @@ class DataConfig(Section):
 
     @property
     def draw_key(self) -> str:
-        """The dotted name of the configuration key that says how many prompts are drawn from the data at a time."""
+        """The dotted name of the configuration key for the number of prompts that are taken from the data at a time."""
         return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
 
     @property
     def draw_size(self) -> int:
-        """The number of prompts drawn at a time: for a step, or with algorithm.filter_groups for one generation."""
+        """The number of prompts taken from the data at a time: for a step, or with filter_groups for one generation."""
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property

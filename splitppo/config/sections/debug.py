@@ -56,7 +56,7 @@ Point = Annotated[str, AfterValidator(_check_point)]
 
 
 class Moment(Section):
-    """A failpoint's wait target: a named point in the code that another process passes in its work on one step."""
+    """The event that a failpoint waits for: another process passes a named point in the code in a given step."""
 
     point: Point
     """The name of the point."""
@@ -65,7 +65,7 @@ class Moment(Section):
 
 
 class Failpoint(Section):
-    """An action for tests, e.g. SIGKILL, of a process that reaches a named point; done once in a run folder."""
+    """An action for tests, e.g. SIGKILL, done once in a run folder when a process reaches a named point in the code."""
 
     rank: int = Field(0, ge=0)
     """The rank of the group in which the failpoint fires. The controller has rank 0."""
@@ -89,7 +89,10 @@ class Failpoint(Section):
 
 
 class DebugConfig(Section):
-    """The settings for tests and benchmarks; they are no part of the digest that compares controller and worker."""
+    """The settings for tests and benchmarks: failpoints and forced lengths of responses.
+
+    The digest that controller and workers compare leaves them out.
+    """
 
     failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(default_factory=dict)
     """The failpoints of each point: one, or a list. splitppo/config/sections/debug.py lists all points. Failpoints are

@@ -11,7 +11,7 @@ RewardModelHost = Literal["critic", "reward", "auto"]
 class PlacementConfig(Section):
     """The worker groups that host the frozen models: the reference model and the reward model.
 
-    With equal numbers of ranks, the numbers that a model computes are the same in every group.
+    A frozen model computes the same numbers in every worker group with the same number of ranks.
     """
 
     reference: ReferenceHost = "auto"

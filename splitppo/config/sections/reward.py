@@ -58,7 +58,7 @@ class OverlongBuffer(Section):
 
 
 class RewardConfig(Section):
-    """The settings of scoring: by functions in processes of their own, by a judge, or by several together."""
+    """The settings of scoring responses: by functions (built-in or the user's), tests of programs, and a judge."""
 
     scorers: dict[str, Terms] = Field(default_factory=dict)
     """The scorers of each data_source, and under `default` those of all others: [{name, weight}, ...]. The score is

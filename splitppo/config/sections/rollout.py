@@ -1,4 +1,4 @@
-"""The configuration section `rollout`: how responses are sampled, and by which engine."""
+"""The configuration section `rollout`: how responses are sampled, and by which rollout backend."""
 
 from typing import Annotated, Literal
 
@@ -51,7 +51,7 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    """The settings of sampling responses in training, and the engine that samples."""
+    """The settings of sampling responses in training, and the rollout backend that samples."""
 
     backend: Literal["hf", "vllm"] = "hf"
     """The engine that samples. hf: the policy of the trainer itself. vllm: vLLM with a copy of the policy's weights."""

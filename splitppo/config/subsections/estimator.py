@@ -1,4 +1,4 @@
-"""The keys of the configuration section `algorithm` that choose the estimator of advantages and set it."""
+"""The keys of the configuration section `algorithm` that choose the estimator of advantages, and its settings."""
 
 from collections.abc import Mapping
 from pathlib import Path

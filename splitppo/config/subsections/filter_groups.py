@@ -9,7 +9,7 @@ SCORE_METRICS = ("score", "seq_reward", "seq_final_reward")
 
 
 class FilterGroupsConfig(Section):
-    """Dynamic sampling (DAPO): prompts whose samples are all alike are replaced by others.
+    """Dynamic sampling (DAPO): prompts whose responses all have the same value of `metric` are replaced.
 
     The names of the keys are verl's.
     """
@@ -29,5 +29,5 @@ class FilterGroupsConfig(Section):
 
     @property
     def compares_scores(self) -> bool:
-        """True if the samples of a prompt are compared by their score, to which a reward model contributes."""
+        """True if dynamic sampling compares responses by their score, which includes the reward model's score."""
         return self.metric in SCORE_METRICS

@@ -17,7 +17,7 @@ MAX_LABEL = 100  # characters of a phase's name
 
 
 class AdaptiveEntropy(Section):
-    """Adaptive entropy bonus: its weight moves so that the entropy does not fall below a target (Skywork-OR1, 2025).
+    """Adaptive entropy bonus: its weight changes in each step to keep the entropy above a target (Skywork-OR1, 2025).
 
     In a step that follows a step whose entropy was above the target, the weight is 0.
     """
@@ -56,8 +56,8 @@ Coefficient = Annotated[
 class Phase(Section):
     """A span of steps in which other configuration values apply; a key that is null keeps the value of its section.
 
-    A number fixes a coefficient, and its controller rests; with `adaptive` the controller moves the coefficient, from
-    the value that it has reached.
+    A number fixes a coefficient. With `adaptive` the coefficient is adapted after each step, beginning with the value
+    that it has reached before the phase.
     """
 
     from_step: PositiveInt

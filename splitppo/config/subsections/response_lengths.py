@@ -1,4 +1,4 @@
-"""The configuration key `debug.response_lengths`: forces the length of each response, drawn by its sampling seed."""
+"""The configuration key `debug.response_lengths`: forces each response to a length computed from its sampling seed."""
 
 from math import exp
 from statistics import NormalDist

@@ -21,7 +21,7 @@ Condition = ValueRange | tuple[_Plain, ...]
 
 
 def passes(value: object, condition: Condition) -> bool:
-    """Returns True if a column's value meets a condition: it lies in the range, or is one of the values.
+    """Returns True if a value of a data file's column meets the user's condition: a range, or a list of allowed values.
 
     A bool is never equal to a number here: true and 1 are different values.
     """
@@ -34,7 +34,7 @@ def passes(value: object, condition: Condition) -> bool:
 
 
 def _by_column(filters: Any) -> Any:
-    """Flattens nested conditions to dotted columns: `{extra_info: {level: 3}}` becomes `{extra_info.level: (3,)}`.
+    """Converts nested conditions to dotted columns: `{extra_info: {level: 3}}` becomes `{extra_info.level: (3,)}`.
 
     A mapping of `min` and `max` alone is a range and stays a mapping.
     """
