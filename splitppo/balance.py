@@ -68,8 +68,9 @@ def part_ends(num_responses: int, num_parts: int) -> list[int]:
     """Divides the responses of a step into streamed parts; returns the cumulative number of responses of each part.
 
     A part takes half of the responses that are not in the parts before, but no more than LARGEST_PART equal shares. It
-    leaves one response to each part behind it as long as there are enough. The first part should come soon; few
-    responses are long; and nothing hides the work on the last part.
+    leaves one response to each part behind it as long as there are enough. The first part is limited so
+    that it is complete soon. Later parts are smaller, because few responses are long, and because no generation goes on
+    during the work on the last part.
     """
     ends, left = [], num_responses
     largest = ceil(LARGEST_PART * num_responses / num_parts)

@@ -73,7 +73,7 @@ class Column:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """[num_rows + 1] int64: the position in `values` where each row starts; the last entry is their number."""
+        """[num_rows + 1] int64: the position in `values` where each row starts, then the number of values."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def rows(self) -> list[Array]:

@@ -5,7 +5,7 @@ from typing import TextIO
 
 
 def try_lock(file: TextIO, *, shared: bool = False) -> bool:
-    """Takes the flock of an open file without waiting; returns False if a process has a lock that excludes it."""
+    """Takes the flock of an open file without waiting; returns False if the lock of another process prevents it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,7 +7,7 @@ from pathlib import Path
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """Yields the cgroup folders of this process, and of all cgroups above, for `controller` ("cpu", "memory").
 
-    A folder that a container cannot see does not exist. `root` is the folder that holds /proc and /sys.
+    In a container some of these folders do not exist. `root` is the folder that holds /proc and /sys.
     """
     mounted = root / "sys/fs/cgroup"
     for line in text_of(root / "proc/self/cgroup").splitlines():

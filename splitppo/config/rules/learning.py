@@ -6,7 +6,7 @@ from splitppo.config.schema import Config
 
 
 def phases_count(config: Config) -> None:
-    """Checks that `actor` and `algorithm` are valid in each phase, and that no phase sets the weight of an unused KL."""
+    """Checks that `actor` and `algorithm` are valid in each phase, and no phase sets the weight of an unused KL."""
     for number, phase in enumerate(config.algorithm.phases):
         key = f"algorithm.phases.{number}"
         in_phase = config.in_phase(phase)
