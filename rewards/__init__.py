@@ -1,1 +1,1 @@
-"""Scoring of responses: the scorers, the manager that asks them, and the processes in which they run."""
+"""Scores responses: the scorers, the manager that calls them, and the processes in which they run."""

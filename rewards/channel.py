@@ -1,4 +1,4 @@
-"""Messages over a socket between the controller and a scoring process; each is its length, then its bytes.
+"""Sends and receives messages between the controller and a scoring process over a socket, each after its length.
 
 Scoring processes import this module, so it imports nothing heavy.
 """
@@ -20,9 +20,9 @@ def framed(content: bytes) -> bytes:
 
 
 def shared_number(descriptor: int) -> c_int:
-    """Maps a C int in shared memory: a change in one process is seen in the other processes that mapped the same file.
+    """Returns a C int in shared memory, so that the controller sees the number that a scoring process writes there.
 
-    `descriptor` is that of a file in memory (memfd) that contains one C int.
+    `descriptor` is that of a file in memory (memfd) that contains one C int; all processes that map it share the int.
     """
     return c_int.from_buffer(mmap.mmap(descriptor, sizeof(c_int)))
 
@@ -40,7 +40,7 @@ class Channel:
         self._messages = connection.makefile("rwb")
 
     def fileno(self) -> int:
-        """Returns the file descriptor of the socket; poll reports a hang-up on it when the controller is gone."""
+        """Returns the file descriptor of the socket, on which poll reports a hang-up when the controller has ended."""
         return self._connection.fileno()
 
     def receive(self) -> bytes:
@@ -60,7 +60,7 @@ class Channel:
 
 
 def work(serve: str, descriptor: int, controller_pid: int) -> None:
-    """Runs `serve`, the main function of a child process of the controller, until the controller is gone.
+    """Runs `serve`, the main function of a child process of the controller, until the controller has ended.
 
     `serve` is "module:function". The function is called with a `Channel` and with the pickled arguments in the
     controller's first message.

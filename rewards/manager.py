@@ -1,4 +1,4 @@
-"""Scores the responses of a batch: asks the scorers of each sample's data source, and adds up their scores."""
+"""Scores the responses of a batch: calls the scorers of each sample's data source, and adds up their scores."""
 
 import asyncio
 import logging
@@ -75,7 +75,7 @@ class RewardManager:
         return results
 
     async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Scores each sample with its one scorer; functions, sandboxes and judge work at the same time."""
+        """Scores each sample with the scorer `sample.scorer`; functions, sandboxes and judge work at the same time."""
         places: dict[ScoreSource, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
             places[self._sources[sample.scorer]].append(place)
@@ -112,7 +112,7 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
-    """Makes the objects that score (processes, sandboxes, judge) and returns the one of each scorer, by scorer name."""
+    """Creates the processes, sandboxes and judge that run the named scorers; returns the object by scorer name."""
     code = frozenset(filter(is_code, scorers))
     functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}

@@ -1,4 +1,4 @@
-"""A child process that scores, seen from the controller: it answers within a time limit, or it is killed."""
+"""Starts and calls child processes that score; a process that does not answer within a time limit is killed."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ _EXIT_LIMIT_S = 1.0  # until a process that has closed its socket is gone
 
 
 class ProcessEnded(Exception):
-    """A scoring process ended before it answered; the message completes the sentence "it ..."."""
+    """Raised if a scoring process ended before it answered; the message completes the sentence "it ..."."""
 
 
 class WorkerProcess:
-    """Starts a child process that answers requests, and kills it if it does not answer; then another can be started.
+    """A child process that answers requests; it is killed if it does not answer in time, and can be started again.
 
     Each process has a socket of its own, so a process that is stopped in the middle of a message disturbs no other. All
     methods must be called in the thread of the event loop, because a process may end with the thread that started it.
@@ -86,7 +86,7 @@ class WorkerProcess:
     async def ask(self, request: object, limit_s: float) -> Any:
         """Sends a request to the child process and returns the answer; waits at most `limit_s` seconds.
 
-        Raises TimeoutError or ProcessEnded if no answer comes; the process is then gone.
+        Raises TimeoutError or ProcessEnded if no answer comes; the process has then been killed or has ended.
         """
         return await self._answer(limit_s, await asyncio.to_thread(pickle.dumps, request))
 
@@ -114,7 +114,7 @@ class WorkerProcess:
         return process.returncode if has_ended else None
 
     async def _answer(self, limit_s: float, request: bytes | None = None) -> Any:
-        """Sends a request, if any, and returns the next message of the process; kills the process if none comes."""
+        """Sends `request` if given, and returns the process's next message; kills the process if no message comes."""
         try:
             async with asyncio.timeout(limit_s):
                 if self._streams is None:  # `end` was called meanwhile
@@ -146,7 +146,7 @@ def _ends_within(pid: int, limit_s: float) -> bool:
 
 
 def _how_it_ended(exit_code: int | None) -> str:
-    """Describes how a process without an answer ended, as the end of a sentence; exit code None: it still ran."""
+    """Describes, for an error message, how a process that gave no answer ended; exit code None: it still ran."""
     if exit_code is None:
         return "does not answer any more"
     if exit_code >= 0:

@@ -33,7 +33,7 @@ _MAX_STARTS = 3  # processes in a row that did not begin a chunk
 
 
 class ScoringProcess(WorkerProcess):
-    """A child process that runs `rewards.scoring_process.serve`, with a shared number that shows its current call.
+    """A child process that calls scoring functions, with a number in shared memory that shows which call is running.
 
     Attributes:
         position: an integer in shared memory, written by the process. Its `value` is the number of the call that the
@@ -50,7 +50,7 @@ class ScoringProcess(WorkerProcess):
         super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
-        """Scores samples in the process; returns the results of the first samples, at least one.
+        """Scores samples in this process; returns results of as many of the first samples as time allows, at least one.
 
         Starts the process first if it does not run.
 
@@ -58,7 +58,8 @@ class ScoringProcess(WorkerProcess):
 
         Raises:
             BatchFailed: see `Scorers.score`.
-            TimeoutError, ProcessEnded: the process is gone; `position` is the number of the call that was running.
+            TimeoutError, ProcessEnded: the process has ended or was killed; `position` is the number of the running
+                call.
             ChildProcessError: the scorers cannot be loaded any more.
         """
         self.position.value = NOT_BEGUN
@@ -143,7 +144,7 @@ class ScoringProcesses:
         return (places[start : start + size] for start in range(0, len(places), size))
 
     async def _score_chunk(self, samples: Sequence[Sample], budget: SymbolicBudget) -> list[Scored]:
-        """Scores a chunk of samples in one process at a time, and tries samples without a result again.
+        """Scores a chunk of samples: sends it to a free process, and again the samples that have no result yet.
 
         Each attempt gives at least one result. If a call for several samples failed, each sample is scored alone.
         """
@@ -163,7 +164,7 @@ class ScoringProcesses:
     async def _run(
         self, process: ScoringProcess, samples: list[Sample], budget: SymbolicBudget
     ) -> dict[int, Scored] | None:
-        """Scores samples in one process; returns the first results, or that of a failed call, by index in `samples`.
+        """Scores samples in one process; returns results of the first ones, or of a failed call, by index in `samples`.
 
         Returns None if a call for several samples failed and which of them caused it is not known. A process that did
         not begin is replaced and asked again, because no scorer has seen the samples.

@@ -1,4 +1,4 @@
-"""The tables of built-in scorers by data source, and the loading of scoring functions, also the user's.
+"""The tables of built-in scorers by data source, and functions that load scorers, built-in ones and the user's.
 
 Scoring processes import this module, so it imports a scorer only when it is asked for.
 """
@@ -73,7 +73,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def covering(data_source: str, names: Collection[str]) -> str | None:
-    """Finds the name in `names` that covers a data source: the source's own, or that of its longest leading part.
+    """Finds the name in `names` that stands for a data source: its own, or the name of its longest leading part.
 
     "math" covers "math/algebra", and "aime*" covers all that begin with "aime". Returns None if no name covers the
     source.

@@ -15,7 +15,7 @@ Step = tuple[int, int, float]  # a span and its score
 
 @dataclass(frozen=True)
 class Sample:
-    """A response that a scorer is asked about, with the fields of its row of the data set."""
+    """A response to be scored, with the prompt and the fields of the data set row that it belongs to."""
 
     data_source: str  # selects the scorer
     response: str  # decoded, without the prompt and without special tokens
@@ -28,7 +28,7 @@ class Sample:
 
 
 def sample_text(heading: str, fields: Mapping[str, Any]) -> str:
-    """Formats a sample for the log and the display: the heading, then one indented line for each field."""
+    """Formats a sample as text for the log or the terminal: the heading, then one indented line for each field."""
     lines = (f"{name}: {f'{value:g}' if isinstance(value, float) else value}" for name, value in fields.items())
     return "\n".join([heading, *("  " + line.replace("\n", "\n    ") for line in lines)])
 

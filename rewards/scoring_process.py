@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 @dataclass(frozen=True)
 class ScorerSetup:
-    """What a scoring process has to load: names of scorers and the user's file; and the time limit of a call."""
+    """The settings that a scoring process starts with: which scorers it loads, and the time limit of a call."""
 
     names: tuple[str, ...]  # every scorer that may be asked
     timeout_s: float  # seconds for one call
@@ -56,7 +56,7 @@ class LoadReport:
 
 
 class BatchFailed(Exception):
-    """A call of a scorer for several samples failed; which sample caused the failure is not known."""
+    """Raised if one call of a scorer for several samples failed, so that the sample that caused it is not known."""
 
 
 class Scorers:
@@ -86,10 +86,10 @@ class Scorers:
         )
 
     def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored]:
-        """Scores samples of one scorer and returns the results of the first samples, at least one.
+        """Scores samples of one scorer; returns results of at least the first one. The caller sends the others again.
 
-        Calls run one after the other. No further call begins when a slice of time is over, so this takes at most a
-        slice and one call, or when a symbolic comparison has given up; without `may_give_up` no such comparison begins.
+        Calls run one after the other. No further call begins after a slice of time, so this method takes at most a
+        slice and one call; nor after a symbolic comparison gave up. Without `may_give_up` no such comparison begins.
         The calls of an async scorer run together, each with its own time limit. A batched scorer gets all samples in
         one call.
 
@@ -147,7 +147,7 @@ class Scorers:
 
 
 def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
-    """Loads the scorers, sends a `LoadReport`, then answers requests for scores until the controller is gone."""
+    """Loads the scorers, sends a `LoadReport`, then answers requests for scores until the controller has ended."""
     _end_with(channel.controller_pid)
     own_pid = os.getpid()
     try:
@@ -182,7 +182,7 @@ def _call(scorer: Scorer, sample: Sample) -> Any:
 
 
 def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
-    """Returns the keyword arguments of a scoring function for one sample, without those of the configuration."""
+    """Returns the keyword arguments of a scoring function for one sample, without those that the configuration sets."""
     values = sample.data_source, sample.response, sample.ground_truth, sample.extra_info
     fields = dict(zip(ARGUMENTS, values, strict=True))
     return fields | {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else fields

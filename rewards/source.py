@@ -19,6 +19,6 @@ class ScoreSource(AbstractAsyncContextManager["ScoreSource"], Protocol):
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
         """Scores samples and returns one result per sample, in the same order; a sample without a score has a failure.
 
-        `sample.scorer` is the name of the scorer that is asked. Several calls of this method may run at the same time.
+        `sample.scorer` is the name of the scorer to use. Several calls of this method may run at the same time.
         """
         ...

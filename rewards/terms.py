@@ -64,7 +64,7 @@ def runs_code(config: RewardConfig, data_source: str) -> bool:
 
 
 def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | None:
-    """Returns the names of the numeric fields in a data source's results; None if a user's function chooses them.
+    """Returns the names of the numeric fields in results for a data source; None if the user's function chooses them.
 
     The field `acc` is always among the names.
     """

@@ -82,7 +82,7 @@ def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
 
 
 def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tuple[float, ...]:
-    """Adds up the token scores of several results, each times its weight; results without token scores are skipped."""
+    """Adds up the token scores of several results of one response, times weights; results without any are skipped."""
     weighted = [
         [weight * score for score in scored.token_scores]
         for weight, scored in zip(weights, results, strict=True)
@@ -92,7 +92,7 @@ def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tupl
 
 
 def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple[Step, ...]:
-    """Returns the steps of several results together, with each score multiplied by the weight of its result."""
+    """Joins the step scores of several results of one response, each multiplied by the weight of its result."""
     return tuple(
         (start, end, weight * score)
         for weight, scored in zip(weights, results, strict=True)

@@ -47,9 +47,9 @@ def is_root() -> bool:
 
 
 def own_uid(number: int, pid: int | None = None) -> int:
-    """Returns the uid under which sandbox `number` of a process runs; 0 if this is not root, since no uid is needed.
+    """Returns the uid under which sandbox `number` of process `pid` (default: this one) runs; 0 if this is not root.
 
-    The process is `pid`, by default this one.
+    If this process is not root, the sandbox's user is nobody in a user namespace of its own.
     """
     return _FIRST_UID + ((pid or os.getpid()) % 100_000 * 1000 + number % 1000) if is_root() else 0
 
@@ -65,7 +65,7 @@ def python_command(guest: str = str(GUEST)) -> list[str]:
 
 
 def isolated(hostname: str = "sandbox") -> list[str]:
-    """Returns the first part of a bubblewrap command: without network, other processes, files and capabilities.
+    """Returns the first part of a bubblewrap command: isolation from network, other processes, files and capabilities.
 
     Raises:
         NoSandbox: bubblewrap is not installed.
@@ -92,7 +92,7 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
 
 @cache
 def _view() -> tuple[str, ...]:
-    """Returns the options of bubblewrap that decide which files a sandbox sees."""
+    """Returns the options of bubblewrap that mount a sandbox's files: Python, shared libraries, guest.py and /tmp."""
     options: list[str] = []
     for place in _of_python():
         options += [*_folders_above(place), "--ro-bind", place, place]
@@ -104,7 +104,7 @@ def _view() -> tuple[str, ...]:
 
 
 def shared_libraries() -> Iterator[str]:
-    """Yields the options of bubblewrap that show the shared libraries; a symbolic link stays a link in the sandbox."""
+    """Yields the options of bubblewrap that mount the folders of shared libraries; a symbolic link stays a link."""
     for place in _SHARED_LIBRARIES:
         yield from _folders_above(place)
         if Path(place).is_symlink():

@@ -41,7 +41,7 @@ class Cases:
 
     @cached_property
     def max_output_bytes(self) -> int:
-        """The size in bytes above which an output cannot be right in any of the tests, whatever white space it has."""
+        """The largest size in bytes that a right output of any test can have; larger outputs are wrong."""
         if self.kind == "call":
             return _JSON_FACTOR * max(len(json.dumps(value)) for value in self.expected) + _SLACK_BYTES
         sizes = (len(text.encode(errors="replace")) for text in self.expected)

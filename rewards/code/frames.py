@@ -20,7 +20,7 @@ class Frames:
         self._num_skipped = 0  # bytes still to come of an output that is too large
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes | None]]:
-        """Takes the next bytes of the stream and yields (status, output) of each answer that is complete now.
+        """Adds received bytes to those before, and yields (status, output) of each answer that is complete with them.
 
         Raises:
             ValueError: the received bytes are no answer of guest.py.

@@ -130,7 +130,7 @@ def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) ->
 
 
 def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any]) -> None:
-    """Puts this child process into a session of its own, with its own pipes only and with resource limits."""
+    """Isolates this child process before it runs a program: own session, only its own pipes open, resource limits."""
     os.setsid()
     nowhere = os.open("/dev/null", os.O_WRONLY)
     os.dup2(stdin, 0)

@@ -15,7 +15,7 @@ CODE_LIMIT = "code_limit"
 
 
 class Limit(Enum):
-    """A limit that a program exceeded; the value is in the field CODE_LIMIT of a result and in names of metrics."""
+    """The kinds of limit that a program can exceed, as results (field CODE_LIMIT) and names of metrics spell them."""
 
     TIME = "time"  # CPU time, or time on the clock
     MEMORY = "memory"  # files in /tmp count

@@ -1,9 +1,8 @@
 """A child process of the controller that scores code answers, one after the other.
 
-The controller starts several of these processes. They parse test cases and compare outputs, so the controller does
-neither. A runner first shows that a sandbox runs a program and can be watched, and reports that in JSON. Then it
-answers each pair of response and ground truth in JSON. It ends when its socket to the controller is closed, also in the
-middle of a program.
+The controller starts several of these processes, which also parse test cases and compare outputs. A runner first shows
+that a sandbox runs a program and can be watched, and reports that in JSON. Then it answers each pair of response and
+ground truth in JSON. It ends when its socket to the controller is closed, also in the middle of a program.
 """
 
 import itertools
@@ -34,7 +33,7 @@ class Runner:
     Args:
         is_confined: False runs programs without sandboxes (`reward.code.unsafe`).
         is_continuous: True if the score is the share of the tests that pass (`reward.code.continuous`).
-        lifeline: a descriptor that poll reports as hung up when the controller is gone.
+        lifeline: a file descriptor on which poll reports a hang-up when the controller has ended.
 
     Raises:
         NoSandbox: on entering: a sandbox does not run a program, or cannot be watched.
@@ -62,7 +61,7 @@ class Runner:
 
         Raises:
             NoSandbox: no sandbox can be started any more, whatever the program.
-            EOFError: the controller is gone.
+            EOFError: the controller has ended.
         """
         try:
             cases = _parsed(ground_truth) if isinstance(ground_truth, str) else parse_cases(ground_truth)
@@ -96,7 +95,7 @@ class Runner:
         return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
     def _take(self) -> Sandbox:
-        """Returns a started sandbox for one program, and starts the next sandbox in the meantime."""
+        """Returns a started sandbox for one program, and starts another, so that the next program need not wait."""
         warm, self._warm = self._warm, None
         self._warm = self._new_sandbox()
         return warm or self._new_sandbox()
@@ -125,7 +124,7 @@ def _failed(failure: Failure, message: str) -> dict[str, Any]:
 
 
 def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bool) -> None:
-    """Reports that sandboxes work, then scores code answers until the controller is gone; see `Runner` for arguments.
+    """Reports that sandboxes work, then scores code answers until the controller has ended; see `Runner` for arguments.
 
     If a sandbox cannot be started, the last answer is the reason.
     """

@@ -201,7 +201,7 @@ class Sandbox:
         return None
 
     def _reason(self) -> str:
-        """Returns the stderr text of an ended sandbox, which programs cannot write to; if it is empty the exit code."""
+        """Returns why the sandbox ended: its stderr text, which no program can write; if empty, its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_LIMIT_S)
         os.set_blocking(self._stderr.fileno(), False)

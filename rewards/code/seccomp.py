@@ -72,7 +72,7 @@ def filter_program(machine: str | None = None) -> bytes:
 
 
 def _judge_call(number: int, *steps: bytes) -> list[bytes]:
-    """Returns the BPF steps for one system call; it is allowed unless `steps` return another verdict."""
+    """Returns the BPF instructions for one system call: `steps`; if these give no verdict, the call is allowed."""
     return [_step(_JUMP_EQUAL, number, otherwise=len(steps) + 1), *steps, _step(_RETURN, _ALLOW)]
 
 

@@ -55,7 +55,7 @@ class CodeSandboxes:
             self._free.put_nowait(runner)
 
     async def __aenter__(self) -> Self:
-        """Starts the runner processes; each one shows that its sandbox runs a program and can be watched."""
+        """Starts the runner processes; waits until each reports that it can run and watch programs in sandboxes."""
         started = await asyncio.gather(*map(self._start, self._runners), return_exceptions=True)
         if error := next(filter(None, started), None):
             await self.__aexit__()

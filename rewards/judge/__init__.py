@@ -1,1 +1,1 @@
-"""The judge: a language model behind an OpenAI-compatible API, whose marks are scores of responses."""
+"""The judge, a scorer: asks a language model behind an OpenAI-compatible API for marks of responses."""

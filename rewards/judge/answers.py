@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """A store of a judge's answers, by the sha256 of the request that each answers; a context manager.
+    """Stores a judge's answers by the sha256 of their requests, so that no request is sent twice; a context manager.
 
     An answer is appended to a JSONL file, `{"request", "answer"}`, as soon as it comes. Only the position of the answer
     in the file stays in memory, some 200 bytes. On entering, a line that a crash has left incomplete is removed from

@@ -51,7 +51,7 @@ class Questions:
         self._pattern = re.compile(config.score_pattern)
 
     def ask(self, sample: Sample) -> bytes:
-        """Returns the JSON body of a request about a sample; ValueError if the template cannot be filled in."""
+        """Writes the JSON body of a request to the judge about a sample; ValueError if the template does not work."""
         fields = {name: getattr(sample, name) for name in _FIELDS}
         try:
             content = self._template.render(fields | self._limits)
@@ -101,7 +101,7 @@ def headers(config: JudgeConfig) -> dict[str, str]:
 
 
 def shown(text: str) -> str:
-    """Returns the first 120 characters of a text on one line, in quotes, for messages."""
+    """Shortens a text to 120 characters on one line, in quotes, for use in messages."""
     line = " ".join(text.split())
     return repr(line if len(line) <= 120 else f"{line[:117]}...")
 

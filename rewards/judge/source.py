@@ -35,7 +35,7 @@ class _NoAnswer(Exception):
 
 @dataclass
 class _Progress:
-    """Counts over one batch of requests to the judge: those sent again, and those in a row that got no answer."""
+    """Counts, for one batch of samples, the requests to the judge that were sent again or got no answer in a row."""
 
     num_repeated: int = 0
     num_lost: int = 0
@@ -86,7 +86,7 @@ class Judge:
         return [by_body[body] if isinstance(body, bytes) else body for body in bodies]
 
     def _body(self, sample: Sample) -> bytes | Scored:
-        """Returns the request body about a sample; a result with a failure if the template cannot be filled in."""
+        """Returns the request to the judge about a sample, or a failed result if the template cannot be filled in."""
         try:
             return self._questions.ask(sample)
         except ValueError as error:

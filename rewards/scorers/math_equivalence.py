@@ -1,9 +1,9 @@
 r"""Compares two mathematical answers, as they stand in a \boxed{...}.
 
-There are two comparisons, and one of them is enough: by strings after normalisation, and symbolically by math-verify.
-Before them come checks for differences that both would miss. The symbolic comparison is made only for answers that
-leave no work (rewards/scorers/work_left.py). Units are not compared. Outside the main thread math-verify's own time
-limits (signal alarms) are off.
+Two answers are equal if one of two comparisons says so: by strings after normalisation, or symbolically by math-verify.
+Checks for differences that both would miss come first. The symbolic comparison is made only for answers that leave no
+calculation to be done (rewards/scorers/work_left.py). Units are not compared. Outside the main thread math-verify's own
+time limits (signal alarms) are off.
 """
 
 import logging
@@ -90,7 +90,7 @@ _LETTERS = re.compile(r"^([A-Za-z]+)$")
 
 
 def _differ_in_kind(answer: str, truth: str) -> bool:
-    """Returns True if two answers differ in number base, a.m. or p.m., brackets or letters, or one is an equation.
+    """Returns True if two answers differ in number base, a.m. or p.m., brackets or letters, or only one is an equation.
 
     An equation that names a value, as "x = 5", does not count.
     """
@@ -104,7 +104,7 @@ def _differ_in_kind(answer: str, truth: str) -> bool:
 
 
 def _is_same_word(first: str, second: str) -> bool:
-    """Returns True if two words of letters are the same; case counts only in single letters.
+    """Returns True if two words from answers are equal; case counts only in single letters.
 
     Up to three small letters may be a product: "xy" is "yx", but "ACB" is not "ABC".
     """
@@ -114,7 +114,7 @@ def _is_same_word(first: str, second: str) -> bool:
 
 
 def _without_thousands(match: re.Match[str]) -> str:
-    """Removes the commas between thousands from a match; commas in brackets stay, as in a point or a set."""
+    """Removes the commas between thousands from a matched number; commas in brackets, as in a point or a set, stay."""
     return match[0] if match[2] else re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", match[0])
 
 

@@ -19,7 +19,7 @@ Comparison = Callable[[str, str], bool]
 
 
 class Outcome(Enum):
-    """The reason why sympy did not compare an answer to the end, as the field SYMBOLIC and metrics name it."""
+    """The reason why sympy did not finish a comparison of an answer, as the field SYMBOLIC and metrics spell it."""
 
     GAVE_UP = "gave_up"
     SKIPPED = "skipped"
@@ -37,7 +37,7 @@ class SymbolicBudget:
 
 
 class _Process:
-    """The state of sympy comparisons in this process: whether they may begin, and the outcome in the current call."""
+    """Stores for this process if sympy comparisons may begin, and which outcome they had in the current scorer call."""
 
     may_give_up = True
     outcome: Outcome | None = None
@@ -54,9 +54,9 @@ def outcome_of_call() -> Outcome | None:
 
 
 def within_budget(limit_s: float) -> Callable[[Comparison], Comparison]:
-    """Decorates a comparison that gives up by itself after `limit_s` seconds, so that its outcome is recorded.
+    """Decorates a sympy comparison with its own time limit, to skip it when none may begin, and record if it gave up.
 
-    The comparison returns False if it may not begin.
+    The comparison ends by itself after `limit_s` seconds. A skipped comparison returns False.
     """
 
     def decorate(compare: Comparison) -> Comparison:

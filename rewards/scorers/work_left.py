@@ -59,14 +59,17 @@ def plain_latex(text: str) -> str:
 
 
 def parsed(latex: str, limit_s: int | None) -> list[Any]:
-    """Parses LaTeX into sympy expressions, almost unevaluated; an empty list unless all of the text can be parsed."""
+    """Parses LaTeX into sympy expressions, almost unevaluated; returns [] if a part of the text cannot be parsed."""
     boxed = f"\\boxed{{{latex}}}"
     is_whole = extract_boxed_content(boxed) == latex.strip()  # no brace of its own ends the box
     return list(parse(boxed, [_LATEX], "no_fallback", "first_match", limit_s)) if is_whole else []
 
 
 def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
-    """Returns True unless the LaTeX `answer` writes a value, or a set or relation if the truth is one."""
+    """Returns True if a LaTeX answer is a calculation that is still to be done, rather than a value as the truth is.
+
+    A set or a relation is also accepted if the truth is one; so are kinds of operations that the truth contains.
+    """
     if not _is_written_like(answer, truth):
         return True
     left = _operations_left(answer, limit_s)
@@ -89,7 +92,7 @@ def _value(text: str) -> str:
 
 
 def _is_written_like(answer: str, truth: str) -> bool:
-    """Returns True if each LaTeX token of an answer may stand in any value, or stands in the truth."""
+    """Returns True if every LaTeX token of an answer is one that values are written with, or occurs in the truth."""
     value = _value(truth)
     in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
     tokens = _TOKEN.findall(_value(answer))
@@ -123,7 +126,7 @@ def _improper_fraction(match: re.Match[str]) -> str:
 
 
 def _walk(node: Any, left: set[str]) -> Any:
-    """Computes a part of a sympy expression as far as sympy does at once, and adds the operations left to `left`."""
+    """Evaluates a node of a sympy expression, and adds to `left` the kinds of operations that are left undone in it."""
     if isinstance(node, Float):
         return Rational(str(node))
     if isinstance(node, Symbol):
@@ -157,7 +160,7 @@ def _have_like_terms(parts: Any, values: list[Any]) -> bool:
 
 
 def _terms(part: Any, value: Any) -> set[Any]:
-    r"""Returns the terms of a summand without rational factors: the root of "2\sqrt3", 1 for a rational number."""
+    r"""Returns the terms of a summand without rational factors, to find like terms: \sqrt3 for "2\sqrt3", 1 for "5"."""
     if value.is_number:
         value = expand_mul(value)
     elif isinstance(part, Mul) and not (part.args[0] is S.NegativeOne and len(part.args) == 2):
