@@ -56,7 +56,7 @@ def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -
 
 
 def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
-    """Checks that this user can read a file or folder; else Refused, with `remedy`, which makes the file readable."""
+    """Checks that this user can read a file or folder; raises Refused if not, with the advice `remedy`."""
     if not os.access(path, mode):
         raise Refused(f"cannot read {path_and_owner(path)}: {remedy}")
 

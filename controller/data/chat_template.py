@@ -38,7 +38,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Returns True if this prompt is rendered by the template, which then adds the special tokens."""
+        """Returns True if the chat template formats this prompt: then it adds all special tokens itself."""
         return self.template is not None and not isinstance(prompt, str)
 
     def render(self, prompt: Prompt) -> str:

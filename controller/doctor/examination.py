@@ -214,7 +214,7 @@ def _has_new_epoch(run_dir: Path) -> bool:
 
 
 def _size_of_last(store: CheckpointStore) -> int | None:
-    """Returns the bytes of the newest checkpoint; None if none exists, or it is removed during the count."""
+    """Returns the size in bytes of the newest checkpoint; None if none exists, or it is removed during the count."""
     step = store.latest_step()
     try:
         return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None

@@ -79,7 +79,7 @@ class GroupFacts:
     certificate_ends_unix_s: int | None = None
 
     def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
-        """Copies the answer of a worker to GetStatus into these facts."""
+        """Updates this object with a worker's answer to the RPC GetStatus."""
         self.is_reached = True
         self.role = _name(worker_pb2.Role, status.role, "ROLE_")
         self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")

@@ -91,7 +91,7 @@ class Section:
         return Row(self._key(key), "taken", _joined(self.ours, to), default=default, convert=convert, **more)
 
     def changed(self, key: str, to: str, how: str, convert: Convert | None = None, default: Any = NO_DEFAULT) -> Row:
-        """Makes the rule for a verl key that needs another value in SplitPPO, or has only nearly the same meaning."""
+        """Makes the rule that translates a verl key whose value must change, or whose meaning differs slightly."""
         return Row(self._key(key), "changed", _joined(self.ours, to), how, default, convert)
 
     def checked(self, key: str, how: str, convert: Convert, default: Any = NO_DEFAULT) -> Row:

@@ -203,7 +203,7 @@ def training_gathered(model: ModelShape, bytes_each: int) -> int:
 
 
 def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    """Returns the bytes of activations that one decoder layer keeps for its backward pass.
+    """Returns the size in bytes of activations that one decoder layer keeps for its backward pass.
 
         T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
 
@@ -216,7 +216,7 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
 
 
 def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
-    """Returns the bytes of activations that all layers and the last norm keep at the end of a forward pass.
+    """Returns the size in bytes of activations that all layers and the last norm keep at the end of a forward pass.
 
     layers:                  L x layer_activations        last norm: T D (4 + c)
     gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
@@ -227,7 +227,7 @@ def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkp
 
 
 def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
-    """Returns the bytes of a KV cache for `rows` rows of `positions` tokens, with the reserved room.
+    """Returns the size in bytes of a KV cache for `rows` rows of `positions` tokens, with the reserved room.
 
     rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
     """

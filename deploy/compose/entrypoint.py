@@ -133,7 +133,7 @@ def check_recipe(environment: Mapping[str, str], root: Path) -> None:
 
 
 def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None:
-    """Checks that the container's volumes are filled, and that its user can use them; else Refused."""
+    """Checks that the container's volumes are filled, and that its user can use them; raises Refused if not."""
     check_writable(root, "runs", "cache")
     needed = {"models": "MODEL_DIR", **({"data": "DATA_DIR"} if role == "controller" else {})}
     for folder, variable in needed.items():
@@ -148,7 +148,7 @@ def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None
 
 
 def check_writable(root: Path, *folders: str) -> None:
-    """Checks that the container's user can write to these volumes; else Refused."""
+    """Checks that the container's user can write to these volumes; raises Refused if not."""
     for folder in folders:
         if not os.access(root / folder, os.W_OK | os.X_OK):
             remedy = f"chown -R {os.getuid()} RUNS_DIR" if folder == "runs" else "remove the volume"

@@ -53,7 +53,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """Prepares MATH as the command line says; returns the exit code."""
+    """Runs the command line, which makes prompt files of the MATH data; returns the exit code."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

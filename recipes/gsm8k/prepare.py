@@ -45,7 +45,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """Prepares GSM8K as the command line says; returns the exit code."""
+    """Runs the command line, which makes prompt files of the GSM8K data; returns the exit code."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

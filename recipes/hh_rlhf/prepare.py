@@ -110,7 +110,7 @@ def recipe(split: str) -> Recipe:
 
 
 def main(arguments: list[str]) -> int:
-    """Prepares HH-RLHF as the command line says; returns the exit code."""
+    """Runs the command line, which makes prompt files of the HH-RLHF data; returns the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--split", choices=TO_ROW, required=True, help="for which training the rows are")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The tracker process: `feed SECONDS NAME ...` sends the steps of a run, `check NAME ...` says what trackers lack.
+"""The tracker process: `feed SECONDS NAME ...` sends a run's metrics, `check NAME ...` says which packages lack.
 
 `feed` reads the run (`protocol.Run`) from the first line of its standard input. When that input has ended, the process
 ends once everything is sent, or after SECONDS. Lines for the user go to its standard output. Everything else, also the

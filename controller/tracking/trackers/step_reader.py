@@ -55,7 +55,7 @@ class StepReader:
         return None
 
     def _reopened(self) -> bool:
-        """Opens the file at the path unless it is the file that is open already; returns True if it has opened one."""
+        """Opens the file at the path if it was replaced by another file since; returns True if it has opened one."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

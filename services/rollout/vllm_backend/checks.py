@@ -30,7 +30,7 @@ def max_model_len(config: Config) -> int:
 
 
 def kv_cache_bytes(config: Config) -> int | None:
-    """Returns the bytes of each rank's vLLM KV cache; None if vLLM computes it from gpu_memory_utilization."""
+    """Returns the size in bytes of each rank's vLLM KV cache; None if vLLM computes it from gpu_memory_utilization."""
     size_gb = config.rollout.vllm.kv_cache_gb
     if size_gb is None:
         return None if config.services.actor.devices else _GIB

@@ -47,7 +47,7 @@ class HasNotMet(RuntimeError):
 
 
 def ranks_store(store: TCPStore) -> PrefixStore:
-    """Returns the store with the key prefix of the ranks' first and only start, as process_group.py adds it."""
+    """Wraps the rendezvous store in the key prefix that process_group.py uses; ranks start once, so it is constant."""
     return PrefixStore("splitppo/0", store)
 
 
