@@ -1,4 +1,4 @@
-"""What all recipes' prepare.py share: command line, input files, prompt files in verl's schema, tiny models.
+"""Code shared by the prepare.py of all recipes: command line, input files, prompt files in verl's schema, tiny models.
 
 The input is a folder or a data set of the Hugging Face hub with the files of both splits, or a single file; then
 --test-file or --test-rows names the test split. The output is train.parquet and test.parquet, and the tiny random

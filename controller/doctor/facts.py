@@ -18,7 +18,7 @@ Code = FailureCode | RunCode | GroupCode
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What the last heartbeat of one rank said, `silent_s` seconds ago; an attribute is None if not known."""
+    """The content of the last heartbeat of one rank, `silent_s` seconds ago; an attribute is None if not known."""
 
     rank: int
     host: str
@@ -31,7 +31,7 @@ class RankFacts:
 
 @dataclass
 class GroupFacts:
-    """What is known about one worker group. An attribute is None if the group was not asked for it, or did not answer.
+    """The facts about one worker group. An attribute is None if the group was not asked for it, or did not answer.
 
     Attributes:
         address: host:port; empty if the group has not announced it.
@@ -111,7 +111,7 @@ class GroupFacts:
 
 @dataclass
 class RunFacts:
-    """What the doctor command knows about the run from its folder and configuration; an attribute is None if not known.
+    """The facts of a run in its folder and configuration, for the doctor command; an attribute is None if not known.
 
     Attributes:
         is_live: True if there are groups to ask.

@@ -1,4 +1,4 @@
-"""What follows from several keys of a verl configuration together: steps, use of a critic, GPUs of each role."""
+"""Derives what depends on several keys of a verl configuration: steps, use of a critic, GPUs of each role."""
 
 import math
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from splitppo.config import Config, ConfigError
 
 @dataclass(frozen=True)
 class Finding:
-    """What the translation did with one key of verl.
+    """The outcome of the translation for one key of verl.
 
     Attributes:
         key, value: verl's key and value.

@@ -154,7 +154,7 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Co
 
 
 def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Batch:
-    """With bypass_mode, replaces the old log-probs of the rollouts by those of the rollout backend.
+    """Replaces, with bypass_mode, the old log-probs of the rollouts by those of the rollout backend.
 
     This is done also in steps that compute both log-probs for a check: a check must not change what is learned.
     """

@@ -31,7 +31,7 @@ from splitppo.config import Config
 
 @dataclass
 class StepRecord:
-    """What is recorded of one PPO step while it runs. Times are unix seconds of the controller's clock.
+    """The record of one PPO step while the step runs. Times are unix seconds of the controller's clock.
 
     Attributes:
         started_s, ended_s: the step's own time, without validation and checkpoints; ended_s is None while it runs.

@@ -1,4 +1,4 @@
-"""What a rank of a torchrun group knows about itself (rank, device, process groups) and about the other ranks."""
+"""The facts that a rank of a torchrun group has about itself (rank, device, process groups) and the other ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

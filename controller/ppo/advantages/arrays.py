@@ -1,4 +1,4 @@
-"""What several advantage estimators use: checks, one score per response, one advantage on all tokens of a response.
+"""Functions of several advantage estimators: checks, one score per response, one advantage on all tokens of it.
 
 B sequences (prompts x samples), T response tokens, right-padded. A row may be empty. A mask may have holes (tool
 output), which are bridged: "the next token" is the next token inside the mask.

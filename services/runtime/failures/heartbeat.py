@@ -56,7 +56,7 @@ def _limit(limit_s: float, missed: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Doing:
-    """What a rank's main thread works on at one moment; empty while the thread waits for the next order of rank 0.
+    """The work of a rank's main thread at one moment; empty while the thread waits for the next order of rank 0.
 
     Attributes:
         progress: of the command, e.g. "3 of 8"; empty before the first progress.

@@ -28,7 +28,7 @@ NOTHING, LEAVE = -1, -2
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 orders every rank to do next: a command (its index in the table of commands), NOTHING, or LEAVE.
+    """The next order of rank 0 to every rank: a command (its index in the table of commands), NOTHING, or LEAVE.
 
     `attachment` is what `Command.attach` returned.
     """
