@@ -153,5 +153,5 @@ def _column(arrays: Arrays, name: str) -> Column:
     return Column(arrays[f"{name}.values"], arrays[f"{name}.lengths"])
 
 
-def _are_equal(one: Column, other: Column) -> bool:
-    return np.array_equal(one.lengths, other.lengths) and np.array_equal(one.values, other.values)
+def _are_equal(left: Column, right: Column) -> bool:
+    return np.array_equal(left.lengths, right.lengths) and np.array_equal(left.values, right.values)

@@ -36,7 +36,7 @@ class RolloutsAhead(StepRollouts):
         self.check_next()
         finished = self._next
         self._keep(None)
-        if finished is None or finished.origin.step != step.number:
+        if finished is None:
             if step.number > 1:
                 version = step.base_step
                 log.info("step %d has no rollouts yet: the weights of step %d sample them now", step.number, version)
@@ -81,6 +81,6 @@ def step_rollouts(config: Config, prompts: PromptSource, stored: bytes | None) -
     Raises:
         ConfigError: the file cannot be used.
     """
-    if not config.rollout.staleness:
+    if not config.rollout.staleness or config.evaluation.val_only:
         return StepRollouts(prompts)
     return RolloutsAhead(prompts, FinishedRollouts.parse(stored, prompts.table) if stored else None)

@@ -154,3 +154,13 @@ async def test_prompts_that_have_changed_are_refused(tmp_path: Path) -> None:
         FinishedRollouts.parse(stored, table.take(table.row_indices[:1]))
     with pytest.raises(ConfigError, match="not what this version writes"):
         FinishedRollouts.parse(stored[:40], table)
+
+
+async def test_a_validation_alone_reads_no_stored_rollouts(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluation__val_only": True, "data__val_files": "val.jsonl"}
+    run, actor = run_of(
+        tmp_path, run__total_steps=3, at_step=1, validates=True, rollouts=b"of other prompts", **changes
+    )
+    await run.trainer.fit()
+    assert actor.versions == []
+    assert run.trainer.state.validated_step == 1
