@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # The port that each group listens on.
-PORTS = {"actor": 7001, "critic": 7002, "reward": 7003}
+PORTS = {"actor": 7001, "critic": 7002, "reward": 7003, "rollout": 7004}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The authority (ca.pem, ca.key) is made once and used again. A second call theref
 certificates, which everybody who trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe
 place: no process needs it.
 
---spread also writes ROOT/actor, critic, reward and controller, to be mounted where these processes run. Each folder has
+--spread also writes ROOT/actor, critic, reward, rollout and controller, to be mounted where these processes run. Each folder has
 what its processes need and no more: ca.pem, their own pair, the pair for health checks, the token that all share.
 --once is for deployments that call it at every start: certificates that are complete and valid for another week are
 left alone, and what an earlier call has left unfinished is completed.
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-SERVERS = ("actor", "critic", "reward")
+SERVERS = ("actor", "critic", "reward", "rollout")
 # With a token set, `health` may check health and nothing else.
 CLIENTS = ("controller", "health")
 ROLES = (*SERVERS, "controller")

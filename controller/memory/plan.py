@@ -55,6 +55,8 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
     if role == "reward":
         assert reward_model is not None, "only a run with a reward model has this group"
         return estimate_reward_group(config, reward_model)
+    if role == "rollout":
+        raise UnknownShape("the rollout group is not estimated")
     model = read_model_shape(config.model_of(role).model, "policy" if role == "actor" else "value", f"{role}.model")
     reference = None
     if role == config.reference_host:

@@ -20,7 +20,7 @@ from splitppo.config import DataConfig
 
 Counts = NDArray[np.integer[Any]]
 
-ENGINE_POOLS = ("actor", "critic", "reward")
+ENGINE_POOLS = ("actor", "critic", "reward", "rollout")
 _UPDATES = ("update_actor", "update_critic")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
-POOLS = ("actor", "critic", "controller", "scoring", "reward")
+POOLS = ("actor", "critic", "controller", "scoring", "reward", "rollout")
 
 # Metadata: a process per pool.
 _PROCESSES = [

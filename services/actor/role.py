@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import ValidationError
 
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
+from services.engine.exchange import Publisher
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.engine.token_metrics import MetricLimit
@@ -21,22 +23,25 @@ from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
+from services.rollout.weight_sync import dtype_of
 from services.runtime.context import RankContext
+from services.runtime.ranks.checkpoint_commands import storage_errors
 from services.runtime.ranks.sharding import shard_by_mini_batch
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig, Config
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.config.subsections.phases import MAX_LABEL
-from splitppo.rpc.errors import WrongState
+from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> None:
-    """Raises ValueError unless the rollout backend's package is installed and each phase's policy loss works."""
-    check_rollout_packages(config)
+    """Raises ValueError unless each phase's policy loss works, and what samples here is installed."""
+    if config.sampler == "actor":
+        check_rollout_packages(config)
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
 
@@ -54,17 +59,23 @@ class ActorRole:
         config = context.config
         self._config, self._device = config.actor, context.device
         self._phase = ""
-        BACKENDS[config.rollout.backend].check(config)
+        self._generation: Generation | None = None
+        if config.sampler == "actor":
+            BACKENDS[config.rollout.backend].check(config)
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
         self._policy = self._trained.engine
-        self._frozen = FrozenModels(context, before=lambda: self._generation.suspend())
-        self._generation = Generation(context, self._policy)
+        self._frozen = FrozenModels(context, before=self._suspend_generation)
+        if config.sampler == "actor":
+            self._generation = Generation(context, self._policy)
+        self._publisher = Publisher(
+            config.weights_folder, self._policy.model, self._policy.whole_weights, dtype_of(config), context.device
+        )
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
-        """Returns the commands Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores and Update."""
+        """Returns all commands of ActorService, and those of the frozen models."""
         compute_log_probs = Command(
             "ComputeLogProbs",
             actor_pb2.ComputeLogProbsRequest,
@@ -89,13 +100,15 @@ class ActorRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (self._generation.command(), compute_log_probs, *self._frozen.commands(), update)
+        generate = self._generation.command() if self._generation else _no_generation()
+        publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, self.publish_weights)
+        return (generate, compute_log_probs, *self._frozen.commands(), update, publish)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
         """Computes the log-probs of response tokens under the current policy, as the column `old_log_probs`."""
-        self._generation.suspend()
+        self._suspend_generation()
         started_s, meter = time.perf_counter(), self._policy.flops_meter
         computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
         seconds = time.perf_counter() - started_s
@@ -108,7 +121,7 @@ class ActorRole:
         """Trains the policy on all mini-batches and epochs of one step; on none for `advance_only` (critic warm-up)."""
         if request.advance_only:
             return Outcome()
-        self._generation.suspend(weights_change=True)
+        self._suspend_generation(weights_change=True)
         config = self._config_of(request)
         coefficients = {"actor/entropy_coeff": config.entropy_coeff}
         if config.use_kl_loss:
@@ -120,18 +133,36 @@ class ActorRole:
         metrics = self._trained.update(batch, actor_loss(config), progress, stop_above=stop_above)
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
+    def publish_weights(
+        self, request: actor_pb2.PublishWeightsRequest, _attachment: bytes, progress: CommandProgress
+    ) -> Outcome:
+        """Writes the weights of the committed step for the rollout group; see `Publisher.publish`."""
+        self._suspend_generation()
+        header, published = request.header, Future[str]()
+        try:
+            with storage_errors(self._publisher.folder):
+                manifest_sha256 = self._publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
+            published.set_result(manifest_sha256)
+        except StorageFailed as error:  # as an answer: the ranks, which have all failed, can go on
+            published.set_exception(error)
+        return Outcome(durable=published)
+
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the policy, see `Role.save_checkpoint`; other models of the group are not saved."""
-        self._generation.suspend()
+        self._suspend_generation()
         return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
-        self._generation.suspend(weights_change=True)
+        self._suspend_generation(weights_change=True)
         return self._policy.load_checkpoint(directory)
 
     def compute_weights_digest(self) -> str:
-        self._generation.suspend()
+        self._suspend_generation()
         return self._policy.compute_weights_digest()
+
+    def _suspend_generation(self, *, weights_change: bool = False) -> None:
+        if self._generation is not None:
+            self._generation.suspend(weights_change=weights_change)
 
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         config = self._config_of(request)
@@ -163,3 +194,12 @@ class ActorRole:
             if wrong["type"] != "value_error":  # else the sentence has the value already
                 message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
             raise ValueError(f"loss_terms.{message}") from None
+
+
+def _no_generation() -> Command:
+    """Makes the command Generate of an actor beside a rollout group, which refuses every call."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise ValueError("the actor group samples nothing: services.rollout has a group of its own, call that group")
+
+    return Command("Generate", actor_pb2.GenerateRequest, refuse, check=refuse)

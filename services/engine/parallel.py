@@ -61,14 +61,14 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for unit in (*decoder_layers(model), model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    _materialise(model, device)
+    materialise(model, device)
     for unit in units(model):
         unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up
         unit.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, forward_method)
 
 
-def _materialise(model: nn.Module, device: torch.device) -> None:
+def materialise(model: nn.Module, device: torch.device) -> None:
     """Allocates memory on `device` for meta parameters, without values; tied ones stay tied, buffers keep values."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():

@@ -1,1 +1,1 @@
-"""Samples responses with the policy: the command Generate, and its backends (Hugging Face, vLLM)."""
+"""Samples responses with the policy: the command Generate, its backends (Hugging Face, vLLM), and the rollout group."""

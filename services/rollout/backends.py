@@ -16,6 +16,7 @@ class Backend:
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy
+    samples_with_policy: bool  # the backend has no copy of the weights: it samples with the model of `PolicyWeights`
 
 
 def _build_hf(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
@@ -40,6 +41,6 @@ def _build_vllm(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "hf": Backend(lambda _: None, _build_hf),
-    "vllm": Backend(_check_vllm, _build_vllm),
+    "hf": Backend(lambda _: None, _build_hf, samples_with_policy=True),
+    "vllm": Backend(_check_vllm, _build_vllm, samples_with_policy=False),
 }

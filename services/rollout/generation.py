@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import torch
+from google.protobuf.descriptor import ServiceDescriptor
 from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows
@@ -23,8 +24,11 @@ class Generation:
         self._policy, self._device = policy, context.device
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 
-    def command(self) -> Command:
-        """Returns the command Generate, which samples responses for a slot's prompts and seeds."""
+    def command(self, service: ServiceDescriptor | None = None) -> Command:
+        """Returns the command Generate, which samples responses for a slot's prompts and seeds.
+
+        `service` declares it; None: the ActorService.
+        """
         return Command(
             "Generate",
             actor_pb2.GenerateRequest,
@@ -34,6 +38,7 @@ class Generation:
             num_parts=lambda request: request.num_parts,
             shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
             cancellable=True,
+            service=service,
         )
 
     def suspend(self, *, weights_change: bool = False) -> None:
@@ -45,7 +50,7 @@ class Generation:
     def generate(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
         """Samples one response per seed of each prompt on this rank; result rows are ordered by prompt, then seed."""
         version = request.header.base_step
-        metrics = self._update_weights(version)
+        metrics = self.update_weights(version)
         parts = StreamedParts(batch, request.num_parts, report, version)
         ended: list[Response] = []
         try:
@@ -57,8 +62,8 @@ class Generation:
             raise CommandCancelled from error
         return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
 
-    def _update_weights(self, version: int) -> dict[str, float]:
-        """Copies the policy's weights to a backend that has older ones; returns the time as timing_s/update_weights."""
+    def update_weights(self, version: int) -> dict[str, float]:
+        """Copies the policy's weights to a backend that has other ones; returns the time as timing_s/update_weights."""
         if self._backend.policy_version == version:
             return {}
         started_s = time.perf_counter()

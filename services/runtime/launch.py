@@ -97,6 +97,8 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
     if role_name == "reward" and config.reward_model_host != "reward":
         values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
         raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
+    if role_name == "rollout" and config.services.rollout is None:
+        raise ConfigError("this run has no rollout group: services.rollout is null, expected its keys")
 
 
 def _describe(role_name: RoleName, config: Config) -> str:
@@ -140,6 +142,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         ledger = Ledger()
         checkpoint_commands = CheckpointCommands(role, context, ledger, slots).commands()
     commands = [*role.commands(), *checkpoint_commands]
+    if any(command.syncs for command in commands):
+        ledger = Ledger(committed_step=-1)
     channel = ControlChannel(world_size, context.control_group)
     parts_channel = ControlChannel(world_size, context.parts_group)
     activity.idle()

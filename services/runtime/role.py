@@ -1,4 +1,4 @@
-"""The interface between the runtime of a worker group and a role (actor, critic, reward): commands and methods.
+"""The interface between the runtime of a worker group and a role (actor, critic, reward, rollout): commands, methods.
 
 The runtime moves rows of batches and orders work; it knows nothing of PPO. A role declares its commands;
 the runtime serves each as the RPC of the same name. A role that trains has checkpoints as well.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
@@ -68,8 +69,8 @@ class Outcome:
         metrics: already reduced over ranks.
         weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint.
         policy_version: the committed step whose weights made the columns (Generate).
-        durable: resolves when all ranks are done, on rank 0 with the sha256 of the manifest (SaveCheckpoint). The reply
-            waits for rank 0's, the commands after it do not.
+        durable: resolves when all ranks are done, on rank 0 with the sha256 of the manifest (SaveCheckpoint,
+            PublishWeights). The reply waits for rank 0's, the commands after it do not.
     """
 
     columns: Batch | None = None
@@ -80,11 +81,12 @@ class Outcome:
 
 
 def step_of(request: Any) -> int:
-    """Returns the training step of a command request: of the request's slot, else its field `step`, else base_step."""
+    """Returns the training step of a command request: its slot's, its own or its version, else base_step."""
     fields = request.DESCRIPTOR.fields_by_name
     if "slot" in fields and request.HasField("slot"):
         return int(request.slot.step)
-    return int(request.step if "step" in fields else request.header.base_step)
+    named = next((name for name in ("step", "version") if name in fields), None)
+    return int(getattr(request, named) if named else request.header.base_step)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ class Command:
         cancellable: it changes nothing but the slot, and calls `CommandProgress.is_cancelled`.
         repairs: it brings the service to a known state, whatever was before (LoadCheckpoint); calls that wait are
             refused for it, and a running one is cancelled if it can be.
+        syncs: it makes the service hold the weights of the step `request.version`, which becomes the committed step
+            (SyncWeights).
+        service: the proto service that declares the RPC; None: the service in the file of the request.
     """
 
     method: str
@@ -124,6 +129,8 @@ class Command:
     commits: bool = False
     cancellable: bool = False
     repairs: bool = False
+    syncs: bool = False
+    service: ServiceDescriptor | None = None
 
     @property
     def works_on_slot(self) -> bool:
@@ -140,7 +147,7 @@ class Command:
 
 
 class Role(Protocol):
-    """The work of a worker group (actor, critic, reward), as methods that each rank's main thread calls."""
+    """The work of a worker group (actor, critic, reward, rollout), as methods that each rank's main thread calls."""
 
     role: worker_pb2.Role
     num_parameters: int

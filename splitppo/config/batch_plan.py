@@ -50,11 +50,13 @@ def _check_rollout(config: Config) -> None:
 
 
 def _check_vllm(config: Config) -> None:
-    vllm, ranks, longest = config.rollout.vllm, config.services.actor.num_processes, config.data.longest_row
+    vllm, longest = config.rollout.vllm, config.data.longest_row
+    ranks = config.services.of(config.sampler).num_processes
     if ranks % vllm.tensor_model_parallel_size:
+        key = "rollout.vllm.tensor_model_parallel_size"
         raise ConfigError(
-            f"services.actor.num_processes ({ranks}) must be a multiple of rollout.vllm.tensor_model_parallel_size"
-            f" ({vllm.tensor_model_parallel_size}); change rollout.vllm.tensor_model_parallel_size"
+            f"services.{config.sampler}.num_processes ({ranks}) must be a multiple of {key}"
+            f" ({vllm.tensor_model_parallel_size}); change {key}"
         )
     if vllm.max_model_len is not None and vllm.max_model_len < longest:
         raise ConfigError(

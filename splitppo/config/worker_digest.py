@@ -29,9 +29,10 @@ def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
             "rollout.n": config.rollout.n,
             "data.max_response_length": config.data.max_response_length,
         }
-    if role == "actor":
+    if role in ("actor", "rollout"):
         sections["rollout"] = _shaping(config, "rollout")
         sections["data.tokenizer"] = config.data.tokenizer
+    if role == "actor":
         sections["reference"] = config.reference_host == role
     elif config.reference_host == role:
         sections["actor"] = config.actor.model_dump(mode="json")

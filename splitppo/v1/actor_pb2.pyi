@@ -64,3 +64,13 @@ class LossTerms(_message.Message):
     kl_loss_coef: float
     phase: str
     def __init__(self, loss_mode: _Optional[str] = ..., entropy_coeff: _Optional[float] = ..., use_kl_loss: _Optional[bool] = ..., kl_loss_coef: _Optional[float] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class PublishWeightsRequest(_message.Message):
+    __slots__ = ("header", "keep_from", "save_hf_model")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FROM_FIELD_NUMBER: _ClassVar[int]
+    SAVE_HF_MODEL_FIELD_NUMBER: _ClassVar[int]
+    header: _worker_pb2.CommandHeader
+    keep_from: int
+    save_hf_model: bool
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., keep_from: _Optional[int] = ..., save_hf_model: _Optional[bool] = ...) -> None: ...

@@ -50,6 +50,11 @@ class ActorServiceStub:
                 request_serializer=splitppo_dot_v1_dot_actor__pb2.ActorUpdateRequest.SerializeToString,
                 response_deserializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
                 _registered_method=True)
+        self.PublishWeights = channel.unary_stream(
+                '/splitppo.v1.ActorService/PublishWeights',
+                request_serializer=splitppo_dot_v1_dot_actor__pb2.PublishWeightsRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
+                _registered_method=True)
 
 
 class ActorServiceServicer:
@@ -80,6 +85,14 @@ class ActorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishWeights(self, request, context):
+        """Writes the weights of the committed step as files, from which a rollout group loads them; changes nothing else. The
+        result has the sha256 of the version's manifest. Publishing a step again replaces its files.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ActorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_ActorServiceServicer_to_server(servicer, server):
             'Update': grpc.unary_stream_rpc_method_handler(
                     servicer.Update,
                     request_deserializer=splitppo_dot_v1_dot_actor__pb2.ActorUpdateRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.SerializeToString,
+            ),
+            'PublishWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.PublishWeights,
+                    request_deserializer=splitppo_dot_v1_dot_actor__pb2.PublishWeightsRequest.FromString,
                     response_serializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.SerializeToString,
             ),
     }
@@ -179,6 +197,33 @@ class ActorService:
             target,
             '/splitppo.v1.ActorService/Update',
             splitppo_dot_v1_dot_actor__pb2.ActorUpdateRequest.SerializeToString,
+            splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/splitppo.v1.ActorService/PublishWeights',
+            splitppo_dot_v1_dot_actor__pb2.PublishWeightsRequest.SerializeToString,
             splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
             options,
             channel_credentials,

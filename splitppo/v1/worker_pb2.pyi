@@ -14,6 +14,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_ACTOR: _ClassVar[Role]
     ROLE_CRITIC: _ClassVar[Role]
     ROLE_REWARD: _ClassVar[Role]
+    ROLE_ROLLOUT: _ClassVar[Role]
 
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,6 +28,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_ACTOR: Role
 ROLE_CRITIC: Role
 ROLE_REWARD: Role
+ROLE_ROLLOUT: Role
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_IDLE: WorkerState
 WORKER_STATE_BUSY: WorkerState

@@ -33,7 +33,7 @@ def kv_cache_bytes(config: Config) -> int | None:
     """Returns the size in bytes of each rank's vLLM KV cache; None if vLLM computes it from gpu_memory_utilization."""
     size_gb = config.rollout.vllm.kv_cache_gb
     if size_gb is None:
-        return None if config.services.actor.devices else _GIB
+        return None if _on_gpu(config) else _GIB
     return int(size_gb * _GIB)
 
 
@@ -71,7 +71,7 @@ def _check_attention(config: Config, model: Any) -> None:
     if not isinstance(num_heads, int) or not num_heads:
         return  # no attention, or heads layer by layer
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
-    on_cpu = not config.services.actor.devices
+    on_cpu = not _on_gpu(config)
     if on_cpu and head_dim not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
         raise ValueError(
             f"actor.model has attention heads of size {head_dim}, and vLLM on a CPU computes"
@@ -93,8 +93,12 @@ def _check_attention(config: Config, model: Any) -> None:
         )
 
 
+def _on_gpu(config: Config) -> bool:
+    return bool(config.services.of(config.sampler).devices)
+
+
 def _cuts_on_gpu(config: Config) -> bool:
-    return bool(config.services.actor.devices) and (config.rollout.top_p < 1.0 or config.rollout.top_k > 0)
+    return _on_gpu(config) and (config.rollout.top_p < 1.0 or config.rollout.top_k > 0)
 
 
 def _check_log_probs(config: Config) -> None:

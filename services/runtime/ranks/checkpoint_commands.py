@@ -55,7 +55,7 @@ class CheckpointCommands:
         """Raises StorageFailed if the checkpoint's folder cannot be written, before any rank begins to save."""
         directory = self._directory(request.header.base_step)
         probe = directory / f".probe-{secrets.token_hex(4)}"
-        with _storage_errors(directory):
+        with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(bytes(1))
             probe.unlink()
@@ -75,7 +75,7 @@ class CheckpointCommands:
     def _describe(self, directory: Path, step: int, ledger: bytes, durable: Future[str], saved: Future[str]) -> None:
         """Writes a checkpoint's manifest after all ranks' files; `durable` gets the manifest's sha256 or the error."""
         try:
-            with _storage_errors(directory):
+            with storage_errors(directory):
                 weights_sha256 = saved.result()
                 files, ledger_sha256 = describe_files(directory), hashlib.sha256(ledger).hexdigest()
                 manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
@@ -96,7 +96,7 @@ class CheckpointCommands:
         if not directory.is_dir():
             raise NotFound(f"there is no checkpoint {directory}")
         try:
-            with _storage_errors(directory):
+            with storage_errors(directory):
                 manifest = read_manifest(directory)
                 if (manifest.role, manifest.step) != (self._role_name, step):
                     raise InvalidArgument(
@@ -138,7 +138,7 @@ def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
 
 
 @contextmanager
-def _storage_errors(directory: Path) -> Iterator[None]:
+def storage_errors(directory: Path) -> Iterator[None]:
     """Turns an OSError in the `with` block into StorageFailed, a sentence that names the file, or else `directory`."""
     try:
         yield

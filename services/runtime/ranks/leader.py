@@ -115,8 +115,9 @@ class Leader:
             _refuse(call, error, "could not be made durable")
             return
         reply.manifest_sha256 = durable.result()
-        assert self.worker.ledger is not None, "who saves has a ledger"
-        self.worker.ledger.remember_save(call.request_id, call.stored(reply))
+        if call.command.method == "SaveCheckpoint":
+            assert self.worker.ledger is not None, "who saves has a ledger"
+            self.worker.ledger.remember_save(call.request_id, call.stored(reply))
         call.resolve(reply)
 
     def _run(self, call: CommandCall, rows: Batch | None) -> Outcome:
@@ -201,7 +202,8 @@ class Leader:
     ) -> worker_pb2.CommandResult:
         """Stores a command's result: columns in the slot, an update in the ledger so that it is not applied twice."""
         worker, command = self.worker, call.command
-        step = (worker.committed_step or 0) + (1 if command.commits else 0)
+        before = worker.committed_step or 0
+        step = call.request.version if command.syncs else before + (1 if command.commits else 0)
         try:
             reply = worker_pb2.CommandResult(
                 engine_time=engine_time,
@@ -214,6 +216,10 @@ class Leader:
                 assert worker.ledger is not None, "who trains has a ledger"
                 worker.ledger.commit(step, call.request_id, call.stored(reply))
                 worker.slots.commit(step)
+            elif command.syncs:
+                assert worker.ledger is not None, "who holds a version has a ledger"
+                worker.ledger.commit(step, call.request_id, call.stored(reply))
+                worker.slots.commit(step) if step > before else worker.slots.clear()
             elif outcome.columns is not None:
                 worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, call.stored(reply))
         except Exception as error:

@@ -175,9 +175,13 @@ async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
 
 
 def service_of(command: Command) -> ServiceDescriptor:
-    """Finds the proto service that declares a command, in the file of the command's request; ValueError without one."""
+    """Finds the proto service that declares a command: the command's own, or one in the file of the command's request.
+
+    Raises:
+        ValueError: neither declares it.
+    """
     request = command.request_type.DESCRIPTOR
-    for service in request.file.services_by_name.values():
+    for service in (command.service,) if command.service else request.file.services_by_name.values():
         method = service.methods_by_name.get(command.method)
         if method is not None and method.input_type.full_name == request.full_name:
             return cast(ServiceDescriptor, service)

@@ -1,4 +1,7 @@
-"""Records a role's last update (step, request id, reply), saved with the weights, so that no update runs twice."""
+"""Records a role's last update (step, request id, reply), saved with the weights, so that no update runs twice.
+
+A group that samples with published weights has a ledger, too: of the version that it holds.
+"""
 
 import json
 from typing import NamedTuple
@@ -21,10 +24,13 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """Remembers a role's last update and last save with their replies, to answer repeated commands. Thread-safe."""
+    """Remembers a role's last update and last save with their replies, to answer repeated commands. Thread-safe.
 
-    def __init__(self) -> None:
-        self._entry = self._saved = _Entry()
+    `committed_step` is 0 for initial models, and -1 for a group that holds no weights yet.
+    """
+
+    def __init__(self, committed_step: int = 0) -> None:
+        self._entry, self._saved = _Entry(committed_step), _Entry()
 
     @property
     def committed_step(self) -> int:

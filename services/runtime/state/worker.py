@@ -20,7 +20,8 @@ class Worker:
     """One service on rank 0: its role, its controller, its batches, its command queue, and whether it can serve.
 
     Attributes:
-        ledger: None if the group trains nothing; then no step is committed, and requests may name any step.
+        ledger: of the updates, or of the version of published weights that the group holds. None if the group has
+            neither; then no step is committed, and requests may name any step.
         instance_id: new at each start of the group.
         has_failed: the group ends because of a failure.
         on_change: a function that is called, in any thread, when `is_serving` may have changed.
@@ -61,7 +62,7 @@ class Worker:
 
     @property
     def committed_step(self) -> int | None:
-        """The last committed training step; None for a role that does not train."""
+        """The step whose weights the group has; -1 if it waits for its first ones, None for a role without a step."""
         return None if self.ledger is None else self.ledger.committed_step
 
     def stored_reply(self, call: CommandCall) -> worker_pb2.CommandResult | None:
@@ -81,14 +82,15 @@ class Worker:
             return self.slots.reply_of(call.request.slot, call.reply_key)
         if self.ledger is None:
             return None
-        if call.command.commits:
+        if call.command.commits or call.command.syncs:
             return self.ledger.reply_of(call.request_id)
         return self.ledger.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 
     def check_clean(self) -> None:
         """Raises Dirty if the weights belong to no step because an update or a load failed half-way."""
         if self._dirty:
-            raise Dirty(f"{self._dirty}; only GetStatus and LoadCheckpoint are answered until a checkpoint is loaded")
+            repair = "SyncWeights" if self.role == worker_pb2.ROLE_ROLLOUT else "LoadCheckpoint"
+            raise Dirty(f"{self._dirty}; only GetStatus and {repair} are answered until weights are loaded")
 
     def check_open(self) -> None:
         """Raises Unavailable once the service is draining: it finishes its running command and ends."""

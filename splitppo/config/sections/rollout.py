@@ -17,8 +17,8 @@ class VllmConfig(Section):
     """
 
     tensor_model_parallel_size: PositiveInt = 1
-    """The number of ranks that share one engine. It divides services.actor.num_processes; the other ranks hold further
-    engines."""
+    """The number of ranks that share one engine. It divides the ranks of the group that samples; the other ranks
+    hold further engines."""
 
     max_model_len: PositiveInt | None = None
     """The largest number of tokens in a prompt with its response. null: data.max_prompt_length +
@@ -85,6 +85,11 @@ class RolloutConfig(Section):
     """The number of updates between the weights that sample the responses of a step and the weights that learn from
     them. 1: the responses of the next step are sampled before the update of this step. Then
     algorithm.rollout_correction must have rollout_is or bypass_mode."""
+
+    sync_dir: Annotated[str, MAY_CHANGE] = ""
+    """The folder in which the actor publishes the weights for the group of services.rollout. Both groups must see it,
+    and it needs room for three versions. It may lie in main memory, e.g. in /dev/shm. Empty: the folder weights in the
+    run folder."""
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,

@@ -69,6 +69,10 @@ class ServicesConfig(Section):
     actor: ServiceConfig = ServiceConfig()
     critic: ServiceConfig = ServiceConfig()
     reward: ServiceConfig = ServiceConfig()
+    rollout: ServiceConfig | None = None
+    """A worker group that samples the responses, with the keys of services.actor, e.g. num_processes. null: the actor's
+    group samples them."""
+
     allow_shared_devices: bool = False
     """If true, several groups may use the same GPUs. Their memory must be enough for all of them."""
 
@@ -116,5 +120,6 @@ class ServicesConfig(Section):
 
     def of(self, role: RoleName) -> ServiceConfig:
         """Returns the settings of the worker group of a role (number of ranks, GPUs, cores, addresses)."""
-        service: ServiceConfig = getattr(self, role)
+        service: ServiceConfig | None = getattr(self, role)
+        assert service is not None, "the run has no rollout group"
         return service

@@ -1,0 +1,295 @@
+"""Publishes a policy's weights as files, version by version, and reads them in another worker group.
+
+The folder of a version has one safetensors file per rank that wrote it, and a manifest, which is written last. It gets
+its name by a rename once it is complete, so that a folder with a version's name is a whole version. Nothing is synced
+to the disk: a version need not survive its machine.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from services.engine import parallel
+from services.engine.model.loading import describe_architecture
+from splitppo import failpoints
+from splitppo.manifest import MANIFEST, DamagedCheckpoint, SealedFile
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # the names of safetensors
+_HEADER_ALIGNMENT = 8
+_MAX_THREADS = 8
+
+# (name, whole tensor) of each weight, tied ones once; every rank must take them all.
+NamedWeights = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """The place of one weight in the files of a version: file name, shape, and the xxh3-128 of its bytes (hex)."""
+
+    file: str
+    shape: tuple[int, ...]
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class WeightsManifest(SealedFile):
+    """The description of one published version: which run and model it is of, its files, and every weight."""
+
+    KIND = "manifest of weights"
+    run_id: str
+    policy_version: int  # the step after whose update the weights were published
+    model: str  # the architecture, in the words of `describe_architecture`
+    dtype: str
+    files: Mapping[str, int]  # size in bytes by name
+    weights: Mapping[str, StoredWeight]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def version_folder(folder: Path, version: int) -> Path:
+    """Returns the folder of one version inside the folder in which an actor publishes."""
+    return folder / f"version_{version}"
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Writes the weights of a model that all ranks of this group train together.
+
+    Attributes:
+        folder: the folder of all versions.
+        model: the Hugging Face model, whose weights may be sharded over the ranks.
+        whole_weights: returns the weights in `dtype`; a collective.
+    """
+
+    folder: Path
+    model: Any
+    whole_weights: Callable[[torch.dtype], NamedWeights]
+    dtype: torch.dtype
+    device: torch.device
+
+    def publish(self, run_id: str, version: int, keep_from: int, report: Callable[[int, int, str], None]) -> str:
+        """Writes the files of a version; rank r writes every num_ranks-th weight. Collective.
+
+        Versions before `keep_from`, and those after `version`, are removed.
+
+        Returns:
+            The sha256 of the manifest on rank 0, an empty text on the other ranks.
+
+        Raises:
+            OSError: storage has failed on some rank; it is raised on all ranks, and the version is not there.
+        """
+        final = version_folder(self.folder, version)
+        partial_folder = final.with_name(f"{final.name}.partial")
+        with self._together():
+            if parallel.rank() == 0:
+                self._remove_all_but(range(keep_from, version))
+                partial_folder.mkdir(parents=True)
+        with self._together():
+            self._write_own(partial_folder, report)
+        manifest_sha256 = ""
+        with self._together():
+            if parallel.rank() == 0:
+                failpoints.hit("publish_weights.before_manifest")
+                manifest_sha256 = self._write_manifest(partial_folder, run_id, version)
+                partial_folder.rename(final)
+        return manifest_sha256
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Raises an OSError on every rank if the `with` block has raised one on any rank; a barrier of all ranks."""
+        failure: OSError | None = None
+        try:
+            yield
+        except OSError as error:
+            failure = error
+        has_failed = parallel.reduce_array([failure is not None], self.device, torch.distributed.ReduceOp.MAX)[0]
+        if failure is not None:
+            raise failure
+        if has_failed:
+            raise OSError(f"another rank could not write the weights to {self.folder}; its log says why")
+
+    def _remove_all_but(self, kept: range) -> None:
+        names = {version_folder(self.folder, version).name for version in kept}
+        for entry in self.folder.glob("version_*"):
+            if entry.name not in names:
+                shutil.rmtree(entry)
+
+    def _write_own(self, folder: Path, report: Callable[[int, int, str], None]) -> None:
+        """Writes this rank's share of the weights to one file, and their digests to a file beside it."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        own = [name for number, name in enumerate(shapes) if number % parallel.num_ranks() == parallel.rank()]
+        file = folder / f"weights-{parallel.rank()}.safetensors"
+        digests, failure = dict[str, str](), None
+        stream = None
+        for number, (name, tensor) in enumerate(self.whole_weights(self.dtype), 1):
+            if name in own and failure is None:  # after a failure the other ranks still need this one's share
+                try:
+                    if stream is None:
+                        stream = file.open("xb")
+                        stream.write(_header({name: shapes[name] for name in own}, self.dtype))
+                    digests[name] = _write(stream, tensor)
+                except OSError as error:
+                    failure = error
+            report(number, len(shapes), "publish")
+        try:
+            if stream is not None:
+                stream.close()
+            if failure is not None:
+                raise failure
+            entries = {name: (file.name, shapes[name], digests[name]) for name in own}
+            _digests_file(folder, parallel.rank()).write_text(json.dumps(entries))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from error
+
+    def _write_manifest(self, folder: Path, run_id: str, version: int) -> str:
+        weights: dict[str, StoredWeight] = {}
+        for rank in range(parallel.num_ranks()):
+            own = json.loads(_digests_file(folder, rank).read_text())
+            weights |= {name: StoredWeight(file, tuple(shape), digest) for name, (file, shape, digest) in own.items()}
+            _digests_file(folder, rank).unlink()
+        files = {name: (folder / name).stat().st_size for name in {weight.file for weight in weights.values()}}
+        architecture = describe_architecture(self.model)
+        manifest = WeightsManifest(run_id, version, architecture, _DTYPES[self.dtype], files, weights)
+        content = manifest.serialise()
+        (folder / MANIFEST).write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+
+def _digests_file(folder: Path, rank: int) -> Path:
+    return folder / f"digests-{rank}.json"
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+    """Makes the header of a safetensors file with these tensors, one after the other."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    content = json.dumps(entries, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % _HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(content)) + content
+
+
+def _write(stream: Any, tensor: Tensor) -> str:
+    values = _bytes_of(tensor.detach().cpu())
+    stream.write(values)
+    return xxhash.xxh3_128_hexdigest(values)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """One published version, whose files are mapped into memory; the weights are read when they are asked for."""
+
+    folder: Path
+    manifest: WeightsManifest
+    files: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path, version: int, manifest_sha256: str) -> Self:
+        """Opens a version in the folder of all versions, and checks its manifest and the sizes of its files.
+
+        Raises:
+            FileNotFoundError: the version was never published, was removed, or lies in a folder of another machine.
+            DamagedCheckpoint: the manifest is another one than `manifest_sha256`, or a file is not as it says.
+        """
+        own = version_folder(folder, version)
+        if not own.is_dir():
+            raise FileNotFoundError(f"there is no {own}: the version was never published here, or was removed")
+        manifest = WeightsManifest.read(own / MANIFEST)
+        if (found := hashlib.sha256(manifest.serialise()).hexdigest()) != manifest_sha256:
+            raise DamagedCheckpoint(
+                f"{own / MANIFEST}: expected sha256 {manifest_sha256[:16]}..., found {found[:16]}..."
+            )
+        if manifest.policy_version != version:
+            raise DamagedCheckpoint(f"{own}: expected version {version}, found {manifest.policy_version}")
+        files = {name: _open(own, name, size) for name, size in manifest.files.items()}
+        return cls(own, manifest, files)
+
+    def check(self, run_id: str, model: Any, dtype: torch.dtype) -> None:
+        """Checks that the weights are those of this run, dtype and model; ValueError, one sentence, if not."""
+        manifest = self.manifest
+        expected = {"run": run_id, "model": describe_architecture(model), "dtype": _DTYPES[dtype]}
+        found = {"run": manifest.run_id, "model": manifest.model, "dtype": manifest.dtype}
+        for name, value in expected.items():
+            if found[name] != value:
+                raise ValueError(f"{self.folder} holds weights of {name} {found[name]}, expected {value}")
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        stored = {name: weight.shape for name, weight in manifest.weights.items()}
+        if missing := shapes.keys() - stored.keys():
+            raise ValueError(f"{self.folder} lacks the weight {min(missing)}")
+        if unknown := stored.keys() - shapes.keys():
+            raise ValueError(f"{self.folder} holds {min(unknown)}, which the model does not have")
+        for name, shape in shapes.items():
+            if stored[name] != shape:
+                raise ValueError(f"{self.folder}: {name} has shape {list(stored[name])}, expected {list(shape)}")
+
+    def verify(self) -> None:
+        """Compares the digest of every weight with the manifest, on several threads; DamagedCheckpoint if one differs.
+
+        A weight that has another shape or dtype in its file than in the manifest is damaged, too.
+        """
+        weights = self.manifest.weights
+        num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(weights)))
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
+            list(threads.map(self._verify, weights))
+
+    def _verify(self, name: str) -> None:
+        weight, tensor = self.manifest.weights[name], self.read(name)
+        stored = (tuple(tensor.shape), _DTYPES.get(tensor.dtype))
+        if stored != (weight.shape, self.manifest.dtype):
+            raise DamagedCheckpoint(
+                f"{self.folder / weight.file}: {name} is {stored[1]} {list(stored[0])}, expected"
+                f" {self.manifest.dtype} {list(weight.shape)}"
+            )
+        if (found := xxhash.xxh3_128_hexdigest(_bytes_of(tensor))) != weight.xxh3_128:
+            raise DamagedCheckpoint(
+                f"{self.folder / weight.file}: {name}: expected xxh3-128 {weight.xxh3_128}, found {found}"
+            )
+
+    def read(self, name: str) -> Tensor:
+        """Returns a weight by name, on the CPU, without a copy where possible; DamagedCheckpoint if it is not there."""
+        file = self.manifest.weights[name].file
+        try:
+            tensor: Tensor = self.files[file].get_tensor(name)
+        except (KeyError, SafetensorError) as error:
+            raise DamagedCheckpoint(f"{self.folder / file}: expected the weight {name}, found: {error}") from error
+        return tensor
+
+    def weights(self) -> NamedWeights:
+        """Yields the name and the values of every weight, one after the other."""
+        return ((name, self.read(name)) for name in self.manifest.weights)
+
+
+def _open(folder: Path, name: str, size: int) -> Any:
+    file = folder / name
+    if Path(name).name != name or file.is_symlink():
+        raise DamagedCheckpoint(f"{folder / MANIFEST}: expected the name of a file in its folder, found {name!r}")
+    try:
+        if (found := file.stat().st_size) != size:
+            raise DamagedCheckpoint(f"{file}: expected {size} bytes, found {found}")
+        return safe_open(file, framework="pt")
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{file}: the file is missing") from error
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{file}: expected a safetensors file, found: {error}") from error

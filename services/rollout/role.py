@@ -1,0 +1,65 @@
+"""The commands of the rollout group: take over a published version of the policy's weights, and sample with it.
+
+The group trains nothing and has no checkpoint. Its state is the version that it holds.
+"""
+
+import time
+from collections.abc import Sequence
+
+from services.rollout.backends import BACKENDS
+from services.rollout.generation import Generation
+from services.rollout.weight_sync import SyncedWeights
+from services.runtime.context import RankContext
+from services.runtime.role import Command, CommandProgress, Outcome
+from splitppo import failpoints
+from splitppo.config import Config
+from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.v1 import rollout_pb2, worker_pb2
+
+
+def check_config(config: Config) -> None:
+    """Raises ValueError unless the package of the rollout backend is installed."""
+    check_rollout_packages(config)
+
+
+class RolloutRole:
+    """The rollout group's role: implements RolloutService; see `runtime.role.Role`.
+
+    Raises:
+        ValueError: the model cannot be built, or the backend refuses the configuration.
+    """
+
+    role = worker_pb2.ROLE_ROLLOUT
+
+    def __init__(self, context: RankContext) -> None:
+        backend = BACKENDS[context.config.rollout.backend]
+        backend.check(context.config)
+        self._weights = SyncedWeights(context, holds_copy=backend.samples_with_policy)
+        self._generation = Generation(context, self._weights)
+        self.num_parameters = self._weights.num_parameters
+
+    def commands(self) -> Sequence[Command]:
+        """Returns the commands SyncWeights and Generate."""
+        sync = Command(
+            "SyncWeights",
+            rollout_pb2.SyncWeightsRequest,
+            self.sync_weights,
+            check=self._weights.check,
+            repairs=True,
+            syncs=True,
+        )
+        service = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"]
+        return sync, self._generation.command(service)
+
+    def sync_weights(
+        self, request: rollout_pb2.SyncWeightsRequest, _attachment: bytes, progress: CommandProgress
+    ) -> Outcome:
+        """Loads a published version into the backend, which forgets all that it computed with another one."""
+        started_s = time.perf_counter()
+        self._generation.suspend(weights_change=True)
+        self._weights.load(request)
+        progress(1, 2, "sync")
+        failpoints.hit("sync_weights.before_commit")
+        self._generation.update_weights(request.version)
+        progress(2, 2, "sync")
+        return Outcome(metrics={"timing_s/sync": time.perf_counter() - started_s})

@@ -1,0 +1,95 @@
+"""Gives a rollout backend the policy's weights from published files, version by version (the command SyncWeights)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.engine import parallel
+from services.engine.exchange import PublishedWeights
+from services.engine.model.loading import build_model, fill_model, set_attention
+from services.runtime.context import RankContext
+from splitppo.config import Config
+from splitppo.manifest import DamagedCheckpoint
+from splitppo.rpc.errors import DataLoss, NotFound
+from splitppo.v1 import rollout_pb2
+
+
+class SyncedWeights:
+    """The policy of a rollout group as its backend sees it (`PolicyWeights`), with the weights of one version.
+
+    A backend that samples with a model of its own gets the weights from the version's files. For the backend that
+    samples with this model (`holds_copy`), every rank has a whole copy.
+
+    Raises:
+        ValueError: the model cannot be built.
+    """
+
+    def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
+        config, self._rank = context.config, context.rank
+        self._folder, self._dtype = config.weights_folder, dtype_of(config)
+        self._holds_copy = holds_copy
+        self._published: PublishedWeights | None = None
+        actor = config.actor
+        self.model: Any = build_model(
+            actor.model, "policy", dtype=self._dtype, override_config=actor.override_config
+        ).requires_grad_(requires_grad=False)
+        self.num_parameters: int = self.model.num_parameters()
+        if holds_copy:
+            parallel.materialise(self.model, context.device)
+            if _has_saved_buffers(self.model):  # which are in the model's folder alone
+                fill_model(self.model, actor.model, "policy")
+            set_attention(self.model, generation=True)
+
+    def check(self, request: rollout_pb2.SyncWeightsRequest) -> None:
+        """Opens and verifies the version that a request names, on rank 0, before any rank is told.
+
+        Raises:
+            NotFound: the version is not there.
+            DataLoss: its files are not as they were published.
+            ValueError: it is of another run, model or dtype.
+        """
+        self._open(request).check(request.header.run_id, self.model, self._dtype)
+
+    def load(self, request: rollout_pb2.SyncWeightsRequest) -> None:
+        """Takes over the weights of a version that `check` has accepted; every rank calls it."""
+        # On other machines the same files may look different.
+        is_verified = self._rank == 0 or os.environ.get("LOCAL_RANK", "0") != "0"
+        self._published = published = self._open(request, verify=not is_verified)
+        if self._holds_copy:
+            with torch.no_grad():
+                for name, weight in published.weights():
+                    self.model.get_parameter(name).copy_(weight)
+
+    @contextmanager
+    def gathered(self) -> Iterator[Any]:
+        """Gives a `with` block the model with whole weights; see `PolicyWeights`."""
+        yield self.model
+
+    def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yields the name and values of each weight of the version; see `PolicyWeights`."""
+        assert self._published is not None, "Generate needs a version"
+        return ((name, weight.to(dtype)) for name, weight in self._published.weights())
+
+    def _open(self, request: rollout_pb2.SyncWeightsRequest, *, verify: bool = True) -> PublishedWeights:
+        try:
+            published = PublishedWeights.open(self._folder, request.version, request.manifest_sha256)
+            if verify:
+                published.verify()
+        except FileNotFoundError as error:
+            raise NotFound(str(error)) from error
+        except DamagedCheckpoint as error:
+            raise DataLoss(str(error)) from error
+        return published
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    """Returns the dtype in which the policy is published and sampled with."""
+    return torch.bfloat16 if config.actor.dtype == "bf16" else torch.float32
+
+
+def _has_saved_buffers(model: Any) -> bool:
+    return len(model.state_dict()) > len(list(model.named_parameters(remove_duplicate=False)))
