@@ -30,7 +30,7 @@ from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.concurrency import run_watched
 from controller.workers.launcher import GroupFailed
-from controller.workers.recovery import RestartBudget
+from controller.workers.recovery import LOST_GROUP, RestartBudget
 from controller.workers.worker_groups import WorkerGroups
 from rewards.manager import RewardManager
 from splitppo import failpoints
@@ -65,7 +65,10 @@ class Session:
         self._outcome = RunOutcome(folder, self._display)
         log_to(folder.path, self._display)
         log.info("run %s, epoch %d", folder.lease.run_id, folder.lease.epoch, extra=FILE_ONLY)
-        self._groups = WorkerGroups(config, folder.config_file, folder.lease, self._on_progress)
+        self._groups = WorkerGroups(
+            config, folder.config_file, folder.lease, self._on_progress, on_rollout_lost=self._restart_rollout
+        )
+        self._restarts = RestartBudget(config.services.max_restarts, config.services.restart_backoff_s)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
         self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake)
         self._trainer: Trainer | None = None
@@ -165,24 +168,42 @@ class Session:
 
     async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
         """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
-        services = self._config.services
-        budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
         while True:
             try:
                 return await self._train_from(point, inputs, scorer)
             except (WireError, GroupFailed) as error:
                 if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise
-                if killed := await self._groups.oom_kill():
-                    error.add_note(killed)
-                pause_s = budget.take(self._recorder.last_step, is_oom_kill=killed is not None)
-                if isinstance(pause_s, str):
-                    error.add_note(pause_s)
-                    raise
+                pause_s = await self._pause_before_restart(error)
                 log.warning("recovering in %g s: %s", pause_s, sentence(error))
                 await self._abandon()
                 await self._groups.recover(error)
                 await asyncio.sleep(pause_s)
+
+    async def _restart_rollout(self, error: Exception) -> None:
+        """Starts the lost rollout group again; no other group is disturbed, and no step is done again."""
+        while True:
+            pause_s = await self._pause_before_restart(error)
+            log.warning("starting the rollout group again in %g s: %s", pause_s, sentence(error))
+            await asyncio.sleep(pause_s)
+            try:
+                await self._groups.reopen("rollout")
+                break
+            except (*LOST_GROUP, GroupFailed) as again:
+                error = again
+        self._recorder.count_restart()
+        self._folder.write_processes(self._groups.clients)
+
+    async def _pause_before_restart(self, error: Exception) -> float:
+        """Returns the pause before the restart of a lost group, in seconds; raises the error if none is left."""
+        killed = await self._groups.oom_kill()
+        pause_s = self._restarts.take(self._recorder.last_step, is_oom_kill=killed is not None)
+        for note in (killed, pause_s):
+            if isinstance(note, str) and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+        if isinstance(pause_s, str):
+            raise error
+        return pause_s
 
     async def _train_from(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
         """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end."""
@@ -195,7 +216,7 @@ class Session:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
-        evaluator = Evaluator(config, workers.actor, inputs.val_prompts, scorer)
+        evaluator = Evaluator(config, workers.sampler, inputs.val_prompts, scorer)
         checkpoints = CheckpointWriter(
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
         )

@@ -3,10 +3,11 @@
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
 With `rollout.stream_groups`, values and scores of the responses that end first come while others are generated. With
-`rollout.staleness` 1, the step before has generated already: a step looks ahead before it updates.
+`rollout.staleness` 1, the step before has generated already: a step looks ahead before or beside its update.
 The schedules (controller/schedule.py) change only what may run at the same time, never the results.
 """
 
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,11 +83,19 @@ class Trainer:
         step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
-        experience, _ = await run_calls(self.schedule, partial(self.collect, calls), look_ahead)
-        await self.update(calls, experience)
+        _, learned_s = await run_calls(self.schedule, look_ahead, partial(self.learn, calls))
+        if config.rollout.staleness:
+            record.timings_s["wait_rollouts"] = time.perf_counter() - learned_s
         self.recorder.close(record)
-        drawn = calls.rollouts.answered(experience.scores)
+        drawn = calls.rollouts.answered(record.experience.scores)
         self.state = self.state.after(record, self.config, len(drawn), self.rollouts.prompts.state_after(drawn))
+
+    async def learn(self, calls: StepCalls) -> float:
+        """Collects the experience and updates both models; returns the time of the end, in seconds."""
+        experience = await self.collect(calls)
+        await self.rollouts.before_update()
+        await self.update(calls, experience)
+        return time.perf_counter()
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Makes the experience that both updates learn from. Each call starts as soon as its input has arrived."""

@@ -6,8 +6,8 @@ The authority (ca.pem, ca.key) is made once and used again. A second call theref
 certificates, which everybody who trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe
 place: no process needs it.
 
---spread also writes ROOT/actor, critic, reward, rollout and controller, to be mounted where these processes run. Each folder has
-what its processes need and no more: ca.pem, their own pair, the pair for health checks, the token that all share.
+--spread also writes ROOT/actor, critic, reward, rollout and controller, to be mounted where these processes run. Each
+folder has what its processes need and no more: ca.pem, their own pair, the pair for health checks, the token of all.
 --once is for deployments that call it at every start: certificates that are complete and valid for another week are
 left alone, and what an earlier call has left unfinished is completed.
 """

@@ -107,6 +107,7 @@ class StepCalls:
         await self._update(
             self._actor, send, partial(self._actor.update, terms=loss_terms(config), advance_only=is_warm_up)
         )
+        await self.step.workers.sampler.publish(self.step.number, self._record.add_reply)
         await measuring
 
     async def update_critic(self, experience: Experience) -> None:
@@ -164,5 +165,6 @@ class RowsSentOnce:
         """Sends prompts and responses of one part to the critic's group, or waits until another call has sent them."""
         async with self._sending:
             if part.slot.part not in self._sent:
-                await host.put_batch(part.slot, part.rollouts)
+                names = [name for name in ("prompts", "responses", "places") if name in part.rollouts]
+                await host.put_batch(part.slot, part.rollouts.select(names))
                 self._sent.add(part.slot.part)

@@ -52,7 +52,10 @@ class StepRollouts:
         return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
 
     async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
-        """Does nothing here; in `RolloutsAhead`, samples the next step's rollouts before the update of `step`."""
+        """Does nothing here; in `RolloutsAhead`, samples the next step's rollouts with the weights before `step`."""
+
+    async def before_update(self) -> None:
+        """Does nothing here; in `RolloutsAhead`, waits until `look_ahead` needs the models of this step no more."""
 
     def check_next(self) -> None:
         """Does nothing here; in `RolloutsAhead`, raises the error that kept `look_ahead` from filling the next step."""

@@ -38,12 +38,20 @@ class LogProbCheck:
         largest, allowed = metrics.get("training/rollout_log_probs_diff_max"), self.config.max_log_prob_diff
         if largest is None or allowed is None or not self.is_due(step):
             return
-        mean = metrics["training/rollout_log_probs_diff_mean"]
+        self.compare(f"step {step}", largest, metrics["training/rollout_log_probs_diff_mean"])
+
+    def compare(self, subject: str, largest: float, mean: float) -> None:
+        """Logs the differences of log-probs of the same tokens, in nats; raises RolloutMismatch if they are too large.
+
+        `subject` is the beginning of the sentence.
+        """
+        allowed = self.config.max_log_prob_diff
+        assert allowed is not None, "load resolves it"
         diff = f"log-probs of the rollout backend and the trainer differ by up to {largest:.3g} nats (mean {mean:.3g})"
         if not largest <= allowed:
             raise RolloutMismatch(
-                f"step {step}: {diff} on the same tokens, allowed are {allowed:g}"
+                f"{subject}: {diff} on the same tokens, allowed are {allowed:g}"
                 " (rollout.max_log_prob_diff): the rollout backend has other weights than the trainer, or computes"
                 " log-probs differently"
             )
-        log.info("step %d: %s, allowed are %g", step, diff, allowed, extra=FILE_ONLY)
+        log.info("%s: %s, allowed are %g", subject, diff, allowed, extra=FILE_ONLY)

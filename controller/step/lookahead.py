@@ -1,5 +1,9 @@
-"""Samples rollouts one step ahead: a step learns from rollouts sampled before the update of the step before."""
+"""Samples rollouts one step ahead: a step learns from rollouts of the weights before the update of the step before.
 
+The actor samples them before its update. A rollout group has these weights in files, and samples beside the update.
+"""
+
+import asyncio
 import logging
 import time
 from dataclasses import replace
@@ -10,6 +14,7 @@ from controller.step.context import StepContext
 from controller.step.dynamic_sampling import KeptRollouts, StepRollouts
 from controller.step.finished import FinishedRollouts
 from controller.step.kept_groups import GroupsRanOut
+from controller.step.probe import probe
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
 
@@ -29,6 +34,7 @@ class RolloutsAhead(StepRollouts):
         super().__init__(prompts)
         self._keep(finished)
         self._num_draws = 0  # for the running step
+        self._may_update = asyncio.Event()
         self._ran_out: GroupsRanOut | None = None
 
     async def draw(self, step: StepContext, first_draw: int) -> KeptRollouts:
@@ -42,6 +48,7 @@ class RolloutsAhead(StepRollouts):
                 log.info("step %d has no rollouts yet: the weights of step %d sample them now", step.number, version)
             finished = await self.finish(step, first_draw)
         self._num_draws = len(finished.answered)
+        self._may_update.clear()
         origin, record = finished.origin, step.record
         record.epoch = origin.epoch
         record.metrics |= {**origin.metrics, "training/staleness": float(step.base_step - origin.policy_version)}
@@ -53,11 +60,23 @@ class RolloutsAhead(StepRollouts):
         `first_draw` is the number of the first batch of prompts of `step`. If the next step cannot be filled, the
         `draw` of that step raises the error.
         """
-        number, first_draw = step.number + 1, first_draw + self._num_draws
-        if not end.has_step(number, first_draw):
-            return
+        first_draw += self._num_draws
+        if end.has_step(step.number + 1, first_draw):
+            await self._sample_next(step, config, first_draw)
+        self._may_update.set()
+
+    async def before_update(self) -> None:
+        """Waits until `look_ahead` needs the models of the running step no more."""
+        await self._may_update.wait()
+
+    async def _sample_next(self, step: StepContext, config: Config, first_draw: int) -> None:
+        number, workers = step.number + 1, step.workers
         record = StepRecord(number, time.time())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
+        if workers.sampler.rollout is not None:
+            await probe(following, self.prompts.batch_at(first_draw))
+            if workers.reward_model not in workers.trained:  # else it scores before its group's update
+                self._may_update.set()
         try:
             self._keep(await self.finish(following, first_draw))
         except GroupsRanOut as error:

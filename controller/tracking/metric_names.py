@@ -93,6 +93,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("training/staleness", "updates", "between the weights that sampled the step's responses and those that learn"),
         ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
         ("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout backend|"),
+        ("training/probe_log_probs_diff_{max,mean}", "nats", "the same, of a probe of the rollout group's new weights"),
         ("training/rollout_actor_probs_pearson_corr", "1", "correlation of the two probabilities over tokens"),
         ("rollout_corr/{kl,k3_kl}", "nats", "KL of the rollout backend from the trainer, k1 and k3 estimates"),
         ("rollout_corr/{training_ppl,rollout_ppl}", "1", "perplexity of a response, by trainer and rollout backend"),
@@ -127,10 +128,12 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Time": (
         (
             "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
-            "testing,save_checkpoint,stall_critic,dynamic_sampling,gen_max}",
+            "testing,save_checkpoint,stall_critic,dynamic_sampling,gen_max,publish,sync,wait_rollouts}",
             "s",
             "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
-            " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax)",
+            " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax); publish and"
+            " sync give the rollout group its weights; wait_rollouts (rollout.staleness 1) is the rest of the next"
+            " step's generation after all other work",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
@@ -154,7 +157,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "memory of the actor's rank 0: highest use of its GPU so far, and main memory in use on its machine",
         ),
         ("overlap/efficiency", "1", "share of the shorter update that the longer one hid"),
-        ("overlap/{bubble_actor,bubble_critic,bubble_reward}", "1", "share of step time without a call in the engine"),
+        (
+            "overlap/{bubble_actor,bubble_critic,bubble_reward,bubble_rollout}",
+            "1",
+            "share of step time without a call in the engine",
+        ),
         ("overlap/idle_fraction", "1", "share of step time in which no call ran in any engine"),
         ("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),
         ("rpc/time_fraction", "1", "share of step time in which columns were on the wire"),

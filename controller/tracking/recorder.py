@@ -79,6 +79,10 @@ class Recorder:
         self.last_step = step
         self._on_line()
 
+    def count_restart(self) -> None:
+        """Counts the restart of a group after which no step is done again."""
+        self._num_starts += 1
+
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
         """Opens the record of a step and returns it; `epoch` is the step's data epoch, from 0."""
         record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())

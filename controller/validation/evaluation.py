@@ -1,17 +1,22 @@
-"""Validates the policy: the actor answers held-out prompts, and the scorer scores the answers."""
+"""Validates the policy: the group that samples answers held-out prompts, and the scorer scores the answers."""
 
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
 from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
-from controller.workers.actor_client import ActorClient, sampling_params
+from controller.workers.command import CommandReply
+from controller.workers.sampler import Sampler
+from controller.workers.sampler_client import sampling_params
 from controller.workers.span import Span
+from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
 
@@ -20,7 +25,7 @@ class Evaluator:
     """Validates the policy with the actor's weights; `prompts` is None if there are no validation prompts."""
 
     config: Config
-    actor: ActorClient
+    sampler: Sampler
     prompts: PromptBatch | None
     scorer: Scorer
 
@@ -47,20 +52,30 @@ class Evaluator:
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
         sampling = sampling_params(evaluation, self.config.data)
+
+        def on_reply(pool: str, name: str, reply: CommandReply) -> None:
+            spans.append(reply.span(pool, name, step))
+            for timing, seconds in reply.timings_s.items():
+                timings_s[timing] += seconds
+
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
-            await self.actor.put_batch(slot, prompts.to_batch(self.config.run.seed, step, evaluation.n))
-            reply = await self.actor.generate(slot, sampling, base_step=step)
-            responses = await self.actor.get_batch(slot, ["responses"])
+            seeded = prompts.to_batch(self.config.run.seed, step, evaluation.n)
+            reply, responses = await self.sampler.sample(step, on_reply, partial(self._answers, slot, seeded, sampling))
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)
             parts.append(await self.scorer.score(asked, responses, num_examine=examined))
-            spans += [reply.span("actor", "testing", step), Span("scoring", "testing", step, scoring_s, time.time())]
-            for name, seconds in reply.timings_s.items():
-                timings_s[name] += seconds
+            on_reply(self.sampler.client.role, "testing", reply)
+            spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
         accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
+
+    async def _answers(self, slot: Slot, seeded: Batch, sampling: SamplingParams) -> tuple[CommandReply, Batch]:
+        client = self.sampler.client
+        await client.put_batch(slot, seeded)
+        reply = await client.generate(slot, sampling, base_step=slot.step)
+        return reply, await client.get_batch(slot, ["responses"])

@@ -1,55 +1,24 @@
-"""The gRPC client with which the controller calls the actor group: sampling, log-probs, updates of the policy."""
+"""The gRPC client with which the controller calls the actor group: log-probs, updates and weights of the policy."""
 
-from collections.abc import Callable
-
-from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
-from splitppo.config import Config, DataConfig
-from splitppo.config.sections.evaluation import EvaluationConfig
-from splitppo.config.sections.rollout import RolloutConfig
-from splitppo.rpc.errors import Place, WrongPolicy
-from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
+from controller.workers.sampler_client import SamplerClient
+from splitppo.config import Config
+from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2
 
 
-class ActorClient(WorkerClient):
+class ActorClient(SamplerClient):
     """The controller's gRPC client of the actor group; each method calls the RPC of the same name."""
 
     role = "actor"
     role_service = actor_pb2_grpc.ActorServiceStub
 
-    async def generate(
-        self,
-        slot: batch_pb2.Slot,
-        sampling: actor_pb2.SamplingParams,
-        *,
-        base_step: int,
-        num_parts: int = 1,
-        on_part: Callable[[int], None] = lambda _: None,
-    ) -> CommandReply:
-        """Makes the actor sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
+    async def publish_weights(self, *, base_step: int, keep_from: int, save_hf_model: bool = False) -> CommandReply:
+        """Makes the actor write its weights as files; `manifest_sha256` of the result names exactly this version.
 
-        The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
-        `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
-        number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
-
-        Raises:
-            WrongPolicy: the responses were sampled with the weights of another step.
+        `keep_from` is the oldest version that stays; `save_hf_model` also keeps the weights as a Hugging Face folder.
         """
-
-        def check_policy(version: int) -> None:
-            if version != base_step:  # the update would take them for on-policy
-                sampled = f"the responses were sampled with the weights of step {version}"
-                place = Place(role=self.role, step=slot.step, method="Generate")
-                raise WrongPolicy(f"{sampled}, expected those of step {base_step}", place)
-
-        def on_ready(part: worker_pb2.PartReady) -> None:
-            check_policy(part.policy_version)
-            on_part(part.part)
-
-        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0)
-        reply = await self._command("Generate", request, base_step, on_part=on_ready)
-        check_policy(reply.result.policy_version)
-        return reply
+        request = actor_pb2.PublishWeightsRequest(keep_from=keep_from, save_hf_model=save_hf_model)
+        return await self._command("PublishWeights", request, base_step, step=base_step)
 
     async def compute_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """Makes the actor add the column old_log_probs, the policy's log-probs of the response tokens, to a slot."""
@@ -78,9 +47,3 @@ def loss_terms(config: Config) -> actor_pb2.LossTerms:
     return actor_pb2.LossTerms(
         **terms, loss_mode=config.actor.policy_loss.loss_mode, phase=phases[0].label if phases else ""
     )
-
-
-def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
-    """Returns the protobuf message with temperature, top_p, top_k and response limit for the RPC Generate."""
-    drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
-    return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)

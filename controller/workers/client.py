@@ -7,7 +7,7 @@ import asyncio
 import operator
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import grpc
@@ -67,7 +67,7 @@ _ENDING = {
 _MAX_LOAD_ATTEMPTS = 5
 _WORKER_SERVICE = "/splitppo.v1.WorkerService"
 # The commands after which the worker is at another step.
-_MOVES_THE_STEP = ("Update", "LoadCheckpoint")
+_MOVES_THE_STEP = ("Update", "LoadCheckpoint", "SyncWeights")
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,20 @@ class WorkerClient:
         on_progress: ProgressCallback = lambda *_: None,
         credentials: Credentials = PLAINTEXT,
     ) -> None:
-        self.address = address
         self.worker = worker_pb2.HandshakeResponse()
         self.committed_step = 0
         self.traffic = Traffic()
-        self._caller = caller
         self._limits = limits
         self._on_progress = on_progress
+        self._credentials = credentials
         self._status = worker_pb2.GetStatusResponse()
         self._clock_offset_s = 0.0  # worker minus controller
         self._num_loads = 0
-        self._channel = credentials.channel(address)
+        self._open(address, caller)
+
+    def _open(self, address: str, caller: Caller) -> None:
+        self.address, self._caller = address, caller
+        self._channel = self._credentials.channel(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._role = self.role_service(self._channel)
         self._reference = reference_pb2_grpc.ReferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -149,6 +152,16 @@ class WorkerClient:
     async def close(self) -> None:
         """Closes the client's gRPC channel; commands that run in the worker continue."""
         await self._channel.close(None)
+
+    @property
+    def connection(self) -> int:
+        """The number of the controller's connection that this client belongs to; `reopen` changes it."""
+        return self._caller.connection
+
+    async def reopen(self, address: str, connection: int) -> None:
+        """Replaces the channel, because the group was started again; `handshake` must be called next."""
+        await self.close()
+        self._open(address, replace(self._caller, connection=connection))
 
     async def handshake(self, timeout_s: float) -> worker_pb2.HandshakeResponse:
         """Makes the worker accept this controller as its caller once it is reachable; returns the worker's answer.
@@ -263,14 +276,17 @@ class WorkerClient:
 
     async def load_checkpoint(self, step: int) -> CommandReply:
         """Makes the worker load its part of the checkpoint of `step` (0: initial model), whatever step is committed."""
+        return await self._load("LoadCheckpoint", worker_pb2.LoadCheckpointRequest(step=step), step, self._worker)
+
+    async def _load(self, method: str, request: Any, step: int, service: Any = None) -> CommandReply:
+        """Makes a command that replaces the weights, whatever step is committed."""
         for attempt in range(1, _MAX_LOAD_ATTEMPTS + 1):
             base_step = (await self.get_status()).committed_step
             self._num_loads += 1
-            request = worker_pb2.LoadCheckpointRequest(step=step)
             try:
-                return await self._command("LoadCheckpoint", request, base_step, step=step, service=self._worker)
+                return await self._command(method, request, base_step, step=step, service=service)
             except WrongStep:
-                # An update that was still running has committed in between.
+                # A command that was still running has committed in between.
                 if attempt == _MAX_LOAD_ATTEMPTS:
                     raise
         raise AssertionError("unreachable")

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -19,7 +21,7 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, Any], *, grace_s: float = 2.0) -> None:
+async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn], *, grace_s: float = 2.0) -> T:
     """Awaits `work` and returns its result, unless the endless coroutine `watch` raises first, e.g. as a process died.
 
     After `watch` has raised, `work` has `grace_s` seconds to fail by itself, because the error of `work` says more.
@@ -29,7 +31,7 @@ async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any,
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             await asyncio.wait({working}, timeout=grace_s)
-        (working if working.done() else watching).result()
+        return working.result() if working.done() else watching.result()
     finally:
         for task in (working, watching):
             task.cancel()

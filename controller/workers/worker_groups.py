@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -15,9 +16,11 @@ from controller.workers.critic_client import CriticClient
 from controller.workers.launcher import GroupFailed, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, ends_by_restart
 from controller.workers.reward_client import RewardClient
+from controller.workers.rollout_client import RolloutClient
+from controller.workers.sampler import Sampler, raise_error
 from controller.workers.span import Span
 from splitppo.config import Config, ConfigError
-from splitppo.config.section import RoleName
+from splitppo.config.section import ROLES, RoleName
 from splitppo.config.worker_digest import worker_digest
 from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
@@ -27,6 +30,8 @@ from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFoun
 WATCH_INTERVAL_S = 0.2
 # The additional time in which a group's own heartbeat can name the rank that hangs.
 MIN_GRACE_S = 10.0
+# A rollout group is started again by itself: all that it has is a version of weights, in files.
+_LOST_WITH_STATE = frozenset(ROLES) - {"rollout"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Workers:
     Attributes:
         trained: the clients of groups that train and save a model, actor first.
         clients: the clients of all groups, actor first.
+        sampler: the group that samples responses.
         reference: the client of the group that hosts the reference model; None if KL is not used.
         reward_model: the client of the group that hosts the reward model; None if there is no reward model.
     """
@@ -44,29 +50,48 @@ class Workers:
     critic: CriticClient | None
     trained: Sequence[ActorClient | CriticClient]
     clients: Sequence[WorkerClient]
+    sampler: Sampler
     reference: WorkerClient | None
     reward_model: WorkerClient | None
 
     @classmethod
     def of(
-        cls, config: Config, actor: ActorClient, critic: CriticClient | None, reward: RewardClient | None = None
+        cls,
+        config: Config,
+        actor: ActorClient,
+        critic: CriticClient | None,
+        reward: RewardClient | None = None,
+        sampler: Sampler | None = None,
     ) -> Self:
-        """Makes a `Workers` of the clients; looks up in the configuration which groups host the frozen models."""
+        """Makes a `Workers` of the clients; looks up in the configuration which groups host the frozen models.
+
+        `sampler` None: the actor samples.
+        """
+        sampler = sampler or Sampler(config, actor)
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
-        clients = [client for client in hosts.values() if client is not None]
+        clients = [client for client in (*hosts.values(), sampler.rollout) if client is not None]
         reference, reward_model = hosts.get(config.reference_host), hosts.get(config.reward_model_host)
-        return cls(actor, critic, trained, clients, reference, reward_model)
+        return cls(actor, critic, trained, clients, sampler, reference, reward_model)
 
 
 class WorkerGroups:
     """Owns the gRPC channels to all worker groups and, if `services.launch` is local, the groups' processes.
 
-    `config` is resolved by the run folder; the ranks read it from `config_file`.
+    `config` is resolved by the run folder; the ranks read it from `config_file`. `on_rollout_lost` has the
+    rollout group started again (`reopen`) after an error that was its loss, or raises the error.
     """
 
-    def __init__(self, config: Config, config_file: Path, caller: Caller, on_progress: ProgressCallback) -> None:
+    def __init__(
+        self,
+        config: Config,
+        config_file: Path,
+        caller: Caller,
+        on_progress: ProgressCallback,
+        on_rollout_lost: Callable[[Exception], Awaitable[None]] = raise_error,
+    ) -> None:
         self._config = config
+        self._on_rollout_lost = on_rollout_lost
         self._caller = caller
         self._on_progress = on_progress
         services = config.services
@@ -114,11 +139,16 @@ class WorkerGroups:
         self._caller = replace(self._caller, connection=self._caller.connection + 1)
         callers = {role: replace(self._caller, config_digest=worker_digest(self._config, role)) for role in addresses}
         shared = (self._limits, self._on_progress, self._credentials)
+        actor = ActorClient(addresses["actor"], callers["actor"], *shared)
+        rollout = RolloutClient(addresses["rollout"], callers["rollout"], *shared) if "rollout" in addresses else None
         self._workers = Workers.of(
             self._config,
-            ActorClient(addresses["actor"], callers["actor"], *shared),
+            actor,
             CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
             RewardClient(addresses["reward"], callers["reward"], *shared) if "reward" in addresses else None,
+            Sampler(
+                self._config, actor, rollout, watch=partial(self.watch, ("rollout",)), restart=self._on_rollout_lost
+            ),
         )
         # A group may have ended while another group started.
         await run_watched(self._greet(), self.watch())
@@ -136,26 +166,30 @@ class WorkerGroups:
 
     def can_recover(self, error: Exception) -> bool:
         """Returns True if the run can go on after this error, from the last checkpoint that all roles have."""
-        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
+        return ends_by_restart(
+            error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles(_LOST_WITH_STATE))
+        )
 
-    def _gone_roles(self) -> set[str]:
-        """Returns the roles of worker groups that were started here and of which at least one process has ended."""
+    def _gone_roles(self, roles: Collection[str] = ROLES) -> set[str]:
+        """Returns those of `roles` whose groups were started here and of which at least one process has ended."""
         groups = self._launcher.groups if self._launcher else {}
-        return {role for role, group in groups.items() if group.is_gone}
+        return {role for role, group in groups.items() if role in roles and group.is_gone}
 
     async def oom_kill(self) -> str | None:
         """Returns a message that names a rank that the kernel killed because memory ran out; None without one."""
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
-    async def watch(self) -> NoReturn:
+    async def watch(self, roles: Collection[str] = _LOST_WITH_STATE) -> NoReturn:
         """Polls the groups until one has ended, then raises, so that a loss is noticed between calls; never returns.
+
+        The loss of a rollout group counts only for who waits for its samples, and asks for this role.
 
         Raises:
             Unavailable: a group that was started here has ended, or one of its ranks has.
         """
         while True:
-            for role in self._gone_roles():
+            for role in self._gone_roles(roles):
                 raise Unavailable("the group has ended", Place(role=role))
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -178,6 +212,23 @@ class WorkerGroups:
         lost |= {client.role for client, answer in zip(others, answers, strict=True) if isinstance(answer, Exception)}
         await self._close_channels()
         await self._launcher.discard(lost)
+
+    async def reopen(self, role: RoleName) -> None:
+        """Ends what is left of one group, starts the group again if it was started here, and makes a new handshake.
+
+        The other groups go on, over their connections.
+
+        Raises:
+            GroupFailed, WireError: the group does not come up.
+        """
+        [client] = [client for client in self.clients if client.role == role]
+        address = client.address
+        if self._launcher is not None:
+            await self._launcher.discard((role,))
+            address = (await self._launcher.groups[role].start()).address
+        self._caller = replace(self._caller, connection=self._caller.connection + 1)
+        await client.reopen(address, self._caller.connection)
+        await client.handshake(self._config.services.start_timeout_s)
 
     async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
         """Makes every trained role load the checkpoint of `step`, at the same time; step 0 is the initial model.

@@ -138,14 +138,14 @@ class ActorRole:
     ) -> Outcome:
         """Writes the weights of the committed step for the rollout group; see `Publisher.publish`."""
         self._suspend_generation()
-        header, published = request.header, Future[str]()
+        started_s, header, published = time.perf_counter(), request.header, Future[str]()
         try:
             with storage_errors(self._publisher.folder):
                 manifest_sha256 = self._publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
             published.set_result(manifest_sha256)
         except StorageFailed as error:  # as an answer: the ranks, which have all failed, can go on
             published.set_exception(error)
-        return Outcome(durable=published)
+        return Outcome(metrics={"timing_s/publish": time.perf_counter() - started_s}, durable=published)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the policy, see `Role.save_checkpoint`; other models of the group are not saved."""

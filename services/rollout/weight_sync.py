@@ -34,9 +34,8 @@ class SyncedWeights:
         self._holds_copy = holds_copy
         self._published: PublishedWeights | None = None
         actor = config.actor
-        self.model: Any = build_model(
-            actor.model, "policy", dtype=self._dtype, override_config=actor.override_config
-        ).requires_grad_(requires_grad=False)
+        # Its weights need gradients like the actor's, although none is computed: torch rounds otherwise without.
+        self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, override_config=actor.override_config)
         self.num_parameters: int = self.model.num_parameters()
         if holds_copy:
             parallel.materialise(self.model, context.device)

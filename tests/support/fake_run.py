@@ -76,7 +76,7 @@ def make_run(
         workers,
         step_rollouts(config, prompts, rollouts),
         scorer,
-        Evaluator(config, policy, make_table(2) if validates else None, scorer),
+        Evaluator(config, workers.sampler, make_table(2) if validates else None, scorer),
         CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config).at_step(at_step),

@@ -28,3 +28,7 @@ class CheckpointConfig(Section):
 
     save_hf_model: bool = False
     """If true, each checkpoint also holds the weights as a Hugging Face folder."""
+
+    def saves_weights(self, _step: int) -> bool:
+        """Returns True if the weights of this step are kept as a Hugging Face folder of their own."""
+        return False

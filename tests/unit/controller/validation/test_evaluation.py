@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.validation.evaluation import Evaluator
+from controller.workers.sampler import Sampler
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
 from tests.support.fake_services import CallLog, FakeActor, FakeScorer, make_config, make_table
 
@@ -18,7 +19,7 @@ def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> t
     actor = FakeActor(log)
     actor.committed_step = 4
     config = make_config(tmp_path, **changes)
-    return Evaluator(config, actor, make_table(num_prompts), FakeScorer(log)), actor
+    return Evaluator(config, Sampler(config, actor), make_table(num_prompts), FakeScorer(log)), actor
 
 
 async def test_every_prompt_is_answered_n_times_in_parts(tmp_path: Path) -> None:
@@ -76,7 +77,6 @@ async def test_a_policy_of_another_step_is_refused(tmp_path: Path) -> None:
 
 def test_without_validation_prompts_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
     log = CallLog()
-    evaluator = Evaluator(
-        make_config(tmp_path, evaluation__val_before_train=True), FakeActor(log), None, FakeScorer(log)
-    )
+    config = make_config(tmp_path, evaluation__val_before_train=True)
+    evaluator = Evaluator(config, Sampler(config, FakeActor(log)), None, FakeScorer(log))
     assert not any(evaluator.is_due(step, is_last=step == 3) for step in (0, 1, 3))

@@ -1,0 +1,138 @@
+"""The worker group that samples responses, brought to the version of the policy that a caller needs.
+
+The actor's own group always has its version. A rollout group gets it by files: the actor publishes its weights, then
+the group loads them. The controller names the version, so that it never is "the newest one". A rollout group that is
+lost is started again, and loads the same files: no other group is disturbed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NoReturn, TypeVar
+
+from controller.workers.actor_client import ActorClient
+from controller.workers.command import CommandReply
+from controller.workers.concurrency import run_watched
+from controller.workers.recovery import RECOVERABLE
+from controller.workers.rollout_client import RolloutClient
+from controller.workers.sampler_client import SamplerClient
+from splitppo.config import Config, ConfigError
+from splitppo.rpc.errors import DataLoss, Dirty, NotFound, WireError, WrongStep
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# (pool, name of the work, reply): records the engine's work on a command.
+OnReply = Callable[[str, str, CommandReply], None]
+
+
+async def _nothing_to_watch() -> NoReturn:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nothing resolves it")
+
+
+async def raise_error(error: Exception) -> None:
+    """Raises the error: the rollout group is not started again."""
+    raise error
+
+
+@dataclass(eq=False)
+class Sampler:
+    """The group that samples, and the versions of the policy that were published for it.
+
+    Attributes:
+        rollout: None if the actor's group samples.
+        watch: raises as soon as a process of the rollout group has ended; never returns.
+        restart: starts the lost rollout group again, and connects it; raises the error if that is not allowed.
+    """
+
+    config: Config
+    actor: ActorClient
+    rollout: RolloutClient | None = None
+    _: KW_ONLY
+    watch: Callable[[], Coroutine[Any, Any, NoReturn]] = _nothing_to_watch
+    restart: Callable[[Exception], Awaitable[None]] = raise_error
+
+    def __post_init__(self) -> None:
+        self._manifests: dict[int, str] = {}  # sha256 by version
+        self._held: tuple[int, int] | None = None  # connection, version
+        self._lock = asyncio.Lock()
+
+    @property
+    def client(self) -> SamplerClient:
+        """The gRPC client of the group that samples."""
+        return self.rollout or self.actor
+
+    async def publish(self, version: int, on_reply: OnReply) -> None:
+        """Makes the actor publish its weights, which are those of `version`, if somebody needs them."""
+        saves = self.config.checkpoint.saves_weights(version)
+        if self.rollout is None and not saves:
+            return
+        keep_from = max(version - self.config.rollout.staleness, 0)
+        reply = await self.actor.publish_weights(base_step=version, keep_from=keep_from, save_hf_model=saves)
+        self._manifests[version] = reply.result.manifest_sha256
+        on_reply("actor", "publish", reply)
+
+    async def sample(self, version: int, on_reply: OnReply, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns the result of `attempt`, which samples by `client` with the policy of `version`.
+
+        After the loss of the rollout group the attempt is made again, with an empty slot.
+        """
+        if (rollout := self.rollout) is None:
+            return await attempt()
+
+        async def hold_and_try() -> T:
+            await self.hold(version, on_reply)
+            return await attempt()
+
+        while True:
+            connection = rollout.connection
+            try:
+                return await run_watched(hold_and_try(), self.watch())
+            except RECOVERABLE as error:
+                if error.place.role != rollout.role:
+                    raise
+                await self._restart(error, connection)
+
+    async def _restart(self, error: WireError, connection: int) -> None:
+        """Has the rollout group started again, unless another call that lost it has done so."""
+        assert self.rollout is not None
+        async with self._lock:
+            if self.rollout.connection == connection:
+                await self.restart(error)
+
+    async def hold(self, version: int, on_reply: OnReply) -> None:
+        """Makes the rollout group hold a version, which the actor has or has published; it is not loaded twice."""
+        if (rollout := self.rollout) is None:
+            return
+        async with self._lock:
+            if self._held == (rollout.connection, version):
+                return
+            self._held = None
+            if version not in self._manifests:
+                await self.publish(version, on_reply)
+            try:
+                reply = await rollout.sync_weights(version, self._manifests[version])
+            except NotFound as error:
+                key = "rollout.sync_dir" if self.config.rollout.sync_dir else "run.dir"
+                raise ConfigError(
+                    f"{error}; expected a folder {key} that the actor and the rollout group share"
+                ) from error
+            except DataLoss as error:
+                reply = await self._load_again(rollout, version, on_reply, error)
+            on_reply("rollout", "sync", reply)
+            self._held = (rollout.connection, version)
+
+    async def _load_again(
+        self, rollout: RolloutClient, version: int, on_reply: OnReply, damage: DataLoss
+    ) -> CommandReply:
+        """Publishes a damaged version once more, and loads it; raises Dirty if the actor is at a later step by now.
+
+        Then all roles go back to their last common checkpoint.
+        """
+        log.warning("publishing the weights of step %d once more: %s", version, damage)
+        try:
+            await self.publish(version, on_reply)
+            return await rollout.sync_weights(version, self._manifests[version])
+        except (DataLoss, WrongStep) as error:
+            raise Dirty(f"the published weights of step {version} are lost: {damage.message}") from error

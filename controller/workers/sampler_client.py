@@ -1,0 +1,55 @@
+"""The gRPC client of a worker group that samples responses: the actor's group, or a rollout group."""
+
+from collections.abc import Callable
+
+from controller.workers.client import WorkerClient
+from controller.workers.command import CommandReply
+from splitppo.config import DataConfig
+from splitppo.config.sections.evaluation import EvaluationConfig
+from splitppo.config.sections.rollout import RolloutConfig
+from splitppo.rpc.errors import Place, WrongPolicy
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+
+
+class SamplerClient(WorkerClient):
+    """The controller's gRPC client of a group that offers the RPC Generate."""
+
+    async def generate(
+        self,
+        slot: batch_pb2.Slot,
+        sampling: actor_pb2.SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        on_part: Callable[[int], None] = lambda _: None,
+    ) -> CommandReply:
+        """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
+
+        The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
+        `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
+        number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
+
+        Raises:
+            WrongPolicy: the responses were sampled with the weights of another step.
+        """
+
+        def check_policy(version: int) -> None:
+            if version != base_step:  # the update would take them for on-policy
+                sampled = f"the responses were sampled with the weights of step {version}"
+                place = Place(role=self.role, step=slot.step, method="Generate")
+                raise WrongPolicy(f"{sampled}, expected those of step {base_step}", place)
+
+        def on_ready(part: worker_pb2.PartReady) -> None:
+            check_policy(part.policy_version)
+            on_part(part.part)
+
+        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0)
+        reply = await self._command("Generate", request, base_step, on_part=on_ready)
+        check_policy(reply.result.policy_version)
+        return reply
+
+
+def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
+    """Returns the protobuf message with temperature, top_p, top_k and response limit for the RPC Generate."""
+    drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
+    return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)
