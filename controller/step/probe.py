@@ -6,6 +6,7 @@ from controller.data.prompts import PromptBatch
 from controller.step.context import StepContext
 from controller.workers.command import CommandReply
 from controller.workers.sampler_client import sampling_params
+from splitppo.batch import Batch
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
@@ -29,15 +30,17 @@ async def probe(step: StepContext, prompts: PromptBatch) -> None:
     sampling: SamplingParams = sampling_params(config.rollout, config.data)
     sampling.max_response_length = min(_NUM_TOKENS, sampling.max_response_length)
 
-    async def attempt() -> CommandReply:
-        await sampler.client.put_batch(slot, asked.to_batch(config.run.seed, step.number, 1))
-        return await sampler.client.generate(slot, sampling, base_step=version)
+    seeded = asked.to_batch(config.run.seed, step.number, 1)
 
-    sampled = await sampler.sample(version, step.record.add_reply, attempt)
-    step.record.add_reply(sampler.client.role, "probe", sampled)
-    rows = await sampler.client.get_batch(slot, ["responses", "rollout_log_probs"])
+    async def attempt() -> tuple[CommandReply, Batch]:
+        await sampler.client.put_batch(slot, seeded)
+        reply = await sampler.client.generate(slot, sampling, base_step=version)
+        return reply, await sampler.client.get_batch(slot, ["responses", "rollout_log_probs"])
+
+    reply, rows = await sampler.sample(version, step.record.add_reply, attempt)
+    step.record.add_reply(sampler.client.role, "probe", reply)
     actor = step.workers.actor
-    await actor.put_batch(slot, asked.to_batch(config.run.seed, step.number, 1).select(("prompts",)).merge(rows))
+    await actor.put_batch(slot, rows.merge(seeded.select(("prompts",))))
     step.record.add_reply("actor", "probe", await actor.compute_log_probs(slot, base_step=version))
     computed = await actor.get_batch(slot, ["old_log_probs"])
     differences = np.abs(computed["old_log_probs"].values - rows["rollout_log_probs"].values)

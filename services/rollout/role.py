@@ -11,7 +11,6 @@ from services.rollout.generation import Generation
 from services.rollout.weight_sync import SyncedWeights
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome
-from splitppo import failpoints
 from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.v1 import rollout_pb2, worker_pb2
@@ -59,7 +58,6 @@ class RolloutRole:
         self._generation.suspend(weights_change=True)
         self._weights.load(request)
         progress(1, 2, "sync")
-        failpoints.hit("sync_weights.before_commit")
         self._generation.update_weights(request.version)
         progress(2, 2, "sync")
         return Outcome(metrics={"timing_s/sync": time.perf_counter() - started_s})

@@ -28,8 +28,19 @@ _OF_A_CLIENT = {
 }
 POINTS: Mapping[str, str] = {
     **{f"{role}.{point}": meaning for role in ("actor", "critic") for point, meaning in _OF_A_ROLE.items()},
-    "actor.generate": "token boundary of a generation",
-    "actor.generate.part": "the rank has handed on its rows of a part of a streamed generation",
+    **{
+        f"{role}.{point}": meaning
+        for role in ("actor", "rollout")
+        for point, meaning in {
+            "generate": "token boundary of a generation, if this group samples",
+            "generate.part": "the rank has handed on its rows of a part of a streamed generation",
+        }.items()
+    },
+    "actor.publish_weights.begin": "the actor is about to publish its weights",
+    "actor.publish_weights": "the rank has handled one more weight",
+    "actor.publish_weights.before_manifest": "rank 0: all weights are written, the manifest is not",
+    "rollout.sync_weights.begin": "the rollout group is about to load published weights",
+    "rollout.sync_weights": "hit 1: the weights are read, the engine does not have them; hit 2: it has",
     "actor.compute_log_probs": "micro-batch boundary of log-probs",
     "actor.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, if the actor's group hosts it",
     "critic.compute_ref_log_probs": "the same, if the critic's group hosts the reference",
