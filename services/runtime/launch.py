@@ -97,8 +97,7 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
     if role_name == "reward" and config.reward_model_host != "reward":
         values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
         raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
-    if role_name == "rollout" and config.services.rollout is None:
-        raise ConfigError("this run has no rollout group: services.rollout is null, expected its keys")
+    config.services.of(role_name)  # refuses a rollout group that the run does not have
 
 
 def _describe(role_name: RoleName, config: Config) -> str:

@@ -1,7 +1,6 @@
 """Rules between keys about addresses: worker groups on several machines, ports, TLS and loopback (docs/hosts.md)."""
 
 from collections.abc import Iterable, Iterator
-from typing import get_args
 
 from splitppo.config.schema import Config
 from splitppo.config.section import RoleName
@@ -45,7 +44,7 @@ def ports_are_apart(config: Config) -> None:
 
 def failpoints_stay_on_this_machine(config: Config) -> None:
     """Checks that `debug.failpoints` is empty if other machines can reach a service."""
-    for key, address in _reachable_from_elsewhere(config, get_args(RoleName)) if config.debug.failpoints else ():
+    for key, address in _reachable_from_elsewhere(config, config.services.sections) if config.debug.failpoints else ():
         raise ValueError(
             f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
             " remove debug.failpoints"

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from splitppo.config.section import NumberOrAuto, OneOrMany, PositiveInt, RoleName, Section
+from splitppo.config.section import ROLES, NumberOrAuto, OneOrMany, PositiveInt, RoleName, Section
 from splitppo.config.subsections.security import SecurityConfig
+from splitppo.config_error import ConfigError
 
 _Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], OneOrMany]
 
@@ -119,7 +120,17 @@ class ServicesConfig(Section):
             )
 
     def of(self, role: RoleName) -> ServiceConfig:
-        """Returns the settings of the worker group of a role (number of ranks, GPUs, cores, addresses)."""
+        """Returns the settings of the worker group of a role (number of ranks, GPUs, cores, addresses).
+
+        Raises:
+            ConfigError: it is the role of the rollout group, and the run has none.
+        """
         service: ServiceConfig | None = getattr(self, role)
-        assert service is not None, "the run has no rollout group"
+        if service is None:
+            raise ConfigError(f"this run has no {role} group: services.{role} is null, expected its keys")
         return service
+
+    @property
+    def sections(self) -> tuple[RoleName, ...]:
+        """The roles whose worker group has settings here, also if the run does not need the group."""
+        return tuple(role for role in ROLES if getattr(self, role) is not None)
