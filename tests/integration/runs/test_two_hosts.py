@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 UNIT = PROJECT / "deploy" / "hosts" / "splitppo@.service"
 MASTER_PORT = 29500
-PORTS = {"actor": 7001, "critic": 7002}
+PORTS = {"actor": 7001, "critic": 7002, "rollout": 7004}
 CUT_S = 20.0
 LAST_OF_SHORT = 4  # of the gate's form; the undisturbed run has a checkpoint there
 
@@ -103,7 +103,10 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path, *overrides: str) -> Iterator[Rehearsal]:
+def rehearsal(
+    hosts: tuple[Host, Host], config: dict[str, Any], folder: Path, *overrides: str, samplers: int = 0
+) -> Iterator[Rehearsal]:
+    """Runs on two hosts; with `samplers` ranks of a rollout group, on the second."""
     one, two = hosts
     with contextlib.ExitStack() as cleanup:
         run_dir = folder / "run"
@@ -121,6 +124,9 @@ def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path, *o
             },
             "critic": {"bind": f"{two.address}:{PORTS['critic']}", "address": f"two:{PORTS['critic']}"},
         }
+        if samplers:
+            place = {"bind": f"{two.address}:{PORTS['rollout']}", "address": f"two:{PORTS['rollout']}"}
+            services["rollout"] = {**place, "num_processes": samplers, "threads": 1}
         far = {**config, "services": services}
         file = folder / "services.yaml"
         file.write_text(yaml.safe_dump({**far, "run": {**far["run"], "dir": str(run_dir)}}))
@@ -129,6 +135,7 @@ def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path, *o
             ("actor on two", two, "actor", 1),
             ("actor on one", one, "actor", 0),
             ("critic", two, "critic", None),
+            *([("rollout", two, "rollout", None)] if samplers else []),
         ):
             supervisors[name] = Supervisor(host, role, file, node_rank)
             cleanup.callback(supervisors[name].stop)
@@ -196,8 +203,24 @@ def test_a_group_over_two_hosts_survives_the_death_of_its_ranks_on_one(
         folder = run.controller.complete()
     said = next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
     assert "rank 1 on two" in said
-    expected = {role: read_manifest(undisturbed / role).weights_sha256 for role in PORTS}
+    expected = {role: read_manifest(undisturbed / role).weights_sha256 for role in ("actor", "critic")}
     assert folder.summary["weights_sha256"] == expected
+
+
+@pytest.mark.extended
+def test_a_rollout_group_on_the_second_host_gives_the_weights_of_a_run_without_and_is_all_that_its_death_costs(
+    hosts: tuple[Host, Host], completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
+) -> None:
+    undisturbed = completed("gather", 2).summary["weights_sha256"]
+    with rehearsal(hosts, two_ranks, tmp_path, samplers=2) as run:
+        run.after_step(2)
+        before = {role: instances(run.controller.folder, role) for role in PORTS}
+        run.kill_torchrun("rollout")
+        run.after_step(6)
+        after = {role: instances(run.controller.folder, role) for role in PORTS}
+        folder = run.controller.complete()
+    assert [role for role in PORTS if after[role] != before[role]] == ["rollout"]
+    assert folder.summary["weights_sha256"] == undisturbed
 
 
 @pytest.mark.extended
