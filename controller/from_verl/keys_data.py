@@ -22,7 +22,7 @@ def _files(value: Any, _: VerlRun) -> Any:
     names = value if isinstance(value, list) else [value]
     if remote := [name for name in names if "://" in str(name)]:
         raise NotSupported(f"copy {remote[0]} to this machine first")
-    return names if len(names) > 1 else names[0]
+    return names[0] if len(names) == 1 else names
 
 
 def _limit(value: Any, _: VerlRun) -> Any:

@@ -78,6 +78,7 @@ from tests.support.verl_launch import ACTOR, BASE, NOW, ROLLOUT, config_of, find
         ("custom_reward_function.path=r.py", "reward.custom_function_path", Path("r.py")),
         ("reward.custom_reward_function.path=r.py", "reward.custom_function_path", Path("r.py")),
         ("data.train_max_samples=-1", "data.max_samples", None),
+        ("data.val_files=[]", "data.val_files", ()),
         ("data.train_files=[a.parquet,b.parquet]", "data.train_files", ("a.parquet", "b.parquet")),
         (f"{ACTOR}.policy_loss.loss_mode=dppo_tv", "actor.policy_loss.loss_mode", "dppo_tv"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "actor.loss_agg_mode", "seq-mean-token-mean"),
