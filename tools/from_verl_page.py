@@ -18,10 +18,10 @@ the table that translates (`controller/from_verl/keys.py`).
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
     python -m controller --config my.yaml --check
 
-It reads the arguments that a script passes to `verl.trainer.main_ppo`, or a Hydra configuration, resolved or with
-interpolations. For each key the report says if it is taken, changed (how), not needed (why), not supported (what to
-do instead) or unknown. `my.yaml` has the values that differ from our defaults, with a comment on each value that is
-not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older names.
+It reads the arguments that a script passes to `main_ppo` of `verl.trainer` or `one_step_off_policy`, or a Hydra
+configuration, resolved or with interpolations. For each key the report says if it is taken, changed (how), not needed
+(why), not supported (what to do instead) or unknown. `my.yaml` has the values that differ from our defaults, with a
+comment on each value that is not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older names.
 
 * `key=value` after the file's name are keys of verl. They override the script's. `MODEL_PATH=/models/mine python -m
   controller from-verl ...` sets a variable of a script.
@@ -37,6 +37,13 @@ not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most olde
 * `--gpus 6:2` sets the GPUs of actor and critic. In verl both models use all GPUs; here each has its own, so that
   both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines.
   `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
+* `actor_rollout_ref.hybrid_engine=False`, as in `one_step_off_policy`: verl's `rollout.n_gpus_per_node` GPUs on
+  `rollout.nnodes` machines are those of `services.rollout`, which samples one step ahead with `rollout.staleness: 1`
+  ([staleness.md](staleness.md)). `--gpus` divides the GPUs of `trainer`. The log-probs of sampling are the old ones
+  (`bypass_mode`), as in verl 0.7 and newer. Up to 0.6 they were computed anew, and nothing corrected the rollouts by
+  default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A validation is by the
+  weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused: which weights sample
+  there depends on who is faster.
 * If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
   code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
   that do not fit together, give one sentence and exit code 2.
@@ -51,8 +58,13 @@ function gets the decoded response alone, in a process of its own, with a time l
 _NAMES = (
     ("`python -m verl.trainer.main_ppo`", "`python -m controller --config my.yaml`"),
     (
+        "`python -m verl.experimental.one_step_off_policy.main_ppo`",
+        "the same, with `services.rollout` and `rollout.staleness: 1`",
+    ),
+    (
         "worker groups, resource pools",
-        "two torchrun groups, `services.actor` and `services.critic`; no cluster manager",
+        "torchrun groups: `services.actor`, `services.critic`, with GPUs for rollouts alone also `services.rollout`; no"
+        " cluster manager",
     ),
     (
         "`actor_rollout_ref`",
@@ -93,7 +105,10 @@ METRICS = (
     ("{num_turns,tool_call_counts,training/num_turns}/*", "none: one turn"),
     ("training/filter_groups/*", "the same; `evicted_samples` also by what was alike"),
     ("train/num_gen_batches", "the same"),
-    ("training/{off_policy,rollout_failure}/*", "none: on-policy; `reward/num_*` counts what has no score"),
+    (
+        "training/{off_policy,rollout_failure}/*",
+        "none: `training/staleness` is 0 or 1; `reward/num_*` counts what has no score",
+    ),
     ("rollout/*", "none"),
 )
 

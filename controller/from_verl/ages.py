@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
 from splitppo.config import ConfigError
@@ -20,7 +18,6 @@ LATEST: Version = (0, 9)
 # The last version with other defaults that change results.
 _LAST_OLD: Version = (0, 3)
 _ACTOR = "actor_rollout_ref.actor"
-OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
 
 _FIRST: Version = (0, 1)
 _OLD_LOSS = {
@@ -35,6 +32,7 @@ _OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
     ("", _FIRST, _LAST_OLD, _OLD_LOSS),
     ("", _FIRST, (0, 2), {"data.filter_overlong_prompts": True}),
     ("", _FIRST, (0, 1), {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
+    ("", (0, 4, 1), (0, 6), {"algorithm.rollout_correction.bypass_mode": False}),
     ("ppo_megatron_trainer", _FIRST, _LAST_OLD, {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
     ("ppo_megatron_trainer", (0, 4, 1), (0, 4), {f"{_ACTOR}.optim.lr_decay_style": "linear"}),
     ("ppo_megatron_trainer", (0, 4, 1), (0, 5), {"critic.optim.lr_decay_style": "linear", "critic.optim.lr": 1e-6}),
@@ -90,13 +88,14 @@ class Age:
             return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version gives another)"
         last = (0, 4, 1) if self.version else _LAST_OLD
         others = Age(last).defaults(engine)
-        keys = ", ".join(key for key in others if key not in settings.given and VerlRun(settings).has_use_for(key))
+        open_keys = (key for key in others if key not in settings.given and VerlRun(settings).has_use_for(key))
+        keys = ", ".join(key for key in open_keys if settings.value(key) != others[key])
         if not keys or self.is_given:
             return ""
         if self.version:
             return (
-                f"defaults are those of verl {_name(LATEST)}; those of {keys} were others in 0.4.1 or 0.5: if the"
-                " script is that old, give --verl-version"
+                f"defaults are those of verl {_name(LATEST)}; those of {keys} were others in some versions from 0.4.1"
+                " to 0.6: if the script is that old, give --verl-version"
             )
         return (
             f"no key tells verl's version, and the defaults of {keys} were others up to {_name(_LAST_OLD)}: give"

@@ -5,7 +5,7 @@
 # everything is known that depends on them.
 
 PS4=$'\036${BASH_SOURCE-}\037${LINENO}\037${PWD}\037'
-_ASK_ENTRY_POINT='(^|[./])main_(ppo|dapo)[a-z_]*(\.py)?$'
+_ASK_ENTRY_POINT='(^|[./])((async_)?main_(ppo|dapo)[a-z_]*|fully_async_main)(\.py)?$'
 _ASK_MARK='@@[0-9]+@[^@]*@@'
 
 # _ask_note KIND WORD...: fields that end with NUL: kind, line, number of words, words.
@@ -22,7 +22,7 @@ command_not_found_handle() {
     if [[ ${!place} =~ $_ASK_ENTRY_POINT ]]; then
       _ask_note launch "${@:place+1}"
       return 0
-    elif [[ ${!place} == *[[:space:]]* && ${!place} =~ main_(ppo|dapo) ]]; then
+    elif [[ ${!place} == *[[:space:]]* && ${!place} =~ main_(ppo|dapo)|fully_async_main ]]; then
       bash -c "${!place}" # for a shell elsewhere: srun, ssh, docker exec
       return
     fi

@@ -134,7 +134,7 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
             raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not supported here")
         else:
             rest.append(word)
-    config = options.get("config-name", "").removesuffix(".yaml")
+    config = re.sub("^(one_step_off|fully_async)_ppo", "ppo", options.get("config-name", "").removesuffix(".yaml"))
     if config and config not in ("ppo_trainer", "ppo_megatron_trainer"):
         file = Path(options.get("config-path", ".")) / f"{config}.yaml"
         place = file if file.is_file() else source.parent / file

@@ -12,6 +12,8 @@ ROWS: tuple[Row, ...] = (*RUN_ROWS, *DATA_ROWS, *MODEL_ROWS, *ROLLOUT_ROWS)
 VERL_DEFAULTS = {row.key: row.default for row in ROWS if row.default is not NO_DEFAULT} | {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
+    "rollout.nnodes": 1,
+    "rollout.n_gpus_per_node": 8,
     "reward.reward_model.enable": False,
     "reward.reward_model.enable_resource_pool": False,
     "reward.reward_model.nnodes": 0,

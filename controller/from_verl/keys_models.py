@@ -50,6 +50,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", note=fork)
     for key in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff"):
         yield entropy.taken(key, note=fork)
+    yield actor.not_needed("use_rollout_log_probs", "algorithm.rollout_correction.bypass_mode")
     measured = "{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing}"
     yield actor.not_needed(measured, "actor/entropy is always measured")
     yield actor.taken("use_kl_loss", False)

@@ -42,7 +42,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.changed("top_k", "top_k", _TOP_K, _top_k, -1)
     yield rollout.checked("do_sample", "true is not needed, false not supported", _sampled)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
-    size, divisor = "tensor_model_parallel_size", "a divisor of the actor's GPUs"
+    size, divisor = "tensor_model_parallel_size", "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _tensor_parallel, 2)
     yield vllm.taken("gpu_memory_utilization", 0.5, _vllm_only)
     yield vllm.taken("max_num_seqs", 256, _vllm_only)
@@ -52,7 +52,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield vllm.taken("enable_chunked_prefill", True, _vllm_only)
     yield vllm.taken("enable_prefix_caching", True, _vllm_only)
     sleep = "1: gives memory back while it does not generate; 0: keeps it"
-    yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, True)
+    yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, "${actor_rollout_ref.hybrid_engine}")
     for name in ("prompt_length", "response_length"):
         yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
     validation = Section(f"{rollout.verl}.val_kwargs", "evaluation")
@@ -71,13 +71,13 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("agent.default_agent_loop", _ONE_TURN, "single_turn_agent")
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, _ONE_TURN)
-    yield rollout.not_needed("agent.**", "the actor's ranks sample")
+    yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
     yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
     yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)
     yield from _engine_rows(rollout, vllm)
     spread = "{data_parallel_size,expert_parallel_size,moe_tensor_parallel_size,pipeline_model_parallel_size}"
-    yield rollout.slower(spread, "tensor_model_parallel_size; other GPUs of the actor have replicas", 1)
-    yield rollout.slower("nnodes", "rollouts are sampled on the actor's GPUs", 0)
+    yield rollout.slower(spread, "tensor_model_parallel_size; other GPUs have replicas", 1)
+    yield rollout.slower("nnodes", "rollout.nnodes, with hybrid_engine=False", 0)
     yield rollout.slower("disaggregation.enabled", "one engine prefills and decodes")
     yield rollout.slower("prometheus.enable", "read metrics.jsonl; grpcurl asks workers for their health")
     yield rollout.slower("trace.backend", "tracking.dump_rollouts")
@@ -87,11 +87,11 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.not_needed("dtype", "actor.dtype sets it")
     yield rollout.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")
     yield rollout.not_needed("layer_name_map.*", "only with Megatron")
-    yield rollout.not_needed("mode", "the engine is in the actor's processes")
+    yield rollout.not_needed("mode", "the engine is in the processes of the ranks")
     yield rollout.not_needed("calculate_log_probs", "always calculated")
     yield rollout.not_needed(
         "{checkpoint_engine.**,update_weights_bucket_megabytes,load_format,layered_summon,multi_stage_wake_up,n_gpus_per_node}",
-        "the policy's weights are in the engine's own processes",
+        "weights come from the same process, or as files in rollout.sync_dir",
     )
     yield rollout.not_needed(
         "{cudagraph_capture_sizes,disable_log_stats,skip_tokenizer_init,scheduling_policy,router_config_path,"

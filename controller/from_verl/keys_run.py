@@ -15,7 +15,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _LOWER = "rollout_rs_threshold_lower"
 _OLD_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 _SAMPLES_ANEW = "every step samples new responses"
-_SYNCHRONOUS = "only synchronous PPO; run.schedule: overlap hides the critic's update"
+_TIMELESS = "which weights sample is never a matter of time"
 _TRACE = "trace.json has every call of a step, for Perfetto"
 _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation)[0])
 
@@ -111,6 +111,18 @@ def _machines(value: Any, run: VerlRun) -> str:
     return _gpus(value, run)
 
 
+def _staleness(value: Any, _: VerlRun) -> int:
+    if value:
+        raise NotNeeded("rollouts are sampled on the actor's GPUs")
+    return 1
+
+
+def _rollout_gpus(_: Any, run: VerlRun) -> str:
+    if not run.has_rollout_pool:
+        raise NotSupported("only with actor_rollout_ref.hybrid_engine=False, as in verl")
+    return f"{run.groups.rollout} rollout"
+
+
 def _resume(value: Any, run: VerlRun) -> Any:
     return run.value("trainer.resume_from_path") if value == "resume_path" else value
 
@@ -155,7 +167,7 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
     yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
     yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", _policy_gradient, False)
-    yield correction.taken("bypass_mode", False, _bypass)
+    yield correction.taken("bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", _bypass)
     yield correction.taken("loss_type", "ppo_clip", _loss_type)
     moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs replaces mask and veto"
     yield algorithm.unsupported("rollout_is_threshold", moved)
@@ -201,7 +213,7 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.slower("default_hdfs_dir", "copy run.dir/checkpoints")
     yield trainer.slower("checkpoint_callback_class", "watch run.dir/checkpoints/latest")
     yield trainer.slower("device", "NVIDIA GPUs or CPUs", "cuda", "cpu", default="cuda")
-    yield trainer.unsupported("v1.trainer_mode", _SYNCHRONOUS, "sync")
+    yield trainer.unsupported("v1.trainer_mode", f"sync, or one_step_off_policy: {_TIMELESS}", "sync")
     yield trainer.unsupported("v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
     yield trainer.unsupported("v1.sampler.custom_sampler.{path,name}", "a step trains on the rollouts that it samples")
     yield trainer.not_needed("v1.**", "synchronous PPO")
@@ -211,9 +223,27 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.not_needed(checkpoints, "checkpoint.keep")
 
 
+def _rollout_pool(top: Section, fully: Section) -> Iterator[Row]:
+    """Yields the table rows of one_step_off_policy and fully_async_policy; the keys of the second are in `fully`."""
+    one_ahead = "hybrid_engine false: the group of services.rollout samples one step ahead"
+    yield top.changed("actor_rollout_ref.hybrid_engine", "rollout.staleness", one_ahead, _staleness, True)
+    behind = "GPUs behind those of the other groups"
+    yield top.changed("rollout.{nnodes,n_gpus_per_node}", "services.rollout.*", behind, _rollout_gpus)
+    yield top.unsupported(
+        "rollout.{total_rollout_steps,total_epochs}", "set trainer.total_training_steps or total_epochs"
+    )
+    yield top.not_needed("rollout.{n,test_freq}", "actor_rollout_ref.rollout.n, trainer.test_freq")
+    yield fully.unsupported("partial_rollout", "each response is sampled by one version of the weights")
+    yield fully.unsupported("trigger_parameter_sync_step", "the rollout group gets the weights of every step", 1)
+    yield fully.unsupported("require_batches", "data.train_batch_size is the number of prompts of a step")
+    only_one = "the group of services.rollout samples alone"
+    yield fully.slower("{use_trainer_do_validate,use_dynamic_resource_scheduling}", only_one)
+    yield fully.not_needed("{dynamic_schedule_*,concurrent_samples_per_replica,checkpoint_engine.**}", "speed only")
+    yield fully.unsupported("**", f"{_TIMELESS}; with --drop async_training always one update older")
+
+
 def _rest(top: Section) -> Iterator[Row]:
     yield top.not_needed("**_target_", "classes of verl")
-    yield top.not_needed("actor_rollout_ref.hybrid_engine", "rollouts are sampled on the actor's GPUs")
     yield top.not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
     yield top.unsupported("distillation.enabled", "no distillation")
     yield top.not_needed("distillation.**", "only with distillation.enabled")
@@ -224,13 +254,13 @@ def _rest(top: Section) -> Iterator[Row]:
     profilers = "{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}{,.**}"
     for key in (profilers, "trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}"):
         yield top.not_needed(key, _TRACE)
-    yield top.unsupported("{rollout,async_training}.**", _SYNCHRONOUS)
     yield top.not_needed("hydra.**", "no Hydra")
     engines = "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}"
     yield top.slower(engines, "FSDP2 over all ranks of a group", "dp", "dp_actor", "dp_critic", "dp_ref")
 
 
 RUN_ROWS: tuple[Row, ...] = (
+    *_rollout_pool(Section(""), Section("async_training")),
     *_rest(Section("")),
     *_algorithm(Section("algorithm", "algorithm"), Section(_CORRECTION, _CORRECTION)),
     *_trainer(Section("trainer")),

@@ -8,6 +8,7 @@ from typing import Any
 
 from controller.from_verl.settings import Settings, rows_in
 from splitppo.config import ConfigError
+from splitppo.config.section import ROLES
 from splitppo.config.subsections.estimator import NEEDS
 
 # The actor's share of verl's GPUs. The actor also generates; the critic has the rest.
@@ -16,7 +17,7 @@ ACTOR_SHARE = 0.75
 
 @dataclass(frozen=True)
 class GpuGroups:
-    """The number of ranks of the actor, critic and reward process groups in SplitPPO; each rank has one GPU.
+    """The number of ranks of each process group in SplitPPO; each rank has one GPU.
 
     `tensor_parallel` is the number of GPUs of a vLLM engine. `shared` is True if actor and critic share the only GPU.
     """
@@ -24,12 +25,13 @@ class GpuGroups:
     actor: int
     critic: int
     reward: int
+    rollout: int
     tensor_parallel: int
     shared: bool = False
 
     def ranks(self) -> Mapping[str, int]:
         """Returns the number of ranks by role, without roles that have no process group."""
-        return {role: count for role, count in asdict(self).items() if role in ("actor", "critic", "reward") and count}
+        return {role: count for role, count in asdict(self).items() if role in ROLES and count}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class VerlRun:
         return str(self.value("actor_rollout_ref.rollout.name")) != "hf"
 
     @property
+    def has_rollout_pool(self) -> bool:
+        """True if the verl run samples rollouts on GPUs of their own, one step ahead of the training."""
+        return not self.value("actor_rollout_ref.hybrid_engine")
+
+    @property
     def uses_critic(self) -> bool:
         """True if the advantage estimator of the verl run needs values from a critic."""
         return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ())
@@ -70,11 +77,11 @@ class VerlRun:
         if self.value("trainer.total_training_steps") is not None:
             return self._count("trainer.total_training_steps")
         rows = rows_in(self.value("data.train_files"))
-        limit = self._count("data.train_max_samples")
-        if rows is None:
+        limit, step_rows = self._count("data.train_max_samples"), self._count("data.train_batch_size")
+        if rows is None or step_rows < 1:  # fully_async_policy has no train_batch_size
             return None
         rows = min(rows, limit) if limit > 0 else rows
-        return rows // self._count("data.train_batch_size") * self._count("trainer.total_epochs")
+        return rows // step_rows * self._count("trainer.total_epochs")
 
     @cached_property
     def groups(self) -> GpuGroups:
@@ -82,7 +89,8 @@ class VerlRun:
 
         In verl both models use all GPUs. The actor's share is rounded down to whole vLLM engines, if it has at least
         one. A reward model has as many GPUs as its resource pool in verl. Without a pool the critic's process group
-        runs the reward model; without a critic the reward model gets a quarter of the GPUs.
+        runs the reward model; without a critic the reward model gets a quarter of the GPUs. Rollouts have as many GPUs
+        as their own pool in verl, if they have one.
 
         Raises:
             ConfigError: there are fewer GPUs than process groups, or `--gpus` names GPUs for a critic and the run has
@@ -91,6 +99,7 @@ class VerlRun:
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
         reward = self._reward_gpus(total)
+        rollout = self._count("rollout.nnodes") * self._count("rollout.n_gpus_per_node") if self.has_rollout_pool else 0
         shared = self.uses_critic and total == 1 and self.requested is None
         if self.requested is not None:
             actor, critic = self._check_requested(*self.requested)
@@ -103,9 +112,10 @@ class VerlRun:
             actor = min(total - 1, max(1, round(total * ACTOR_SHARE)))
             actor = actor - actor % wanted or actor
             critic = total - actor
-        if actor < 1:
-            raise ConfigError(f"trainer.n_gpus_per_node times trainer.nnodes is {total}; expected at least one GPU")
-        return GpuGroups(actor, critic, reward, math.gcd(wanted, actor), shared)
+        if actor < 1 or (self.has_rollout_pool and rollout < 1):
+            pool, gpus = ("trainer", total) if actor < 1 else ("rollout", rollout)
+            raise ConfigError(f"{pool}.n_gpus_per_node times {pool}.nnodes is {gpus}; expected at least one GPU")
+        return GpuGroups(actor, critic, reward, rollout, math.gcd(wanted, rollout or actor), shared)
 
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:
         if self.uses_critic and not (actor and critic):

@@ -15,6 +15,7 @@ from splitppo.dotted_keys import leaves, nested
 
 # The value of a key that verl requires.
 MISSING = "???"
+OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
 
 
 class Settings:

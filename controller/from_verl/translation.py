@@ -169,21 +169,26 @@ def _place(result: Translation, run: VerlRun) -> None:
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
     in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
     why = "--gpus" if run.requested else in_verl
-    on_cpu, several = run.value("trainer.device") == "cpu", nodes != 1 and not run.requested
+    on_cpu, ahead = run.value("trainer.device") == "cpu", run.value("rollout.nnodes") if groups.rollout else 1
+    several = (nodes != 1 or ahead != 1) and not run.requested
+    comments = {"num_processes": why, "address": "of rank 0; other machines need services.security"}
     start = 0
-    for role, count in groups.ranks().items():
-        devices = list(range(start, start + count))
-        start += 0 if groups.shared else count
-        result.set(f"services.{role}.num_processes", count, why)
-        if not on_cpu and not several:
-            result.set(f"services.{role}.devices", devices)
+    for place, (role, count) in enumerate(groups.ranks().items(), 7001):
+        group: dict[str, Any] = {"num_processes": count}
+        if several:
+            group["address"] = f"127.0.0.1:{place}"
+        elif not on_cpu:
+            group["devices"] = list(range(start, start + count))
+        start += 0 if groups.shared and role == "actor" else count
+        if role == "rollout":
+            result.set("services.rollout", group, "of its own, as in verl")
+            continue
+        for key, value in group.items():
+            result.set(f"services.{role}.{key}", value, comments.get(key, ""))
     if groups.shared:
         result.set("services.allow_shared_devices", True, "one GPU for both models")
     if several:
         result.set("services.launch", "external", "you start the groups on your machines: docs/hosts.md")
-        for place, role in enumerate(groups.ranks(), 7001):
-            comment = "of rank 0; other machines need services.security"
-            result.set(f"services.{role}.address", f"127.0.0.1:{place}", comment)
     if groups.reward:
         result.set("placement.reward_model", "reward")
     if "reward_model.model" in result.values:

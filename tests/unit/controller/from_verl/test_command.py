@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -12,7 +13,9 @@ from controller.__main__ import main
 from controller.from_verl.command import read_settings, translated_yaml
 from controller.from_verl.translation import translate
 from splitppo.config import ConfigError, load_config
+from tests.support.fake_gpus import put_gpus
 from tests.support.groups import PROJECT
+from tests.support.models import save_policy
 from tests.support.verl_launch import BASE, NOW
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -78,6 +81,10 @@ def test_nothing_is_written_until_what_changes_results_is_decided(
         (("no-override",), "'no-override' is no override of Hydra's"),
         (("trainer.critic_warmup=soon",), "trainer.critic_warmup: expected a number, got 'soon'"),
         (("data.max_prompt_length=-1",), "data.max_prompt_length"),
+        (
+            ("actor_rollout_ref.hybrid_engine=False", "rollout.n_gpus_per_node=0"),
+            "rollout.n_gpus_per_node times rollout.nnodes is 0; expected at least one GPU",
+        ),
     ],
 )
 def test_input_that_cannot_be_used_is_exit_2_and_one_sentence(
@@ -87,6 +94,58 @@ def test_input_that_cannot_be_used_is_exit_2_and_one_sentence(
     printed = capsys.readouterr().err
     assert fact in printed
     assert printed.rstrip().splitlines()[-1].startswith("error: ")
+
+
+# verl's grpo_0.6b_gsm8k_fsdp2_2_6.sh, without keys of speed.
+ONE_STEP_OFF = r"""set -x
+NNODES=${NNODES:-1}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-8}
+n_gpus_rollout=2
+n_gpus_training=$((NGPUS_PER_NODE - n_gpus_rollout))
+python3 -m verl.experimental.one_step_off_policy.main_ppo \
+    --config-path=config --config-name='one_step_off_ppo_trainer.yaml' \
+    algorithm.adv_estimator=grpo \
+    data.train_files="${TRAIN_FILE}" \
+    data.val_files="${TRAIN_FILE}" \
+    data.train_batch_size=4 \
+    data.max_prompt_length=8 \
+    data.max_response_length=8 \
+    actor_rollout_ref.model.path="${MODEL_PATH}" \
+    actor_rollout_ref.hybrid_engine=False \
+    actor_rollout_ref.actor.ppo_mini_batch_size=2 \
+    actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \
+    actor_rollout_ref.rollout.name=hf \
+    actor_rollout_ref.rollout.n=6 \
+    actor_rollout_ref.rollout.load_format=safetensors \
+    actor_rollout_ref.rollout.layered_summon=True \
+    actor_rollout_ref.rollout.checkpoint_engine.backend=delta_sharded \
+    algorithm.use_kl_in_reward=False \
+    trainer.val_before_train=False \
+    trainer.total_epochs=2 \
+    trainer.nnodes="${NNODES}" \
+    trainer.n_gpus_per_node="${n_gpus_training}" \
+    rollout.nnodes="${NNODES}" \
+    rollout.n_gpus_per_node="${n_gpus_rollout}" $@
+"""
+
+
+def test_a_script_of_one_step_off_policy_becomes_a_run_that_passes_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "ab", "data_source": "sort_letters", "reward_model": {"ground_truth": "ab"}}
+    (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    (tmp_path / "run.sh").write_text(ONE_STEP_OFF)
+    monkeypatch.setenv("MODEL_PATH", str(save_policy(tmp_path / "model")))
+    monkeypatch.setenv("TRAIN_FILE", str(tmp_path / "train.jsonl"))
+    put_gpus(monkeypatch, [1 << 40] * 8)
+    monkeypatch.chdir(tmp_path)
+    assert run("run.sh", "-o", "my.yaml") == 0
+    printed = capsys.readouterr().out
+    assert "actor_rollout_ref.hybrid_engine false -> rollout.staleness 1: " in printed
+    assert "rollout.n_gpus_per_node 2 -> services.rollout.* 2 rollout: GPUs behind those of the other" in printed
+    assert main(["--config", "my.yaml", "--check"]) == 0
+    assert main(["--config", "my.yaml", "--check", "services.actor.devices=[0,1,2,3,4,6]"]) == 2
 
 
 def test_a_value_that_only_a_command_knows_is_asked_for_and_can_be_given(

@@ -81,6 +81,9 @@ SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "a launcher": ('L=(env A=1 nohup python3)\n"${L[@]}" -m verl.trainer.main_ppo a=1 > log 2>&1 &', ["a=1"]),
     "torchrun": ("torchrun --nproc_per_node 8 -m verl.trainer.main_ppo a=1 || true", ["a=1"]),
     "a job of Ray": ("ray job submit --no-wait -- python -m recipe.dapo.main_dapo a=1", ["a=1"]),
+    "another trainer": ("python3 -m recipe.one_step_off_policy.async_main_ppo a=1", ["a=1"]),
+    "fully asynchronous": ("python -m verl.experimental.fully_async_policy.fully_async_main a=1", ["a=1"]),
+    "a shell elsewhere with it": ("ssh n1 'python3 -m verl.x.fully_async_main a=1'", ["a=1"]),
     "a shell elsewhere": (f"srun --nodes 1 bash -c \"{RUN} a=1 b='2 3'\"", ["a=1", "b=2 3"]),
     "a program by its path": ("/opt/venv/bin/python -m verl.trainer.main_ppo a=1", ["a=1"]),
     "names of its own": (

@@ -301,3 +301,10 @@ def test_steps_are_counted_where_the_files_are_here(tmp_path: Path) -> None:
     config = config_of(tmp_path, *sizes, *run)
     assert (config.run.total_steps, config.run.total_epochs) == (None, 4)
     assert config.actor.lr_warmup_steps == 6
+
+
+def test_steps_of_a_run_without_a_batch_size_are_not_counted(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a"] * 25}), tmp_path / "t.parquet")
+    run = ("~trainer.total_training_steps", f"data.train_files={tmp_path}/t.parquet", "data.train_batch_size=0")
+    (stopping,) = translated(tmp_path, *run, f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5").stopping
+    assert "add trainer.total_training_steps=N" in stopping.note
