@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -28,6 +29,7 @@ from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.scoring.scorer import Scorer
+from controller.step.dynamic_sampling import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
@@ -60,8 +62,8 @@ class SamePrompts(PromptDataset):
 
 @dataclass(frozen=True, eq=False)
 class _FirstStepBatch(PromptBatch):
-    def to_batch(self, run_seed: int, step: int, num_samples: int) -> Batch:  # noqa: ARG002
-        return super().to_batch(run_seed, 1, num_samples)
+    def to_batch(self, run_seed: int, step: int, num_samples: int, **others: Any) -> Batch:  # noqa: ARG002
+        return super().to_batch(run_seed, 1, num_samples, **others)
 
 
 class Silent:
@@ -120,9 +122,9 @@ async def run_block(
     trainer = Trainer(
         config,
         workers,
-        prompts,
+        StepRollouts(prompts),
         scorer,
-        Evaluator(config, workers.actor, None, scorer),
+        Evaluator(config, workers.sampler, None, scorer),
         CheckpointWriter(folder.checkpoints, clients, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config),

@@ -225,7 +225,7 @@ async def measure(
     before_bytes = resident_bytes("VmRSS")
     recorder = Recorder(config, folder.path, open_display(Silent()))
     recorder.restart_at(0, workers.clients, None)
-    evaluator = Evaluator(config, workers.actor, None, scorer)
+    evaluator = Evaluator(config, workers.sampler, None, scorer)
     checkpoints = CheckpointWriter(
         folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
     )

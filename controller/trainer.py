@@ -7,7 +7,6 @@ With `rollout.stream_groups`, values and scores of the responses that end first 
 The schedules (controller/schedule.py) change only what may run at the same time, never the results.
 """
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +22,7 @@ from controller.step.dynamic_sampling import StepRollouts
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.recorder import Recorder
 from controller.validation.evaluation import Evaluator
-from controller.workers.concurrency import BackgroundTask
+from controller.workers.concurrency import BackgroundTask, gather_calls
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
 
@@ -83,19 +82,10 @@ class Trainer:
         step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
-        _, learned_s = await run_calls(self.schedule, look_ahead, partial(self.learn, calls))
-        if config.rollout.staleness:
-            record.timings_s["wait_rollouts"] = time.perf_counter() - learned_s
+        await run_calls(self.schedule, look_ahead, partial(self.learn, calls))
         self.recorder.close(record)
         drawn = calls.rollouts.answered(record.experience.scores)
         self.state = self.state.after(record, self.config, len(drawn), self.rollouts.prompts.state_after(drawn))
-
-    async def learn(self, calls: StepCalls) -> float:
-        """Collects the experience and updates both models; returns the time of the end, in seconds."""
-        experience = await self.collect(calls)
-        await self.rollouts.before_update()
-        await self.update(calls, experience)
-        return time.perf_counter()
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Makes the experience that both updates learn from. Each call starts as soon as its input has arrived."""
@@ -121,8 +111,10 @@ class Trainer:
         self.log_prob_check.check(record.step, experience.metrics)
         return experience
 
-    async def update(self, calls: StepCalls, experience: Experience) -> None:
-        """Updates both models. Under `overlap` the critic's update continues while the next step generates."""
+    async def learn(self, calls: StepCalls) -> None:
+        """Collects the experience, and updates both models. Under `overlap` the critic's update may end later."""
+        experience = await self.collect(calls)
+        await self.rollouts.before_update()
         update_actor, update_critic = partial(calls.update_actor, experience), partial(calls.update_critic, experience)
         with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
@@ -138,8 +130,7 @@ class Trainer:
 
     async def abandon(self) -> None:
         """Stops waiting for background checkpoints and updates; the workers finish their commands nevertheless."""
-        await self.checkpoints.abandon()
-        await self.critic_update.abandon()
+        await gather_calls(self.checkpoints.abandon(), self.critic_update.abandon())
 
     async def evaluate_if_due(self) -> None:
         """Validates the policy of the last step, if a validation is due; records the result."""

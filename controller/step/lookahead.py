@@ -64,6 +64,8 @@ class RolloutsAhead(StepRollouts):
         if end.has_step(step.number + 1, first_draw):
             await self._sample_next(step, config, first_draw)
         self._may_update.set()
+        if updated := [span.finished_s for span in step.record.spans if span.name in ("update_actor", "publish")]:
+            step.record.timings_s["wait_rollouts"] = time.time() - max(updated)
 
     async def before_update(self) -> None:
         """Waits until `look_ahead` needs the models of the running step no more."""

@@ -133,7 +133,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
             " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax); publish and"
             " sync give the rollout group its weights; wait_rollouts (rollout.staleness 1) is the rest of the next"
-            " step's generation after all other work",
+            " step's generation after the actor's work",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
