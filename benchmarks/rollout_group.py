@@ -10,20 +10,25 @@ The formula is that of docs/rollout-group.md, from the parts that the group at s
 
     staleness 0:  sync + gen + learn          learn = old log-probs + advantages + actor's update + publish
     staleness 1:  max(sync + probe + gen, learn)
+
+At last a rank is killed in one run of each group: the seconds until the rollout group has sampled the next responses.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.timeline import read_trace
 from recipes.sort_letters.prepare import prepare
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
@@ -43,16 +48,35 @@ PLACEMENTS = {
     "group, staleness 1": (*GROUP, "rollout.staleness=1"),
 }
 NUM_WARM_UP = 2
+# The points at which a group is killed, in step 3.
+KILLS = {"rollout group": "rollout.generate", "actor": "actor.update.begin"}
 Row = Mapping[str, float]
 
 
-def run(overrides: Sequence[str], num_steps: int) -> list[Row]:
-    """Trains a few steps as users do; returns their metrics."""
+@contextmanager
+def run(overrides: Sequence[str], num_steps: int) -> Iterator[Path]:
+    """Trains a few steps as users do; the run folder is there in the `with` block."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = [f"run.dir={folder}/run", f"run.total_steps={num_steps}", *FIXED, *overrides]
+        keys = [*FIXED, *overrides, f"run.dir={folder}/run", f"run.total_steps={num_steps}"]
         command = [sys.executable, "-m", "controller", "--config", str(RECIPE), *keys]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return [line for line in read_metrics(Path(folder, "run", METRICS_FILE)) if line["step"] > NUM_WARM_UP]
+        yield Path(folder, "run")
+
+
+def block(overrides: Sequence[str], num_steps: int) -> list[Row]:
+    """Returns the metrics of a few steps, without the first ones and the last one, which samples nothing ahead."""
+    with run(overrides, num_steps) as folder:
+        return [line for line in read_metrics(folder / METRICS_FILE) if NUM_WARM_UP < line["step"] < num_steps]
+
+
+def recovery_s(point: str, overrides: Sequence[str]) -> float:
+    """Returns the seconds from a kill to the end of the next generation by the rollout group."""
+    kill = (f"debug.failpoints={{{point}: {{step: 3, action: kill}}}}", "services.restart_backoff_s=0.1")
+    with run((*PLACEMENTS["group, staleness 1"], *overrides, *kill, "checkpoint.save_freq=1"), 5) as folder:
+        [mark] = (folder / "failpoints").glob("*.fired")
+        killed_s: float = json.loads(mark.read_text())["unix_s"]
+        ends = (span.finished_s for span in read_trace(folder / "trace.json") if span.pool == "rollout")
+        return min(end_s for end_s in ends if end_s > killed_s) - killed_s
 
 
 def median_ms(rows: Sequence[Row], *names: str) -> float:
@@ -98,9 +122,10 @@ def main() -> None:
     rows: dict[str, list[Row]] = defaultdict(list)
     for _ in range(options.rounds):
         for name, placement in PLACEMENTS.items():
-            block = run([*placement, *options.overrides], options.steps)
-            rows[name] += block[:-1]  # the last step samples nothing ahead
+            rows[name] += block([*placement, *options.overrides], options.steps)
     print(report(rows))
+    for victim, point in KILLS.items():
+        print(f"{victim} killed: {recovery_s(point, options.overrides):.1f} s to the next generation")
 
 
 if __name__ == "__main__":
