@@ -76,7 +76,7 @@ class RolloutsAhead(StepRollouts):
         record = StepRecord(number, time.time())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
         if workers.sampler.rollout is not None:
-            await probe(following, self.prompts.batch_at(first_draw))
+            await probe(following, self.prompts.table)
             if workers.reward_model not in workers.trained:  # else it scores before its group's update
                 self._may_update.set()
         try:

@@ -16,7 +16,7 @@ _PART = 1 << 20  # no validation has so many parts
 
 
 async def probe(step: StepContext, prompts: PromptBatch) -> None:
-    """Samples short responses to some of the prompts, and compares their log-probs with those of the actor.
+    """Samples short responses to the first prompts, and compares their log-probs with those of the actor.
 
     Both groups have the weights of `step.base_step`. In training with `rollout.staleness` 1 no other log-probs of
     rollout group and actor are of the same weights. The differences are metrics of the step, training/probe_....
