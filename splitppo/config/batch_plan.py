@@ -26,6 +26,12 @@ def batch_plan(config: Config) -> str:
             f" {f'at most {most} times' if most else 'until the step is full'}; those whose samples are all alike in"
             f" {filters.metric!r} are dropped"
         )
+    if config.sampler == "rollout":
+        ranks = config.services.of("rollout").num_processes
+        lines.append(
+            f"rollout: the responses are sampled on {ranks} ranks, with weights that the actor publishes in"
+            f" {config.weights_folder}"
+        )
     return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
 
 

@@ -144,7 +144,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     node: Any = tree
     for depth, parent in enumerate(parents, start=1):
-        node = node.setdefault(parent, {})
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {'.'.join(parents[:depth])!r} is not a section")
     node[leaf] = _parse(value, f"override {override!r}")
@@ -187,11 +189,11 @@ def _suggestion(location: Sequence[int | str]) -> str:
     """Returns the hint that ends the error message for an unknown key: the most similar key of the section, or all."""
     section: Any = Config
     for part in location[:-1]:
-        if isinstance(part, int):  # an entry of a list
-            section = next(iter(get_args(section)), None)
+        if isinstance(part, int):  # an entry of a list, whose annotation is that of its entries here
             continue
         fields = getattr(section, "model_fields", {})
-        section = fields[part].annotation if part in fields else None
+        annotation = fields[part].annotation if part in fields else None
+        section = next(iter(get_args(annotation)), annotation)  # a section that may be null is one of two
     keys, name = list(getattr(section, "model_fields", {})), str(location[-1])
     initials = "".join(word[:1] for word in name.split("_"))  # for learning_rate the key lr
     if close := [key for key in keys if key == initials] or difflib.get_close_matches(name, keys, n=1):

@@ -15,10 +15,17 @@ def frozen_models_have_a_group(config: Config) -> None:
 
 
 def groups_share_no_gpu(config: Config) -> None:
-    """Checks that no GPU belongs to two worker groups, unless `services.allow_shared_devices` is true."""
-    if config.services.allow_shared_devices:
-        return
-    for shared in config.shared_devices[:1]:
-        devices = {role: list(group.devices) for role, group in config.groups.items()}
-        both = " and ".join(f"services.{role}.devices {of}" for role, of in devices.items() if shared in of)
-        raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
+    """Checks that no GPU belongs to two worker groups, unless `services.allow_shared_devices` is true.
+
+    Actor and rollout group never share a GPU: they work at the same time.
+    """
+    for shared in config.shared_devices:
+        devices = {role: list(group.devices) for role, group in config.groups.items() if shared in group.devices}
+        both = " and ".join(f"services.{role}.devices {of}" for role, of in devices.items())
+        if {"actor", "rollout"} <= devices.keys():
+            raise ValueError(
+                f"{both} overlap, and the groups of actor and rollout work at the same time: give each group its own"
+                " GPUs, or remove services.rollout, so that the actor's group samples"
+            )
+        if not config.services.allow_shared_devices:
+            raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")

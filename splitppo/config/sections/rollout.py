@@ -1,13 +1,18 @@
 """The configuration section `rollout`: how responses are sampled, and by which rollout backend."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, MAY_CHANGE, NumberOrAuto, PositiveInt, Section
+from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, MAY_CHANGE, NumberOrAuto, PositiveInt, Section, expected
 
 # At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
+
+
+def _is_absolute_or_empty(folder: str) -> bool:
+    return not folder or Path(folder).is_absolute()
 
 
 class VllmConfig(Section):
@@ -86,10 +91,10 @@ class RolloutConfig(Section):
     them. 1: the responses of the next step are sampled before the update of this step. Then
     algorithm.rollout_correction must have rollout_is or bypass_mode."""
 
-    sync_dir: Annotated[str, MAY_CHANGE] = ""
-    """The folder in which the actor publishes the weights for the group of services.rollout. Both groups must see it,
-    and it needs room for three versions. It may lie in main memory, e.g. in /dev/shm. Empty: the folder weights in the
-    run folder."""
+    sync_dir: Annotated[str, MAY_CHANGE, AfterValidator(expected("an absolute path", _is_absolute_or_empty))] = ""
+    """The absolute path of the folder in which the actor publishes the weights for the group of services.rollout. Both
+    groups must see it, and it needs room for three versions. It may lie in main memory, e.g. in /dev/shm. Empty: the
+    folder weights in the run folder."""
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,

@@ -75,7 +75,8 @@ class ServicesConfig(Section):
     group samples them."""
 
     allow_shared_devices: bool = False
-    """If true, several groups may use the same GPUs. Their memory must be enough for all of them."""
+    """If true, several groups may use the same GPUs. Their memory must be enough for all of them. The groups of actor
+    and rollout never share a GPU, because they work at the same time."""
 
     start_timeout_s: float = Field(300.0, gt=0.0)
     """The number of seconds that the controller waits until a group answers after its start."""
