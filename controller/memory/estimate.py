@@ -98,10 +98,11 @@ def estimate_group(
 
         weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
 
-    Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "reward", "backward" (a
-    micro-batch of an update, with its forward pass) and "optimizer step". A checkpoint may be written during any of
-    them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have the maximum
-    length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores in memory.
+    Phases are "generate" (the actor, if its group samples), "log-probs" (the critic: "values"), "reference", "reward",
+    "backward" (a micro-batch of an update, with its forward pass) and "optimizer step". A checkpoint may be written
+    during any of them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have
+    the maximum length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores
+    in memory.
 
     Args:
         config: the configuration of the run.
@@ -123,7 +124,7 @@ def estimate_group(
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
     phases = {}
-    if role == "actor":
+    if role == config.sampler:
         vllm = _vllm_bytes(config, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
         sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
         phases["generate"] = _generation(config, model, replace(kept, vllm=vllm))
@@ -176,6 +177,22 @@ def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
     )
     phase = _forward_phase(config, "reward", config.reward_model, model, kept, has_logits=False)
     return GroupMemory("reward", service.num_processes, service.devices, {"reward": phase})
+
+
+def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | None = None) -> GroupMemory:
+    """Estimates the memory of each rank of a worker group that only samples, with weights that the actor publishes.
+
+    Every rank has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine. Published files are
+    mapped, and count as no memory. `gpu_bytes` is that of `estimate_group`.
+    """
+    service, is_vllm = config.services.of("rollout"), config.rollout.backend == "vllm"
+    kept = Terms(
+        weights=0 if is_vllm else _compute_bytes(config.actor) * model.num_parameters,
+        vllm=_vllm_bytes(config, model, gpu_bytes) if is_vllm else 0,
+        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
+    )
+    phases = {"generate": _generation(config, model, kept)}
+    return GroupMemory("rollout", service.num_processes, service.devices, phases)
 
 
 def _forward_phase(
@@ -318,13 +335,14 @@ def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
 def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
     """Returns the memory of a rank while it samples: gathering of weights, prefill or decoding, whichever needs most.
 
-    gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype
+    gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout group
+               gathers nothing
     prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
     decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
     """
-    data, rollout, num_ranks = config.data, config.rollout, config.services.actor.num_processes
+    data, rollout, num_ranks = config.data, config.rollout, config.services.of(config.sampler).num_processes
     bytes_each = _compute_bytes(config.actor)
-    wraps = num_ranks > 1 or config.actor.dtype == "bf16"
+    wraps = config.sampler == "actor" and (num_ranks > 1 or config.actor.dtype == "bf16")
     if rollout.backend == "vllm":  # it copies one tensor at a time
         return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
     root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
@@ -365,7 +383,7 @@ def _sampling_bytes(config: Config) -> int:
 
 def _vllm_bytes(config: Config, model: ModelShape, gpu_bytes: int | None) -> int:
     """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and rollout.vllm.kv_cache_gb."""
-    settings, on_gpu = config.rollout.vllm, bool(config.services.actor.devices)
+    settings, on_gpu = config.rollout.vllm, bool(config.services.of(config.sampler).devices)
     if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
         return int(settings.gpu_memory_utilization * gpu_bytes)
     weights = _compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size

@@ -59,11 +59,11 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
 
     `term` is the part of the memory that the change lowers, such as "activations".
     """
-    # The reference computes in the micro-batches of the actor's section.
-    section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
+    # The actor's section has the micro-batches of the reference, and the policy that a rollout group samples with.
+    section = {"generate": "actor", "reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
     computed: ComputedModelConfig = getattr(config, section)
     generates = group.peak_phase == "generate"
-    if term == "gathered_weights":
+    if term == "gathered_weights" or (term == "weights" and group.role == "rollout"):  # whole on every rank
         if computed.dtype == "fp32":
             return f"set {section}.dtype to bf16"
         return "set rollout.backend to vllm" if generates else f"choose a smaller {section}.model"

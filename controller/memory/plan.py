@@ -3,7 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from controller.memory.estimate import GIB, GroupMemory, estimate_group, estimate_reward_group, label
+from controller.memory.estimate import (
+    GIB,
+    GroupMemory,
+    estimate_group,
+    estimate_reward_group,
+    estimate_rollout_group,
+    label,
+)
 from controller.memory.gpus import find_misfit
 from controller.memory.model_shape import UnknownShape, read_model_shape
 from splitppo.config import Config
@@ -55,16 +62,16 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
     if role == "reward":
         assert reward_model is not None, "only a run with a reward model has this group"
         return estimate_reward_group(config, reward_model)
+    sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
+    gpu_bytes = min(sizes, default=None)
     if role == "rollout":
-        raise UnknownShape("the rollout group is not estimated")
+        policy = read_model_shape(config.actor.model, "policy", "actor.model")
+        return estimate_rollout_group(config, policy, gpu_bytes)
     model = read_model_shape(config.model_of(role).model, "policy" if role == "actor" else "value", f"{role}.model")
     reference = None
     if role == config.reference_host:
         reference = read_model_shape(config.actor.model, "policy", "actor.model")
-    sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
-    return estimate_group(
-        config, role, model, reference=reference, reward_model=reward_model, gpu_bytes=min(sizes, default=None)
-    )
+    return estimate_group(config, role, model, reference=reference, reward_model=reward_model, gpu_bytes=gpu_bytes)
 
 
 def _table(group: GroupMemory) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.memory.estimate import GIB, Terms, estimate_group
+from controller.memory.estimate import GIB, Terms, estimate_group, estimate_rollout_group
 from controller.memory.model_shape import ModelShape
 from splitppo.config import Config
 from tests.support.fake_services import make_config
@@ -152,6 +152,42 @@ def test_vllm_takes_its_share_of_a_gpu_and_gives_it_back(tmp_path: Path) -> None
     assert kept["backward"].vllm == 5 * GIB
     given = phases(config(tmp_path, **gpu, rollout__vllm__kv_cache_gb=3), gpu_bytes=10 * GIB)
     assert given["generate"].vllm == 3 * GIB + 4 * 1000
+
+
+def sampling(config: Config, **more: Any) -> Terms:
+    """The only phase of a rollout group."""
+    group = estimate_rollout_group(config, MODEL, **more)
+    assert (group.role, list(group.phases), group.saving) == ("rollout", ["generate"], None)
+    return group.peak
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_beside_a_rollout_group_the_actor_does_not_generate(tmp_path: Path, backend: str) -> None:
+    changes = {"services__actor__devices": [0], "rollout__backend": backend, "rollout__vllm__sleep_level": 0}
+    alone = phases(config(tmp_path, **changes), gpu_bytes=10 * GIB)
+    beside = phases(config(tmp_path, **changes, services__rollout={"devices": [1]}), gpu_bytes=10 * GIB)
+    assert list(alone) == ["generate", *beside]
+    assert {terms.vllm for terms in beside.values()} == {0}
+
+
+def test_each_rank_of_a_rollout_group_has_whole_weights_and_the_kv_cache_of_its_rows(tmp_path: Path) -> None:
+    long = {"data__max_response_length": 94, "services__actor__num_processes": 2}
+    one, two = (sampling(config(tmp_path, **long, services__rollout={"num_processes": ranks})) for ranks in (1, 2))
+    assert (one.weights, two.weights, two.optimizer, two.gathered_weights) == (4 * 1000, 4 * 1000, 0, 0)
+    # 4 rows on one rank, 2 on each of two; 100 + 64 positions, 2 layers, keys and values of 4 numbers.
+    assert (one.kv_cache, two.kv_cache) == (4 * 164 * 2 * 2 * 4 * 4, 2 * 164 * 2 * 2 * 4 * 4)
+    half = sampling(config(tmp_path, **long, services__rollout={}, actor__dtype="bf16"))
+    assert (half.weights, half.gathered_weights, half.kv_cache) == (2 * 1000, 0, one.kv_cache // 2)
+
+
+def test_vllm_in_a_rollout_group_has_a_share_of_that_groups_gpu_and_no_second_copy(tmp_path: Path) -> None:
+    gpus = {"services__actor__num_processes": 2, "services__rollout": {"num_processes": 2, "devices": [0, 1]}}
+    vllm = gpus | {"rollout__backend": "vllm", "rollout__vllm__tensor_model_parallel_size": 2}
+    share = sampling(config(tmp_path, **vllm), gpu_bytes=10 * GIB)
+    assert (share.vllm, share.weights, share.gathered_weights) == (5 * GIB, 0, 0)
+    assert sampling(config(tmp_path, **vllm, rollout__vllm__kv_cache_gb=3)).vllm == 3 * GIB + 4 * 1000 // 2
+    on_cpu = config(tmp_path, services__actor__devices=[0], services__rollout={}, rollout__backend="vllm")
+    assert sampling(on_cpu).vllm == GIB + 4 * 1000
 
 
 @pytest.mark.parametrize(("packed", "tokens"), [(False, 20), (True, 25)])

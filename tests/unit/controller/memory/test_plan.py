@@ -153,3 +153,40 @@ def test_gpus_are_asked_for_only_where_groups_start_here_and_use_them(
     addresses = {"services__actor__address": "127.0.0.1:7001", "services__critic__address": "127.0.0.1:7002"}
     assert visible_gpus(on_gpus(tmp_path, model, services__launch="external", **addresses)) == {}
     assert visible_gpus(make_config(tmp_path / "run", actor__model=model)) == {}
+
+
+def test_a_rollout_group_has_a_table_and_is_compared_with_its_own_gpus(tmp_path: Path, model: str) -> None:
+    config = on_gpus(tmp_path, model, services__rollout={"num_processes": 2, "devices": [2, 3]})
+    gpus = {0: 80 * GIB, 1: 80 * GIB, 2: 80 * GIB, 3: GIB // 2}
+    plan = memory_plan(config, gpus)
+    assert "memory of each of 2 ranks of the rollout (GPU 2, 3), GiB, estimated:" in str(plan).splitlines()
+    assert str(plan.misfit).startswith(
+        "GPU 3 (services.rollout.devices) has 0.5 GiB, but the rollout (1.0 GiB per rank)"
+    )
+    # Of two unequal GPUs, the smaller one sizes vLLM's share on every rank.
+    config = on_gpus(
+        tmp_path, model, services__rollout={"num_processes": 2, "devices": [2, 3]}, rollout__backend="vllm"
+    )
+    plan = memory_plan(config, gpus | {3: 8 * GIB})
+    assert [(group.role, group.peak.vllm) for group in plan.groups] == [
+        ("actor", 0),
+        ("critic", 0),
+        ("rollout", 4 * GIB),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("term", "dtype", "advice"),
+    [
+        ("weights", "fp32", "set actor.dtype to bf16"),
+        ("weights", "bf16", "set rollout.backend to vllm"),
+        ("kv_cache", "fp32", "lower rollout.max_batch_size"),
+        ("vllm", "fp32", "lower rollout.vllm.gpu_memory_utilization"),
+        ("process", "fp32", "choose other GPUs in services.rollout.devices"),
+    ],
+)
+def test_what_lowers_the_memory_of_a_rollout_group(
+    tmp_path: Path, model: str, term: str, dtype: str, advice: str
+) -> None:
+    config = on_gpus(tmp_path, model, services__rollout={"devices": [2]}, actor__dtype=dtype)
+    assert way_out(config, memory_plan(config, {}).groups[-1], term) == advice
