@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,12 +13,17 @@ from controller.workers.span import Span, busy_s
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 
-# Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv".
-PHASES = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv", "update_actor", "update_critic")
+# Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
+# actor publishes weights, and a rollout group loads them ("sync").
+_EXPERIENCE = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv")
+PHASES = ("sync", *_EXPERIENCE, "update_actor", "update_critic", "publish")
 _HOSTS: Mapping[str, RoleName] = {
-    **dict.fromkeys(("gen", "old_log_prob", "update_actor"), "actor"),
+    "sync": "rollout",
+    **dict.fromkeys(("old_log_prob", "update_actor", "publish"), "actor"),
     **dict.fromkeys(("values", "update_critic"), "critic"),
 }
+# A probe of new weights delays what its group does next.
+_COUNTED_AS = {("rollout", "probe"): "sync", ("actor", "probe"): "old_log_prob"}
 _FIRST_STEPS = 1  # slower than the rest: left out if there are more
 
 
@@ -52,6 +57,8 @@ class Measurement:
 
 def host_of(config: Config, phase: str) -> RoleName | None:
     """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
+    if phase == "gen":
+        return config.sampler
     if phase in ("ref", "reward_model"):
         return config.reference_host if phase == "ref" else config.reward_model_host
     return _HOSTS.get(phase)
@@ -92,7 +99,8 @@ def measurement_of(
     """
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     shared: defaultdict[str, list[float]] = defaultdict(list)
-    for lines, spans in blocks:
+    for lines, timeline in blocks:
+        spans = [replace(span, name=_COUNTED_AS.get((span.pool, span.name), span.name)) for span in timeline]
         for line in lines[_FIRST_STEPS:] or lines:
             own = [span for span in spans if span.step == line["step"] and span.name in PHASES]
             if not own or "timing_s/step" not in line:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, combinations, pairwise
 from typing import Any, get_args
 
 from controller.memory.estimate import GIB, GroupMemory
@@ -128,19 +129,19 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
 def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
     """Yields all ways to place a run on `total` devices.
 
-    A reward group keeps its devices; without a critic the actor has all others.
+    A reward group keeps its devices; the others have all the rest. A rollout group always has devices of its own.
     """
     hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
-    schedules: Sequence[Schedule] = get_args(Schedule)
+    schedules: Sequence[Schedule] = [name for name in get_args(Schedule) if config.uses_critic or name != "overlap"]
     kept = {"reward": for_rewards} if for_rewards else {}
     total -= for_rewards
-    if not config.uses_critic:
-        yield from (Place(name, {"actor": total, **kept}, hosts[0]) for name in schedules if name != "overlap")
-        return
-    yield Place("colocated", {"all": total, **kept}, hosts[0])
+    split = [role for role in config.roles if role != "reward"]
+    if config.uses_critic and config.sampler == "actor":
+        yield Place("colocated", {"all": total, **kept}, hosts[0])
     for schedule in schedules:
-        for actor in range(1, total):
-            devices = {"actor": actor, "critic": total - actor, **kept}
+        for ends in combinations(range(1, total), len(split) - 1):
+            counts = (end - begin for begin, end in pairwise((0, *ends, total)))
+            devices: dict[str, int] = {**dict(zip(split, counts, strict=True)), **kept}
             yield from (Place(schedule, devices, host) for host in hosts)
 
 
@@ -157,6 +158,8 @@ class _StepModel:
         phase_s, laws = {}, set()
         for name, times in self.times.items():
             host = place.reference if name == "ref" else host_of(self.config, name)
+            if host not in (None, *self.config.roles):  # another run has a rollout group
+                continue
             phase_s[name], law = times.on(place.devices_of(host or ""))
             laws.add(law)
         predicted = step_time(
@@ -167,6 +170,8 @@ class _StepModel:
             num_parts=int(self.config.rollout.stream_groups),
             response_share=response_share(self.config),
             has_reward_group=self.config.reward_model_host == "reward",
+            sampler=self.config.sampler,
+            staleness=self.config.rollout.staleness,
             slowdown=self.slowdown,
         )
         bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
@@ -205,21 +210,21 @@ class _Memory:
         tree = self._config.model_dump(mode="json")
         if host is not None:
             tree["placement"]["reference"] = host
-        tree["services"]["allow_shared_devices"] = True
-        for role, count in counts.items():
-            tree["services"][role] |= self._service(role, count)
+        # Indices of their own for each group: a rollout group never shares a GPU with the actor.
+        for (role, count), first in zip(counts.items(), accumulate((0, *counts.values())), strict=False):
+            tree["services"][role] |= self._service(role, range(first, first + count))
         config = validate(tree, ", ".join(f"{count} devices of the {role}" for role, count in counts.items()))
         batch_plan(config)
         return {group.role: group for group in memory_plan(config, {}).groups}
 
-    def _service(self, role: RoleName, count: int) -> dict[str, Any]:
-        """Returns the configuration keys of a worker group on `count` devices.
+    def _service(self, role: RoleName, devices: range) -> dict[str, Any]:
+        """Returns the configuration keys of a worker group on these devices.
 
         A GPU has one rank. On a CPU the number of ranks is kept if it divides the number of threads.
         """
-        service = self._config.services.of(role)
+        service, count = self._config.services.of(role), len(devices)
         if service.devices:
-            return {"num_processes": count, "devices": list(range(count))}
+            return {"num_processes": count, "devices": list(devices)}
         num_ranks = service.num_processes if count % service.num_processes == 0 else count
         return {"num_processes": num_ranks, "threads": count // num_ranks}
 

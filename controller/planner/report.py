@@ -14,7 +14,6 @@ from splitppo.config.resolve import auto_reference_host
 
 _MAX_ROWS = 20
 _WIDTH = 120
-_HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", "GiB", "seconds from")
 
 
 def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool) -> str:
@@ -45,7 +44,9 @@ def _as_text(plans: Plans) -> str:
     best_s = plans.rows[0].step_s
     shown = list(plans.rows[:_MAX_ROWS])
     shown += [row for row in (plans.best_split, plans.colocated) if row is not None and row not in shown]
-    table = [_HEAD, *(_cells(row, best_s) for row in shown)]
+    roles = ["actor", "critic", *(["rollout"] if "rollout" in plans.measured.devices else [])]
+    head = ("step s", "vs best", "layout", *roles, "reference", "idle", "GiB", "seconds from")
+    table = [head, *(_cells(row, best_s, roles) for row in shown)]
     lines = columns(table, gap=2)
     if (more := len(plans.rows) - len(shown)) > 0:
         lines.append(f"and {more} slower ones (--json lists all)")
@@ -68,15 +69,14 @@ def _measured(measured: Measurement, fitted_s: float) -> list[str]:
     return [textwrap.fill(sentence, _WIDTH) for sentence in sentences]
 
 
-def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
+def _cells(plan: Plan, best_s: float, roles: Sequence[str]) -> tuple[str, ...]:
     idle = " / ".join(f"{share:.0%}" for share in plan.bubbles.values())
     memory = " / ".join("?" if gib is None else f"{gib:.2f}" for gib in plan.memory_gib.values())
     return (
         f"{plan.step_s:.3g}",
         f"{plan.step_s / best_s:.2f}",
         plan.layout,
-        str(plan.devices_of("actor") or "-"),
-        str(plan.devices_of("critic") or "-"),
+        *(str(plan.devices_of(role) or "-") for role in roles),
         plan.reference or "-",
         idle,
         memory,
@@ -114,7 +114,18 @@ def explain(plans: Plans) -> list[str]:
         sentences.append("a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices.")
     if plans.measured.config.uses_reference:
         sentences.append(_reference(plans))
+    if "rollout" in plans.measured.devices:
+        sentences.append(_rollout_share(plans))
     return sentences
+
+
+def _rollout_share(plans: Plans) -> str:
+    staleness, best = plans.measured.config.rollout.staleness, plans.rows[0]
+    own, shortest = (f"{of['rollout']} : {of['actor']}" for of in (plans.measured.devices, best.devices))
+    return (
+        f"rollout GPUs : actor GPUs (rollout.staleness {staleness}): {own} in this run,"
+        f" {shortest} in the fastest layout, {best.step_s:.3g} s a step."
+    )
 
 
 def _reference(plans: Plans) -> str:

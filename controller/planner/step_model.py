@@ -43,6 +43,8 @@ def step_time(
     num_parts: int = 1,
     response_share: float = 0.0,
     has_reward_group: bool = False,
+    sampler: RoleName = "actor",
+    staleness: int = 0,
     slowdown: float = 1.0,
 ) -> StepTime:
     """Predicts the seconds of a training step in the steady state, and the idle share of each pool of devices.
@@ -50,6 +52,15 @@ def step_time(
         serial, colocated   the sum of all
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
         overlap             the same, but the critic's update only delays the critic's next values
+
+    A rollout group adds publish, after the actor's update, and sync, before generate. With staleness 1 it generates
+    what the next step learns from, which is then scored, beside all other work:
+
+        gather              max(sync + generate + max([reward model], scores),
+                                max(old [+ ref], values [+ ref]) + adv + max(update_actor + publish, update_critic))
+
+    If actor or critic take part in that, because the actor samples or the critic's group has the reward model, updates
+    wait for its end.
 
     Args:
         phase_s: seconds of work of each phase; an absent phase takes 0 s.
@@ -60,12 +71,16 @@ def step_time(
             when its share of the decoding is done, and has the share of tokens that `part_work_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
         has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
+        sampler: the role whose group generates, actor or rollout.
+        staleness: `rollout.staleness`; with 1, a step generates and scores the responses of the next one.
         slowdown: the factor by which work of actor or critic takes longer while the other group works, too.
     """
     at = defaultdict(float, phase_s)
     at["adv"] += idle_s
     rewards = "reward" if has_reward_group else "critic"
     hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
+    scoring = {name: hosts.pop(name) for name in ("reward_model", "score") if staleness and at[name]}
+    takes_part = {sampler, *scoring.values()} & {"actor", "critic"}
     tasks: list[_Task] = []
     shares, work_shares = part_shares(num_parts), part_work_shares(num_parts, response_share)
 
@@ -77,14 +92,18 @@ def step_time(
     ends: list[_Numbers] = [()]
     for _ in range(_STEPS):
         parts: list[int] = []
+        synced = add(sampler, at["sync"], *ends[-1])
         for share in shares:
-            parts.append(add("actor", at["gen"] * share, *(parts[-1:] or ends[-1])))
-        computed = [add("actor", at[name], parts[-1]) for name, pool in hosts.items() if pool == "actor"]
-        for part, share in zip(parts, work_shares, strict=True):
-            computed += [add(pool, at[name] * share, part) for name, pool in hosts.items() if pool != "actor"]
-        adv = add("", at["adv"], *computed)
-        actor, critic = add("actor", at["update_actor"], adv), add("critic", at["update_critic"], adv)
-        ends.append((actor,) if layout == "overlap" else (actor, critic))
+            parts.append(add(sampler, at["gen"] * share, *(parts[-1:] or [synced])))
+        sampled: list[_Numbers] = [ends[-1] if staleness else (part,) for part in parts]
+        computed = [add("actor", at[name], *sampled[-1]) for name, pool in hosts.items() if pool == "actor"]
+        for after, share in zip(sampled, work_shares, strict=True):
+            computed += [add(pool, at[name] * share, *after) for name, pool in hosts.items() if pool != "actor"]
+        scored = [add(pool, at[name], parts[-1]) for name, pool in scoring.items()]
+        ready = (add("", at["adv"], *computed), *(scored if takes_part else ()))
+        actor, critic = add("actor", at["update_actor"], *ready), add("critic", at["update_critic"], *ready)
+        done = (parts[-1], *scored, add("actor", at["publish"], actor))
+        ends.append(done if layout == "overlap" else (*done, critic))
     started, ended = _run(tasks, slowdown)
     begin_s, end_s = (max(ended[number] for number in numbers) for numbers in ends[-2:])
     step_s, last = end_s - begin_s, len(tasks) - len(tasks) // _STEPS
@@ -93,7 +112,8 @@ def step_time(
         busy[task.pool] += ended[number] - started[number]
     if layout == "colocated":
         busy["all"] = busy["actor"] + busy["critic"]
-    pools = (["all"] if layout == "colocated" else ["actor", "critic"]) + (["reward"] if has_reward_group else [])
+    pools = ["all"] if layout == "colocated" else ["actor", "critic"]
+    pools += ["reward"] * has_reward_group + ["rollout"] * (sampler == "rollout")
     return StepTime(step_s, {pool: max(0.0, 1.0 - busy[pool] / step_s) for pool in pools})
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from controller.__main__ import main
-from controller.planner.measured import read_measurement
+from controller.planner.measured import measurement_of, read_measurement
 from controller.planner.plans import Plan, make_plans
 from controller.planner.report import explain
 from controller.planner.scaling import PhaseTimes, phase_times
-from controller.tracking.step_file import StepFile
-from controller.tracking.timeline import Trace
+from controller.tracking.step_file import StepFile, read_metrics
+from controller.tracking.timeline import Trace, read_trace
 from controller.workers.span import Span
 from splitppo.config import dump_config
 from tests.support.fake_services import make_config
@@ -51,7 +51,7 @@ def leave_run(
 ) -> Path:
     """Leaves the folder of a serial run with a reference on the actor, whose first step was slow.
 
-    Only `checked_steps` compute old log-probs.
+    Only `checked_steps` compute old log-probs. A rollout group loads weights for 1 s, and the actor publishes for 1 s.
     """
     one_thread = {"services__actor__threads": 1, "services__critic__threads": 1}
     settings = {"run__schedule": "serial", "algorithm__use_kl_in_reward": True, "actor__model": model}
@@ -59,6 +59,8 @@ def leave_run(
     config = make_config(run_dir, **(settings | one_thread | changes))
     (run_dir / "config.yaml").write_text(dump_config(config))
     calls = [call for call in SERIAL if config.uses_critic or not (call[0] == "critic" or call[1] == "ref")]
+    if config.sampler == "rollout":
+        calls = [("rollout", "sync", 1.0), ("rollout", *calls[0][1:]), *calls[1:], ("actor", "publish", 1.0)]
     lines, trace, now_s = StepFile(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json", restored_step=-1), 0.0
     for step in range(1, num_steps + 1):
         started_s = now_s
@@ -201,6 +203,76 @@ def test_a_run_without_critic_has_one_pool(tmp_path: Path, model: str) -> None:
     plans = make_plans([read_measurement(leave_run(tmp_path / "run", model, **changes))], 2)
     assert {row.layout for row in plans.rows} == {"serial", "gather"}
     assert all(set(row.devices) == {"actor"} for row in plans.rows)
+
+
+ROLLOUT: dict[str, Any] = {"services__rollout": {"threads": 1}}
+
+
+def test_a_run_with_a_rollout_group_is_measured_and_fitted(tmp_path: Path, model: str) -> None:
+    plans = make_plans([read_measurement(leave_run(tmp_path / "run", model, **ROLLOUT))], None)
+    assert plans.measured.devices == {"actor": 1, "critic": 1, "rollout": 1}
+    assert {name: plans.measured.device_count_of(name) for name in ("sync", "gen", "publish", "score")} == {
+        "sync": 1,
+        "gen": 1,
+        "publish": 1,
+        "score": 0,
+    }
+    assert plans.fitted_s == pytest.approx(plans.measured.step_s) == 28.0
+    assert plans.colocated is None
+    assert plan_of(plans.rows, "gather", "actor", 1).step_s == pytest.approx(1 + 6 + 4 + 0.5 + 6 + 1 + 1, abs=1e-3)
+    assert [list(row.memory_gib) for row in plans.rows[:1]] == [["actor", "critic", "rollout"]]
+
+
+@pytest.mark.parametrize("devices", [{}, {"services__actor__devices": [0], "services__rollout": {"devices": [1]}}])
+def test_more_devices_are_divided_between_rollout_group_and_the_others(
+    tmp_path: Path, model: str, devices: dict[str, Any]
+) -> None:
+    stale = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}
+    no_critic = {"algorithm__adv_estimator": "grpo", "algorithm__use_kl_in_reward": False, "rollout__n": 4}
+    run_dir = leave_run(tmp_path / "run", model, **{**ROLLOUT, **stale, **no_critic, **devices})
+    plans = make_plans([read_measurement(run_dir)], 8)
+    gather = {row.devices["rollout"]: row.step_s for row in plans.rows if row.layout == "gather"}
+    assert {row.devices["actor"] + row.devices["rollout"] for row in plans.rows} == {8}
+    # load + gen beside log-probs, advantages with the second in which nobody works, update, publish
+    assert gather == pytest.approx(
+        {count: max((1 + 6) / count + 0.5, (2 + 6 + 1) / (8 - count) + 1.5) for count in range(1, 8)}, abs=1e-3
+    )
+    assert explain(plans)[-1] == (
+        "rollout GPUs : actor GPUs (rollout.staleness 1): 1 : 1 in this run, 3 : 5 in the fastest layout, 3.3 s a step."
+    )
+    assert not plans.refused
+
+
+def test_a_probe_counts_as_work_of_the_groups_that_make_it(tmp_path: Path, model: str) -> None:
+    run_dir = leave_run(tmp_path / "run", model, **ROLLOUT)
+    before, lines = read_measurement(run_dir), read_metrics(run_dir / "metrics.jsonl")
+    spans = read_trace(run_dir / "trace.json")
+    for step in (1, 2, 3):
+        started_s = min(span.started_s for span in spans if span.step == step)
+        spans += [Span(pool, "probe", step, started_s, started_s + 0.25) for pool in ("rollout", "actor")]
+    more = {"sync": 0.25, "old_log_prob": 0.25}
+    expected = {name: seconds + more.get(name, 0.0) for name, seconds in before.phase_s.items()}
+    measured = measurement_of(before.config, [(lines, spans)], source="run")
+    assert measured.phase_s == pytest.approx(expected, abs=1e-4)
+
+
+def test_three_groups_have_every_split_and_a_column_each(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = leave_run(tmp_path / "run", model, **ROLLOUT)
+    assert len(make_plans([read_measurement(run_dir)], 5).rows) == 6 * 3 * 2  # splits, schedules, hosts
+    assert main(["plan", str(run_dir)]) == 0
+    output = capsys.readouterr().out
+    assert "rollout GPUs : actor GPUs (rollout.staleness 0): 1 : 1 in this run" in " ".join(output.split())
+    [head] = [line.split() for line in output.splitlines() if line.startswith("step s")]
+    assert head[4:9] == ["layout", "actor", "critic", "rollout", "reference"]
+
+
+def test_runs_with_and_without_a_rollout_group_are_compared(tmp_path: Path, model: str) -> None:
+    alone = read_measurement(leave_run(tmp_path / "one", model))
+    beside = read_measurement(leave_run(tmp_path / "two", model, **ROLLOUT))
+    assert make_plans([alone, beside], None).fitted_s == pytest.approx(alone.step_s + 1.0, abs=1e-3)  # publish
+    assert make_plans([beside, alone], None).fitted_s == pytest.approx(beside.step_s, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from controller.planner.step_model import step_time
@@ -85,3 +87,54 @@ def test_the_last_of_the_parts_has_more_tokens_than_responses() -> None:
     streamed = step_time(PHASES, 0.0, "gather", "critic", num_parts=2, response_share=1.0)
     assert streamed.step_s == pytest.approx(6 + 4.5 + 0.5 + 8)
     assert step_time(PHASES, 0.0, "gather", "critic", num_parts=2).step_s == pytest.approx(6 + 3 + 0.5 + 8)
+
+
+WITH_GROUP = PHASES | {"sync": 1.0, "publish": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("layout", "staleness", "expected_s"),
+    [
+        ("serial", 0, 31.0),
+        ("serial", 1, 31.0),
+        ("gather", 0, 1 + 6 + (3 + 2) + 0.5 + 8),
+        ("overlap", 0, 1 + 6 + (3 + 2) + 0.5 + 5 + 0.5),
+        ("gather", 1, (3 + 2) + 0.5 + 8),  # both updates are waited for; 1 + 6 + 1 s of sampling and scoring are hidden
+        ("overlap", 1, 4 + 0.5 + 8),  # values wait for the critic's update of the step before
+    ],
+)
+def test_a_rollout_group_samples_before_the_rest_of_a_step_or_beside_it(
+    layout: str, staleness: int, expected_s: float
+) -> None:
+    step = step_time(WITH_GROUP, 0.0, layout, "actor", sampler="rollout", staleness=staleness)  # type: ignore[arg-type]
+    assert step.step_s == pytest.approx(expected_s)
+    assert step.bubbles["rollout"] == pytest.approx(1 - 7 / expected_s)
+
+
+@pytest.mark.parametrize(("gen_s", "expected_s"), [(6.0, 3 + 0.5 + 5 + 0.5), (20.0, 1 + 20)])
+def test_at_staleness_1_the_longer_one_of_sampling_and_learning_is_the_step(gen_s: float, expected_s: float) -> None:
+    phases = {"sync": 1.0, "gen": gen_s, "old_log_prob": 3.0, "adv": 0.5, "update_actor": 5.0, "publish": 0.5}
+    step = step_time(phases, 0.0, "gather", "actor", sampler="rollout", staleness=1)
+    assert step.step_s == pytest.approx(expected_s)
+    assert step.bubbles["actor"] == pytest.approx(1 - 8.5 / expected_s)
+
+
+def test_the_rollout_group_waits_until_what_it_sampled_is_scored() -> None:
+    phases = {"sync": 1.0, "gen": 6.0, "score": 4.0, "reward_model": 5.0, "update_actor": 5.0, "publish": 0.5}
+    step = step_time(phases, 0.0, "gather", "actor", sampler="rollout", staleness=1, has_reward_group=True)
+    assert step.step_s == pytest.approx(1 + 6 + 5)
+
+
+@pytest.mark.parametrize(("sampler", "has_reward_group"), [("rollout", False), ("actor", True)])
+def test_updates_wait_for_the_scores_of_the_next_step_if_their_groups_make_them(
+    sampler: Literal["actor", "rollout"], has_reward_group: bool
+) -> None:
+    phases = {"gen": 6.0, "values": 2.0, "reward_model": 5.0, "update_actor": 5.0, "update_critic": 4.0}
+    step = step_time(phases, 0.0, "gather", "actor", sampler=sampler, staleness=1, has_reward_group=has_reward_group)
+    assert step.step_s == pytest.approx(6 + 5 + 5)
+
+
+def test_without_a_rollout_group_staleness_makes_no_step_of_the_actor_shorter() -> None:
+    phases = {"gen": 6.0, "old_log_prob": 3.0, "update_actor": 5.0}
+    for staleness in (0, 1):
+        assert step_time(phases, 0.0, "gather", "actor", staleness=staleness).step_s == pytest.approx(14.0)
