@@ -6,11 +6,11 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.probe import examine
@@ -22,7 +22,7 @@ from controller.tracking.summary import Summary
 from controller.workers.worker_groups import configured_addresses
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
-from splitppo.config.section import RoleName
+from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
 from splitppo.dotted_keys import leaves
 from splitppo.machine.process_tree import is_stopped
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 # Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
 _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
+# While the actor publishes a version, the one that the rollout group holds is still there.
+_NUM_VERSIONS = 2
 
 
 async def examine_run(config: Config) -> Facts:
@@ -200,9 +202,22 @@ def _run_facts(config: Config) -> RunFacts:
     store = CheckpointStore(run_dir / "checkpoints")
     facts.last_checkpoint_step = store.latest_step() or None
     facts.next_checkpoint_bytes = _size_of_last(store) or _size_by_models(config)
-    disk = shutil.disk_usage(next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir()))
+    disk = _disk_of(run_dir)
     facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
+    # A folder of its own may be on the groups' machine alone.
+    if config.sampler == "rollout" and (facts.launch == "local" or not config.rollout.sync_dir):
+        folder = config.weights_folder
+        facts.weights_dir, facts.weights_free_bytes = str(folder), _disk_of(folder).free
+        num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "version_*/*")
+        if num_parameters is not None and there is not None:
+            version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
+            facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - there)
     return facts
+
+
+def _disk_of(folder: Path) -> Any:
+    """Returns the disk usage where a folder is, or will be made."""
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
 
 
 def _has_new_epoch(run_dir: Path) -> bool:
@@ -216,22 +231,35 @@ def _has_new_epoch(run_dir: Path) -> bool:
 def _size_of_last(store: CheckpointStore) -> int | None:
     """Returns the size in bytes of the newest checkpoint; None if none exists, or it is removed during the count."""
     step = store.latest_step()
+    return _size_of_files(store.folder(step)) if step else None
+
+
+def _size_of_files(folder: Path, pattern: str = "**/*") -> int | None:
+    """Returns the size in bytes of all files in a folder that fit; None if one is removed during the count."""
     try:
-        return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None
+        return sum(file.stat().st_size for file in folder.glob(pattern) if file.is_file())
     except OSError:
         return None
 
 
 def _size_by_models(config: Config) -> int | None:
     """Estimates the bytes of a checkpoint from the trained models; None if the models are not on this machine."""
+    num_parameters = _num_parameters(config, config.trained_roles)
+    if num_parameters is None:
+        return None
+    return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
+
+
+def _num_parameters(config: Config, roles: Iterable[TrainedRoleName]) -> int | None:
+    """Counts the parameters of the models of some roles; None if one of the models is not on this machine."""
     num_parameters = 0
-    for role in config.trained_roles:
+    for role in roles:
         try:
             kind: Kind = "policy" if role == "actor" else "value"
             num_parameters += read_model_shape(config.model_of(role).model, kind, f"{role}.model").num_parameters
         except (UnknownShape, ConfigError):
             return None
-    return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
+    return num_parameters
 
 
 def _read_json(file: Path, kind: type[T]) -> T:

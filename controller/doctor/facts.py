@@ -120,6 +120,8 @@ class RunFacts:
         step: the last recorded step.
         is_completed: True if the run's summary says that it did its last step.
         next_checkpoint_bytes: the size of the last checkpoint; without one, an estimate from the models.
+        weights_dir: the folder of the weights for a rollout group; None without such a group.
+        weights_needed_bytes: an estimate of the bytes that two versions of the weights need beside what lies there.
         certificate_ends_unix_s: the end of the controller's certificate, or of its authority if that is earlier.
     """
 
@@ -135,6 +137,9 @@ class RunFacts:
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None
     next_checkpoint_bytes: int | None = None
+    weights_dir: str | None = None
+    weights_free_bytes: int | None = None
+    weights_needed_bytes: int | None = None
     tls: bool = False
     token: bool = False
     certificate_ends_unix_s: int | None = None

@@ -19,8 +19,8 @@ _DAY_S = 86400.0
 _STATES = {
     "draining": ("is draining: it takes no more commands and ends", "wait for its end, or start it again"),
     "dirty": (
-        "is dirty: an update failed after its first optimizer step",
-        "a controller restores it to the last checkpoint: start the run again, or wait if it is about to",
+        "is dirty: a command that changes its weights failed half-way",
+        "a controller restores its weights: start the run again, or wait if it is about to",
     ),
     "failed": ("has failed and ends", "its log says why; start it again"),
 }
@@ -43,6 +43,15 @@ def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
             "run",
             f"the disk of {run.dir} has {size(free)} free, and the next checkpoint takes about {size(needed)}",
             "make room there, lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk",
+        )
+    free, needed = run.weights_free_bytes, run.weights_needed_bytes
+    if free is not None and needed is not None and free < needed:
+        yield Finding(
+            "disk",
+            "run",
+            f"the disk of {run.weights_dir} has {size(free)} free, and two versions of the weights need {size(needed)}"
+            " more there",
+            "make room there, or give a folder with more room in rollout.sync_dir",
         )
     if run.step is not None and not run.is_completed and not run.controller_runs:
         saved = run.last_checkpoint_step
@@ -188,5 +197,5 @@ def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
                 "restarted",
                 role,
                 f"the {role} at {group.address} was restarted and knows no controller; others work for epoch {epoch}",
-                "a controller that runs restores it to the last checkpoint at its next call; else start the run again",
+                "a controller that runs restores its weights at its next call; else start the run again",
             )

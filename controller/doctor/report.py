@@ -74,7 +74,7 @@ def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
         "address": group.address or "-",
         "version": group.software_version or "-",
         "state": _state(group),
-        "step, epoch": f"{group.step}, {group.epoch}",
+        "step, epoch": f"{'no weights' if group.step == -1 else group.step}, {group.epoch}",
         "instance": (group.instance_id or "-")[:_DIGEST_CHARACTERS],
         "configuration": _configuration(group),
         "run folder": _run_folder(group),

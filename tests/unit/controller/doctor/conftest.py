@@ -36,7 +36,7 @@ from splitppo.v1 import worker_pb2
 from tests.support.certificates import TOKEN
 from tests.support.groups import free_address
 
-ROLES = {"actor": worker_pb2.ROLE_ACTOR, "critic": worker_pb2.ROLE_CRITIC}
+ROLES = {"actor": worker_pb2.ROLE_ACTOR, "critic": worker_pb2.ROLE_CRITIC, "rollout": worker_pb2.ROLE_ROLLOUT}
 
 
 def tree(run_dir: Path, *, has_critic: bool = True, **services: Any) -> dict[str, Any]:
@@ -108,7 +108,8 @@ async def serve() -> AsyncIterator[Serve]:
         control: Any = None
         context = RankContext(role, 0, 2, torch.device("cpu"), control, config)
         processes = [worker_pb2.Process(rank=rank, pid=100 + rank, host="gpu-one") for rank in range(2)]
-        worker = Worker(context, ROLES[role], 1, processes, Ledger(), BatchStore(config.services.max_held_bytes))
+        ledger = Ledger(-1 if role == "rollout" else 0)
+        worker = Worker(context, ROLES[role], 1, processes, ledger, BatchStore(config.services.max_held_bytes))
         served = Served(free_address(), worker)
         served.signs |= {rank: VitalSign(DeviceState("H200", 3 << 30, 4 << 30), 0.5) for rank in range(2)}
         service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
