@@ -25,7 +25,7 @@ def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
     if role != "reward":
         sections = {
             "seed": config.run.seed,
-            role: config.model_of(role).model_dump(mode="json"),
+            "actor" if role == "rollout" else role: config.model_of(role).model_dump(mode="json"),
             "rollout.n": config.rollout.n,
             "data.max_response_length": config.data.max_response_length,
         }

@@ -102,6 +102,17 @@ def test_a_reward_group_is_shaped_by_its_model_alone(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [("actor.model=other", True), ("rollout.top_k=5", True), ("run.seed=2", True), ("critic.lr=1", False)],
+)
+def test_a_rollout_group_is_shaped_by_the_policy_and_its_sampling(tmp_path: Path, override: str, changes: bool) -> None:
+    before, after = (load(tmp_path, "services.rollout.num_processes=1", *more) for more in ((), (override,)))
+
+    assert (worker_digest(before, "rollout") != worker_digest(after, "rollout")) is changes
+    assert worker_digest(before, "actor") == worker_digest(load(tmp_path), "actor")
+
+
 def test_a_place_for_no_reference_changes_no_digest(tmp_path: Path) -> None:
     before, after = load(tmp_path), load(tmp_path, "placement.reference=critic")
 

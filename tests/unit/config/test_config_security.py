@@ -22,6 +22,13 @@ def test_plaintext_on_this_machine_is_not(tmp_path: Path, bind: str) -> None:
     assert load(tmp_path, f"services.actor.bind='{bind}'").services.actor.bind == bind
 
 
+def test_failpoints_stay_on_this_machine(tmp_path: Path) -> None:
+    point = "debug={failpoints: {actor.update: {action: kill}}}"
+    assert load(tmp_path, point).debug.failpoints
+    sentence = mistake(tmp_path, point, "services.launch=external", "services.rollout.address=gpu-two:7004")
+    assert sentence.startswith("debug.failpoints is for tests on one machine: expected a loopback address in services.")
+
+
 def test_with_mutual_tls_a_service_may_be_reached_from_elsewhere(tmp_path: Path) -> None:
     files = ("ca_file=ca.pem", "cert_file='{role}.pem'", "key_file='{role}.key'")
     tls = [f"services.security.{key}" for key in ("tls=true", *files)]
