@@ -8,7 +8,7 @@ FROM ${BASE_IMAGE} AS base
 RUN groupadd --gid 10001 splitppo \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin splitppo \
  && install -d -o 10001 -g 10001 /cache /data /models /prepared /runs /storage \
- && install -d -o 10001 -g 10001 -m 0700 /authority /secrets /spread/actor /spread/controller /spread/critic /spread/reward
+ && install -d -o 10001 -g 10001 -m 0700 /authority /secrets /spread/actor /spread/controller /spread/critic /spread/reward /spread/rollout
 ENV PATH=/opt/splitppo/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 \
     HOME=/tmp XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface MPLCONFIGDIR=/cache/matplotlib
 WORKDIR /app

@@ -1,6 +1,6 @@
 """The entry point of every container of deploy/compose: it checks what the container was given, then runs its role.
 
-    entrypoint.py actor|critic|reward|controller|prepare|certs|own-secrets [key.path=value | --check ...]
+    entrypoint.py actor|critic|reward|rollout|controller|prepare|certs|own-secrets [key.path=value | --check ...]
 
 It needs the standard library only, so that a mistake is reported at once. Exit codes are those of the role
 (docs/running.md), except for groups: a group that refuses its input ends with 0, since the engine would start it again
@@ -57,6 +57,10 @@ def command_of(
         Refused: there is no such role; a volume, a secret, the recipe or a list of GPUs cannot be used.
     """
     check_role(role, ROLES)
+    if role == "rollout" and not has_rollout_group(environment):
+        profiles = environment.get("COMPOSE_PROFILES", "")
+        remedy = "set it in .env, so that all processes know of this group"
+        raise Refused(f"COMPOSE_PROFILES is {profiles!r}, expected rollout in it: {remedy}")
     if role == "own-secrets":
         say("secrets come from SECRETS_DIR: no certificates are made")
         return None
@@ -84,21 +88,29 @@ def command_of(
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
     """Makes the configuration overrides of this deployment, which worker groups and controller apply to the recipe.
 
+    A place for a rollout group makes the run have one; the other groups exist by keys of the recipe.
+
     Args:
         environment: the environment of the container.
         gpus: the GPUs of each group; a container sees its own GPUs as 0, 1, ... A group without an entry has the
             recipe's placement, on the CPU.
     """
-    places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in PORTS}
+    groups = [role for role in PORTS if role != "rollout" or has_rollout_group(environment)]
+    places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in groups}
     quickstart = () if environment.get("RECIPE") else QUICKSTART
     run_dir = f"/runs/{run_name(environment)}"
     return overrides(run_dir, "/secrets", places, environment, quickstart)
 
 
-def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
-    """Parses `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS` into a list of GPUs for each group; {} if none is set.
+def has_rollout_group(environment: Mapping[str, str]) -> bool:
+    """Returns True if the profile `rollout` of Compose is in the variable `COMPOSE_PROFILES`."""
+    return "rollout" in environment.get("COMPOSE_PROFILES", "").split(",")
 
-    Only a container whose `role` is reward must have the third list.
+
+def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
+    """Parses `ACTOR_GPUS`, `CRITIC_GPUS`, ... into a list of GPUs for each group; {} if none is set.
+
+    Only a container whose `role` is reward or rollout must have that group's list.
 
     Raises:
         Refused: a list makes no sense, a list is missing, or two lists overlap.

@@ -1,6 +1,6 @@
 """The entry point of every pod of deploy/k8s: it checks what the pod was given, then runs its role.
 
-    entrypoint.py actor|critic|reward|controller|prepare [key.path=value | --check ...]
+    entrypoint.py actor|critic|reward|rollout|controller|prepare [key.path=value | --check ...]
 
 It needs the standard library only, so that a mistake is reported at once. A group that ends is started again inside its
 pod, until its input is refused or the run has ended; then the pod ends and its GPUs are free. Exit codes are those of

@@ -1,1 +1,1 @@
-"""The code that the actor, critic and reward services share: launch, command queue, gRPC server, ledger."""
+"""The code that the actor, critic, reward and rollout services share: launch, command queue, gRPC server, ledger."""

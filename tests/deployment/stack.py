@@ -24,6 +24,9 @@ ENGINE_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.5
 RUN_FILES = ("metrics.jsonl", "processes.json", "summary.json", "config.yaml", "checkpoints")
 REWARD_GROUP = "reward_model.model=/models/reward_model placement.reward_model=reward"
+GROUPS = ("actor", "critic", "reward", "rollout")
+PROFILES = ("tensorboard", "reward", "rollout")
+ALL_PROFILES = tuple(part for profile in PROFILES for part in ("--profile", profile))
 LABEL = "com.docker.compose.project"
 
 
@@ -79,7 +82,7 @@ class Stack:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, files: tuple[str, ...] = ()) -> None:
         self.project = f"splitppo-test-{secrets.token_hex(4)}"
-        self.addresses = {role: free_address() for role in ("actor", "critic", "reward")}
+        self.addresses = {role: free_address() for role in GROUPS}
         self.folder = RunFolder(folder)
         ports = {f"{role.upper()}_PORT": address.rpartition(":")[2] for role, address in self.addresses.items()}
         inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
@@ -166,9 +169,7 @@ class Stack:
 
     def down(self) -> None:
         """Removes all that the project has made, volumes too."""
-        self.compose(
-            "--profile", "tensorboard", "--profile", "reward", "down", "--volumes", "--timeout", "5", check=False
-        )
+        self.compose(*ALL_PROFILES, "down", "--volumes", "--timeout", "5", check=False)
 
     def left(self) -> list[str]:
         """Names of what the engine still has of this project."""
@@ -184,6 +185,6 @@ class Stack:
 SETTINGS = (
     *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "REVISION"),
     *("RECIPE", "MODEL_DIR", "DATA_DIR", "RUNS_DIR", "RUN", "OVERRIDES", "SECRETS_DIR", "VERSION"),
-    *(f"{group}_{what}" for group in ("ACTOR", "CRITIC", "REWARD") for what in ("CPUS", "GPUS", "PORT")),
+    *(f"{group}_{what}" for group in map(str.upper, GROUPS) for what in ("CPUS", "GPUS", "PORT")),
     *("COMPOSE_FILE", "COMPOSE_PROFILES"),
 )

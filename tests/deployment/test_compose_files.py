@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deployment.stack import FOLDER, SETTINGS, has_compose_v2
+from tests.deployment.stack import FOLDER, GROUPS, PROFILES, SETTINGS, has_compose_v2
 
 pytestmark = pytest.mark.docker
 NEEDED_GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5", "CRITIC_CPUS": "6,7"}
-GPUS = {**NEEDED_GPUS, "REWARD_GPUS": "3,4", "REWARD_CPUS": "4-7"}
+GPUS = {**NEEDED_GPUS, "REWARD_GPUS": "3,4", "REWARD_CPUS": "4-7", "ROLLOUT_GPUS": "5", "ROLLOUT_CPUS": "8"}
 ON_TOP: dict[str, dict[str, str]] = {
     "": {},
     "compose.code.yaml": {},
     "compose.gpu.yaml": GPUS,
+    "compose.memory.yaml": {},
     "compose.secrets.yaml": {"SECRETS_DIR": "/srv/secrets"},
 }
-GROUPS = ("actor", "critic", "reward")
-PROFILES = ("tensorboard", "reward")
 
 
 def config(
@@ -66,16 +65,37 @@ def test_docker_compose_1_29_accepts_the_files(on_top: str, profiles: tuple[str,
 
 
 @pytest.mark.parametrize("on_top", ON_TOP)
-def test_without_its_profile_there_is_no_reward_group_and_the_others_are_the_same(
+def test_without_their_profiles_a_reward_and_a_rollout_group_are_not_there_and_the_others_are_the_same(
     on_top: str, services: dict[str, dict[str, dict[str, Any]]]
 ) -> None:
     done = config(on_top, ON_TOP[on_top], ("docker", "compose"), ("tensorboard",))
     assert done.returncode == 0, done.stderr
-    others = {name: service for name, service in services[on_top].items() if name != "reward"}
+    others = {name: service for name, service in services[on_top].items() if name not in ("reward", "rollout")}
     assert yaml.safe_load(done.stdout)["services"] == others
 
 
-def test_gpus_of_a_reward_group_are_not_asked_for_without_its_profile() -> None:
+def test_every_process_is_told_of_the_profiles_in_the_settings() -> None:
+    if not has_compose_v2():
+        pytest.skip("no deployment here: there is no Docker Compose v2")
+    done = config("", {"COMPOSE_PROFILES": "reward,rollout"}, ("docker", "compose"), ())
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    for name in (*GROUPS, "controller", "prepare"):
+        assert services[name]["environment"]["COMPOSE_PROFILES"] == "reward,rollout"
+
+
+def test_the_weights_lie_in_memory_that_the_actor_writes_and_the_rollout_group_reads(
+    services: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    of_files = services["compose.memory.yaml"]
+    mounts_of = {name: service.get("volumes", []) for name, service in of_files.items()}
+    weights = {name: mount for name, found in mounts_of.items() for mount in found if mount["target"] == "/weights"}
+    assert {name: bool(mount.get("read_only")) for name, mount in weights.items()} == {"actor": False, "rollout": True}
+    for name in (*GROUPS, "controller"):
+        assert of_files[name]["environment"]["OVERRIDES"].split() == ["rollout.sync_dir=/weights"]
+
+
+def test_gpus_of_groups_with_profiles_are_not_asked_for_without_these_profiles() -> None:
     if not has_compose_v2():
         pytest.skip("no deployment here: there is no Docker Compose v2")
     assert config("compose.gpu.yaml", NEEDED_GPUS, ("docker", "compose"), ()).returncode == 0

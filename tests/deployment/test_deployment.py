@@ -24,6 +24,7 @@ from tests.support.runs import RunFolder
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 GROUPS = ("actor", "critic")
+MORE_GROUPS = ("reward", "rollout")
 NUM_STEPS = 25  # more than the quickstart has: room for one incident after the other
 LONGER = f"run.total_steps={NUM_STEPS}"
 PERIOD = 2  # steps between incidents
@@ -46,9 +47,9 @@ class Story:
     exit_code: int | None = None
     left_after_down: list[str] = field(default_factory=list)
     undisturbed: RunFolder | None = None
-    reward_group_was_healthy: bool = False
-    scored_by_model: RunFolder | None = None
-    exit_code_scored_by_model: int | None = None
+    health_of_more_groups: dict[str, str] = field(default_factory=dict)
+    of_all_groups: RunFolder | None = None
+    exit_code_of_all_groups: int | None = None
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +93,11 @@ def tell(stack: Stack, folder: Path) -> Story:
     story.exit_code = stack.wait_controller()
     stack.fetch_run()
     prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
-    start_with_reward_group(stack, folder)  # meanwhile:
+    start_with_all_groups(stack, folder)  # meanwhile:
     story.undisturbed = run_undisturbed(prepared, folder)
-    story.exit_code_scored_by_model = stack.wait_controller()
-    story.reward_group_was_healthy = stack.state("reward", ".State.Health.Status") == "healthy"
-    story.scored_by_model = stack.fetch_run()
+    story.exit_code_of_all_groups = stack.wait_controller()
+    story.health_of_more_groups = {role: stack.state(role, ".State.Health.Status") for role in MORE_GROUPS}
+    story.of_all_groups = stack.fetch_run()
     stack.down()
     story.left_after_down = stack.left()
     return story
@@ -122,12 +123,13 @@ def ask_from_outside(story: Story, folder: Path) -> None:
             story.status_without_token[role] = refused.value.code()
 
 
-def start_with_reward_group(stack: Stack, folder: Path) -> None:
-    """Another run in the same project, of one step, with a reward model in a container of its own."""
+def start_with_all_groups(stack: Stack, folder: Path) -> None:
+    """Another run in the same project, of one step, with a reward model and a sampler in containers of their own."""
     stack.add_reward_model(folder)
     short = "run.total_steps=1 evaluation.val_before_train=false evaluation.min_accuracy=0"
-    stack.environment |= {"COMPOSE_PROFILES": "reward", "RUN": "scored", "OVERRIDES": f"{REWARD_GROUP} {short}"}
-    stack.folder = RunFolder(folder / "scored")
+    profiles = ",".join(MORE_GROUPS)
+    stack.environment |= {"COMPOSE_PROFILES": profiles, "RUN": "all-groups", "OVERRIDES": f"{REWARD_GROUP} {short}"}
+    stack.folder = RunFolder(folder / "all-groups")
     stack.up()
 
 
@@ -197,13 +199,24 @@ def test_the_weights_are_those_of_an_undisturbed_run_without_containers(story: S
     assert story.run.summary["weights_sha256"] == story.undisturbed.summary["weights_sha256"]
 
 
+def test_a_run_with_a_container_for_each_of_four_groups_is_completed(story: Story) -> None:
+    assert story.exit_code_of_all_groups == 0
+    assert story.health_of_more_groups == dict.fromkeys(MORE_GROUPS, "healthy")
+    assert story.of_all_groups is not None
+    assert {process["role"] for process in story.of_all_groups.processes} == {*GROUPS, *MORE_GROUPS, "controller"}
+
+
 def test_a_reward_group_in_a_container_of_its_own_scores_the_responses(story: Story) -> None:
-    assert (story.exit_code_scored_by_model, story.reward_group_was_healthy) == (0, True)
-    run = story.scored_by_model
-    assert run is not None
-    assert {process["role"] for process in run.processes} == {*GROUPS, "reward", "controller"}
-    (step,) = [line for line in run.metrics if "reward/model/mean" in line]
+    assert story.of_all_groups is not None
+    (step,) = [line for line in story.of_all_groups.metrics if "reward/model/mean" in line]
     assert step["reward/model/min"] < step["reward/model/max"]
+
+
+def test_a_rollout_group_in_a_container_of_its_own_samples_the_responses(story: Story) -> None:
+    assert story.of_all_groups is not None
+    (step,) = [line for line in story.of_all_groups.metrics if "critic/score/mean" in line]
+    assert step["timing_s/publish"] > 0
+    assert step["timing_s/sync"] > 0
 
 
 def test_code_answers_are_contained_in_the_controllers_container_and_refused_without_leave_for_sandboxes(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.stack import ENGINE_TIMEOUT_S, FOLDER, REWARD_GROUP, Stack
+from tests.deployment.stack import ALL_PROFILES, ENGINE_TIMEOUT_S, FOLDER, REWARD_GROUP, Stack
 
 pytestmark = [pytest.mark.docker, pytest.mark.extended, pytest.mark.timeout(1500)]
 
@@ -25,7 +25,7 @@ def stack(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 
 def configure(stack: Stack, run: str, overrides: str, *, profile: str = "") -> None:
-    stack.compose("--profile", "reward", "down")  # the volumes stay
+    stack.compose(*ALL_PROFILES, "down")  # the volumes stay
     stack.environment |= {"RUN": run, "OVERRIDES": overrides, "COMPOSE_PROFILES": profile}
 
 
@@ -48,6 +48,15 @@ def test_a_reward_group_that_the_recipe_does_not_have_says_so_and_is_not_started
     assert "this run has no reward group: reward_model.model is ''" in stack.logs("reward")
 
 
+def test_a_rollout_group_that_nobody_was_told_of_says_so_and_is_not_started_again(stack: Stack) -> None:
+    configure(stack, "no-rollout-group", "")
+    stack.compose("up", "--detach", "--no-build", "rollout")  # Compose starts it, since it is named
+    stack.environment["COMPOSE_PROFILES"] = "rollout"  # else Compose says that there is no such service
+    stack.wait_for(lambda: not stack.state("rollout", ".State.Running"), "the end of the rollout group")
+    assert (stack.state("rollout", ".State.ExitCode"), stack.state("rollout", ".RestartCount")) == (0, 0)
+    assert "error: COMPOSE_PROFILES is '', expected rollout in it" in stack.logs("rollout")
+
+
 def test_a_controller_whose_reward_group_is_not_there_says_so(stack: Stack, tmp_path: Path) -> None:
     stack.add_reward_model(tmp_path)
     configure(stack, "reward-group-missing", f"{REWARD_GROUP} run.total_steps=1 services.start_timeout_s=60")
@@ -68,6 +77,30 @@ def test_a_reward_group_whose_rank_is_killed_is_started_again_and_the_run_goes_o
     restarts = {role: stack.state(role, ".RestartCount") for role in ("actor", "critic", "reward")}
     assert restarts == {"actor": 0, "critic": 0, "reward": 1}
     assert stack.fetch_run().summary["global_step"] == 4
+
+
+def test_a_rollout_group_with_weights_in_memory_is_killed_and_no_other_group_goes_back(
+    images: None, tmp_path: Path
+) -> None:
+    overrides = "run.total_steps=4 checkpoint.save_freq=100 evaluation.min_accuracy=0"
+    settings = {"COMPOSE_PROFILES": "rollout", "OVERRIDES": overrides}
+    stack = Stack(tmp_path / "run", settings, files=("compose.memory.yaml",))
+    try:
+        stack.up()
+        stack.wait_for_step(1)
+        (pid,) = [entry["pid"] for entry in stack.fetch_run("processes.json").processes if entry["role"] == "rollout"]
+        stack.run_python("rollout", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
+        assert stack.wait_controller() == 0
+        restarts = {role: stack.state(role, ".RestartCount") for role in ("actor", "critic", "rollout")}
+        assert restarts == {"actor": 0, "critic": 0, "rollout": 1}
+        versions = stack.run_python("actor", "import os; print(sorted(os.listdir('/weights')))")
+        said, summary = stack.logs("controller"), stack.fetch_run().summary
+    finally:
+        stack.down()
+    assert "version_" in versions
+    assert "starting the rollout group again in" in said
+    assert "recovering in" not in said
+    assert summary["global_step"] == 4
 
 
 def test_the_exit_code_of_a_run_that_fails_is_the_scripts_and_the_containers_are_gone(stack: Stack) -> None:

@@ -124,7 +124,8 @@ def test_a_job_whose_groups_do_not_fit_its_nodes_ends_with_one_sentence(
     job = Job(slurm, config, tmp_path, "--nodes=2")
     fields = slurm.wait_for_end(job.number)
     assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "2:0")
-    assert "error: the job has 2 nodes, but ACTOR_NODES + CRITIC_NODES + REWARD_NODES is 2 + 1 + 0 = 3" in job.output
+    names = "ACTOR_NODES + CRITIC_NODES + REWARD_NODES + ROLLOUT_NODES"
+    assert f"error: the job has 2 nodes, but {names} is 2 + 1 + 0 + 0 = 3" in job.output
     assert not job.folder.path.exists()
 
 

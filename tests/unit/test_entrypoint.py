@@ -23,6 +23,7 @@ QUICKSTART = (PROJECT / "recipes" / "sort_letters" / "cpu.yaml").read_text()
 USER = os.getuid() or 10001  # who runs the entry point where it may not do everything
 ROLES = (*PORTS, "controller")
 OWN = {"RECIPE": "../mine.yaml", "MODEL_DIR": "/srv/models", "DATA_DIR": "/srv/data"}
+ROLLOUT = {"COMPOSE_PROFILES": "tensorboard,rollout"}
 
 
 @pytest.fixture
@@ -61,17 +62,32 @@ def test_the_images_hold_all_that_both_entry_points_import_beside_the_standard_l
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ["actor", "critic", "reward", "controller"])
 def test_the_quickstarts_recipe_is_placed_in_containers_and_nothing_else_of_it_changes(role: str, root: Path) -> None:
     config, plain = config_of(role, root, {}), load_config(root / "recipe.yaml")
     assert str(config.run.dir) == "/runs/quickstart"
     assert (config.services.launch, config.services.security.tls) == ("external", True)
-    for name, port in PORTS.items():
+    assert config.roles == plain.roles
+    for name in ("actor", "critic", "reward"):
         service, in_recipe = (tree.services.of(name) for tree in (config, plain))  # type: ignore[arg-type]
-        assert (service.bind, service.address) == (f"0.0.0.0:{port}", f"{name}:{port}")
+        assert (service.bind, service.address) == (f"0.0.0.0:{PORTS[name]}", f"{name}:{PORTS[name]}")
         assert service.threads == in_recipe.threads
     assert config.actor.model == "/models/sort_letters/model"
     assert (config.actor.lr, config.run.total_steps) == (plain.actor.lr, plain.run.total_steps)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_profile_rollout_gives_the_run_a_rollout_group_and_changes_nothing_else(role: str, root: Path) -> None:
+    config, without = config_of(role, root, ROLLOUT), config_of("controller", root, {"COMPOSE_PROFILES": "reward"})
+    assert config.services.rollout is not None
+    assert (config.services.rollout.bind, config.services.rollout.address) == ("0.0.0.0:7004", "rollout:7004")
+    services = config.services.model_copy(update={"rollout": None})
+    assert config.model_copy(update={"services": services}) == without
+
+
+def test_a_rollout_group_that_nobody_else_knows_is_refused(root: Path) -> None:
+    with pytest.raises(Refused, match=r"^COMPOSE_PROFILES is 'reward', expected rollout in it: set it in \.env"):
+        command_of("rollout", [], {"COMPOSE_PROFILES": "reward"}, root)
 
 
 def test_a_recipe_of_ones_own_names_its_files_itself_and_overrides_come_last(root: Path) -> None:
@@ -94,6 +110,8 @@ def test_a_container_numbers_its_own_gpus_from_zero(root: Path) -> None:
         assert (services.actor.num_processes, services.actor.devices) == (3, (0, 1, 2))
         assert (services.critic.num_processes, services.critic.devices) == (2, (0, 1))
         assert services.reward.devices == ((0,) if with_reward else ())
+    rollout = config_of("rollout", root, {**lists, **ROLLOUT, "ROLLOUT_GPUS": "2,3,4"}).services.of("rollout")
+    assert (rollout.num_processes, rollout.devices) == (3, (0, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +136,14 @@ def test_lists_of_gpus_that_make_no_sense_are_refused(
     assert str(refused.value) == sentence
 
 
-def test_nobody_but_the_reward_group_itself_asks_for_its_gpus() -> None:
+@pytest.mark.parametrize("group", ["reward", "rollout"])
+def test_nobody_but_a_group_with_a_profile_itself_asks_for_its_gpus(group: str) -> None:
     lists = {"ACTOR_GPUS": "0", "CRITIC_GPUS": "1"}
     for role in ("actor", "critic", "controller", "prepare"):
         assert gpus_of(lists, role) == {"actor": ["0"], "critic": ["1"]}
-    with pytest.raises(Refused, match=r"^REWARD_GPUS is not set, expected a list for each group, as in ACTOR_GPUS and"):
-        gpus_of(lists, "reward")
+    name = f"{group.upper()}_GPUS"
+    with pytest.raises(Refused, match=rf"^{name} is not set, expected a list for each group, as in ACTOR_GPUS and"):
+        gpus_of(lists, group)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +156,7 @@ def test_nobody_but_the_reward_group_itself_asks_for_its_gpus() -> None:
         ("actor", "secrets/actor.key", {}, ["/secrets/actor.key is missing", "certs", "SECRETS_DIR/actor"]),
         ("critic", "secrets/health.pem", {}, ["/secrets/health.pem is missing"]),
         ("reward", "secrets/reward.pem", {}, ["/secrets/reward.pem is missing", "SECRETS_DIR/reward"]),
+        ("rollout", "secrets/rollout.pem", ROLLOUT, ["/secrets/rollout.pem is missing", "SECRETS_DIR/rollout"]),
         ("controller", "secrets/token", {}, ["/secrets/token is missing"]),
         ("actor", "recipe.yaml", OWN, ["RECIPE=../mine.yaml is no file"]),
         ("actor", "", {"DATA_DIR": "/srv/data"}, ["DATA_DIR is set and RECIPE is not"]),
@@ -216,12 +237,12 @@ def test_a_file_among_others_that_cannot_be_read_is_a_warning(root: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("role", "code"), [("actor", 0), ("critic", 0), ("reward", 0), ("controller", 2), ("prepare", 2)]
+    ("role", "code"), [("actor", 0), ("critic", 0), ("reward", 0), ("rollout", 0), ("controller", 2), ("prepare", 2)]
 )
 def test_refused_input_does_not_have_the_engine_start_a_group_again(
     role: str, code: int, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([role], {"ACTOR_GPUS": "0", "CRITIC_GPUS": "0"}, root) == code
+    assert main([role], {"ACTOR_GPUS": "0", "CRITIC_GPUS": "0", **ROLLOUT}, root) == code
     error = capsys.readouterr().err
     assert error.startswith("error: ACTOR_GPUS (0) and CRITIC_GPUS (0) overlap")
     assert len(error.splitlines()) == 1
@@ -234,7 +255,7 @@ def test_with_a_recipe_of_ones_own_nothing_is_prepared(root: Path) -> None:
 
 def test_a_role_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["actr"]) == 2
-    assert "expected one of actor, critic, reward, controller" in capsys.readouterr().err
+    assert "expected one of actor, critic, reward, rollout, controller" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from splitppo import __version__
 from tests.support.groups import PROJECT
 
 BIN = Path(sys.executable).parent
-ROLES = ("actor", "critic", "reward")
+ROLES = ("actor", "critic", "reward", "rollout")
 RUN = ("run.total_steps=2", "data.train_batch_size=64", "evaluation.test_freq=-1", "evaluation.min_accuracy=0")
 
 

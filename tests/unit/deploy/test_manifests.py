@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -201,6 +202,22 @@ def test_a_run_that_the_manifests_can_start_has_a_batch_plan(name: str) -> None:
     assert check(manifests(name)).startswith("step: ")
 
 
+def test_numbers_and_the_patch_of_the_overlay_are_all_that_a_rollout_group_needs(tmp_path: Path) -> None:
+    overlay = shutil.copytree(K8S, tmp_path / "k8s") / "gpu"
+    with (overlay / "settings.env").open("a") as file:
+        file.write("ROLLOUT_NODES=3\nROLLOUT_GPUS=4\n")
+    kustomization = overlay / "kustomization.yaml"
+    patches = re.sub(r"^  # (?=- target|  patch)", "  ", kustomization.read_text(), flags=re.MULTILINE)
+    kustomization.write_text(patches.replace("name: reward}   #", "name: rollout}   #"))
+    found = list(yaml.safe_load_all(kustomize(overlay)))
+    validate(found, VERSIONS[-1])
+    assert check(found).startswith("step: ")
+    assert of(found, "PersistentVolumeClaim", "storage")["spec"]["storageClassName"] == "nfs"
+    job = of(found, "Job", "rollout")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    assert pod(job)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+
+
 def settings(found: list[Manifest]) -> dict[str, str]:
     (data,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("settings-")]
     return data
@@ -228,6 +245,14 @@ def no_name(found: list[Manifest]) -> None:
 
 def a_reward_group(found: list[Manifest]) -> None:
     of(found, "Job", "reward")["spec"]["suspend"] = False
+
+
+def a_suspended_rollout_group(found: list[Manifest]) -> None:
+    settings(found)["ROLLOUT_NODES"] = "1"
+
+
+def a_rollout_group_in_the_recipe_alone(found: list[Manifest]) -> None:
+    settings(found)["OVERRIDES"] += " services.rollout.num_processes=8"
 
 
 def no_claim(found: list[Manifest]) -> None:
@@ -263,6 +288,11 @@ def does_not_divide(found: list[Manifest]) -> None:
         (one_port, "Service/critic has port 7001, expected 7002"),
         (no_name, "dnsNames of Certificate/critic are localhost, expected critic too: the controller calls it"),
         (a_reward_group, "REWARD_NODES is 0, but Job/reward is not suspended"),
+        (a_suspended_rollout_group, "ROLLOUT_NODES is 1, but Job/rollout is suspended"),
+        (
+            a_rollout_group_in_the_recipe_alone,
+            "ROLLOUT_NODES is 0, but this recipe has a group rollout: expected 1 or more",
+        ),
         (no_claim, "PersistentVolumeClaim/storage is missing: expected what kubectl kustomize makes of"),
         (nothing_of_ours, "Job/actor is missing"),
         (no_critic, "CRITIC_NODES is 1, but this recipe has no group critic: expected 0"),

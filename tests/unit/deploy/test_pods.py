@@ -20,8 +20,7 @@ SETTINGS = {
     "RECIPE": entrypoint.QUICKSTART,
     "RUN": "one",
     **{f"{role}_{what}": "1" if what == "NODES" else "0" for role in ("ACTOR", "CRITIC") for what in ("NODES", "GPUS")},
-    "REWARD_NODES": "0",
-    "REWARD_GPUS": "0",
+    **{f"{role}_{what}": "0" for role in ("REWARD", "ROLLOUT") for what in ("NODES", "GPUS")},
 }
 
 
@@ -50,6 +49,16 @@ def test_the_quickstart_is_placed_behind_services_and_in_the_claim(role: str, ro
     assert (config.services.launch, config.services.security.tls) == ("external", True)
     assert (config.services.critic.bind, config.services.critic.address) == ("0.0.0.0:7002", "critic:7002")
     assert (config.services.actor.num_processes, config.services.actor.devices) == (1, ())
+    assert config.services.rollout is None
+
+
+def test_pods_of_a_rollout_group_give_the_run_one(root: Path) -> None:
+    config = load_config(
+        root / entrypoint.QUICKSTART.lstrip("/"),
+        entrypoint.common_overrides({**SETTINGS, "ROLLOUT_NODES": "1", "ROLLOUT_GPUS": "2"}),
+    )
+    assert config.services.rollout is not None
+    assert (config.services.rollout.address, config.services.rollout.devices) == ("rollout:7004", (0, 1))
 
 
 def test_everybody_waits_as_long_for_pods_that_have_no_node_yet_unless_told_otherwise() -> None:
@@ -104,11 +113,12 @@ def test_a_name_that_stays_unknown_is_refused(root: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "settings", "sentence"),
     [
-        ("trainer", {}, "expected one of actor, critic, reward, controller, prepare, got 'trainer'"),
+        ("trainer", {}, "expected one of actor, critic, reward, rollout, controller, prepare, got 'trainer'"),
         ("actor", {"ACTOR_NODES": "x"}, "ACTOR_NODES is 'x', expected a number"),
         ("critic", {"RECIPE": "mine.yaml"}, "RECIPE is 'mine.yaml', expected a file in the pod"),
         ("critic", {"RECIPE": "/recipe/mine.yaml"}, "RECIPE is '/recipe/mine.yaml', expected a file in the pod"),
         ("reward", {}, "REWARD_NODES is 0, but this pod belongs to the reward group"),
+        ("rollout", {}, "ROLLOUT_NODES is 0, but this pod belongs to the rollout group"),
         ("actor", {"RUN": "../x"}, "RUN is '../x', expected the name of a folder"),
     ],
 )

@@ -24,6 +24,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
         "ACTOR_NODES": "2",
         "CRITIC_NODES": "1",
         "REWARD_NODES": "0",
+        "ROLLOUT_NODES": "0",
         "GPUS_PER_NODE": "8",
         "OVERRIDES": "",
         "SECRETS": "",
@@ -45,6 +46,9 @@ def test_groups_follow_each_other_on_the_nodes_of_the_job(settings: dict[str, st
     assert (services.actor.nnodes, services.actor.master_addr) == (2, "gpu-3")
     assert services.actor.devices == services.critic.devices == tuple(range(8))
     assert placed({**settings, "GPUS_PER_NODE": "0"}).services.actor.num_processes == 2
+    assert services.rollout is None
+    rollout = placed({**settings, "ACTOR_NODES": "1", "ROLLOUT_NODES": "1"}).services.of("rollout")
+    assert (rollout.address, rollout.num_processes, rollout.devices) == ("gpu-7:7004", 8, tuple(range(8)))
 
 
 def test_secrets_are_made_once_for_the_nodes_of_the_job_and_for_their_owner(
@@ -66,7 +70,8 @@ def test_secrets_are_made_once_for_the_nodes_of_the_job_and_for_their_owner(
     [
         (
             {"ACTOR_NODES": "3"},
-            "the job has 3 nodes, but ACTOR_NODES + CRITIC_NODES + REWARD_NODES is 3 + 1 + 0 = 4: sbatch --nodes 4",
+            "the job has 3 nodes, but ACTOR_NODES + CRITIC_NODES + REWARD_NODES + ROLLOUT_NODES is 3 + 1 + 0 + 0 = 4:"
+            " sbatch --nodes 4",
         ),
         ({"CRITIC_NODES": "one"}, "CRITIC_NODES is 'one', expected a number"),
         (
@@ -76,6 +81,10 @@ def test_secrets_are_made_once_for_the_nodes_of_the_job_and_for_their_owner(
         (
             {"ACTOR_NODES": "3", "CRITIC_NODES": "0"},
             "CRITIC_NODES is 0, but this recipe has a group critic: expected 1 or more",
+        ),
+        (
+            {"OVERRIDES": "services.rollout.num_processes=8"},
+            "ROLLOUT_NODES is 0, but this recipe has a group rollout: expected 1 or more",
         ),
         ({"OVERRIDES": "actor.ppo_mini_batch_size=70"}, "ppo_mini_batch_size"),
         ({"OVERRIDES": "actor.lrr=1"}, "unknown key 'actor.lrr'"),

@@ -19,8 +19,8 @@ from splitppo.rpc.certificates import load_identity
 from tests.support.certificates import expire, postpone
 from tools import certs
 
-ROLES = ("actor", "critic", "reward", "controller")
-NAMES = ("actor", "critic", "reward", "controller", "health")
+ROLES = ("actor", "critic", "reward", "rollout", "controller")
+NAMES = (*ROLES, "health")
 # In the order in which they are written.
 FILES = ("ca.key", "ca.pem", *(f"{name}.{kind}" for name in NAMES for kind in ("key", "pem")))
 
@@ -69,7 +69,7 @@ def test_an_authority_without_its_key_is_a_sentence(folder: Path, capsys: pytest
     assert f"error: {folder / 'ca.key'} is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("role", ["actor", "critic", "reward"])
+@pytest.mark.parametrize("role", ["actor", "critic", "reward", "rollout"])
 def test_a_server_may_be_called_by_its_role_its_hosts_and_on_its_own_machine(tmp_path: Path, role: str) -> None:
     certs.write_all(tmp_path, ["gpu-one", "10.0.0.5", "localhost"], days=90)
     certificate = x509.load_pem_x509_certificate((tmp_path / f"{role}.pem").read_bytes())
@@ -141,7 +141,7 @@ def test_a_call_that_was_killed_after_any_file_is_completed(tmp_path: Path, fold
     certs.write_all(folder, ["localhost"], days=90, new_ca=new_ca)
     new = contents(folder)
     written = [name for name in FILES if new[name] != old[name]]
-    assert len(written) == (12 if new_ca else 10)
+    assert len(written) == (14 if new_ca else 12)
     # Pairs of one authority fit together, whenever they were made.
     complete = {len(written)} if new_ca else set(range(0, len(written) + 1, 2))
     for num_written in range(len(written) + 1):
@@ -239,17 +239,18 @@ def test_copies_that_are_missing_or_differ_are_completed_and_nothing_else(tmp_pa
     assert contents(folder) == before
 
 
-def test_what_an_earlier_version_made_without_a_reward_group_is_completed(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("role", ["reward", "rollout"])
+def test_what_an_earlier_version_made_without_a_group_is_completed(tmp_path: Path, folder: Path, role: str) -> None:
     root = tmp_path / "roles"
     run(folder, "--spread", str(root))
     authority, token = (folder / "ca.pem").read_bytes(), (folder / "token").read_bytes()
-    for name in ("reward.pem", "reward.key"):
+    for name in (f"{role}.pem", f"{role}.key"):
         (folder / name).unlink()
-    shutil.rmtree(root / "reward")
+    shutil.rmtree(root / role)
     assert run(folder, "--spread", str(root), "--once") == 0
     assert certs.is_complete(folder, ["localhost"], root)
-    assert ((folder / "ca.pem").read_bytes(), (root / "reward" / "token").read_bytes()) == (authority, token)
-    assert_usable(root / "reward", "reward", "health")
+    assert ((folder / "ca.pem").read_bytes(), (root / role / "token").read_bytes()) == (authority, token)
+    assert_usable(root / role, role, "health")
 
 
 # Folders

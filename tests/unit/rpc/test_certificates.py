@@ -32,7 +32,7 @@ def refusal(*args: object, **kwargs: object) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("role", ["actor", "critic", "reward", "controller", "health"])
+@pytest.mark.parametrize("role", ["actor", "critic", "reward", "rollout", "controller", "health"])
 def test_what_the_tool_makes_can_be_used(folder: Path, role: str, caplog: pytest.LogCaptureFixture) -> None:
     load(folder, role)
     assert caplog.records == []

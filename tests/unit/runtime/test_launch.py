@@ -70,6 +70,15 @@ def test_a_reward_group_that_the_run_has_not_is_bad_input(
     assert capsys.readouterr().err == f"error: this run has no reward group: {found}; expected a model, and reward\n"
 
 
+def test_a_rollout_group_that_the_run_has_not_is_bad_input(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("rollout", build_nothing, ["--config", str(config_file), "--check"]) == 2
+    sentence = "this run has no rollout group: services.rollout is null, expected its keys"
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+    assert run("rollout", build_nothing, ["--config", str(config_file), "--check", "services.rollout.threads=1"]) == 0
+
+
 def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("actor", build_nothing, ["--config", str(config_file), "--check"]) == 0
     assert "actor: some/model, 1 processes on the CPU" in capsys.readouterr().out

@@ -77,6 +77,14 @@ async def test_healthy_groups_are_described_and_left_as_they_were(serve: Serve, 
         assert shown in text
 
 
+async def test_a_rollout_group_that_waits_for_weights_is_healthy(serve: Serve, run_dir: Path) -> None:
+    theirs = tree(run_dir, has_critic=False, rollout={})
+    actor, rollout = await serve("actor", theirs), await serve("rollout", theirs)
+    facts, findings = await ask(external(run_dir, actor.address, rollout={"address": rollout.address}))
+    assert findings == []
+    assert (facts.groups["rollout"].role, facts.groups["rollout"].step) == ("rollout", -1)
+
+
 async def test_a_worker_of_another_make_that_cannot_be_diagnosed_is_healthy(serve: Serve, run_dir: Path) -> None:
     actor = await serve("actor", tree(run_dir), without="Diagnose")
     facts, findings = await ask(external(run_dir, actor.address))
