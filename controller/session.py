@@ -182,6 +182,8 @@ class Session:
 
     async def _restart_rollout(self, error: Exception) -> None:
         """Starts the lost rollout group again; no other group is disturbed, and no step is done again."""
+        if not self._groups.can_recover(error, ("rollout",)):
+            raise error
         while True:
             pause_s = await self._pause_before_restart(error)
             log.warning("starting the rollout group again in %g s: %s", pause_s, sentence(error))

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 from controller.workers.actor_client import ActorClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import run_watched
-from controller.workers.recovery import RECOVERABLE
 from controller.workers.rollout_client import RolloutClient
 from controller.workers.sampler_client import SamplerClient
 from splitppo.config import Config, ConfigError
@@ -43,7 +42,8 @@ class Sampler:
     Attributes:
         rollout: None if the actor's group samples.
         watch: raises as soon as a process of the rollout group has ended; never returns.
-        restart: starts the lost rollout group again, and connects it; raises the error if that is not allowed.
+        restart: starts the rollout group again, and connects it; raises the error if it was no loss of the group, or if
+            no restart is left.
     """
 
     config: Config
@@ -89,13 +89,13 @@ class Sampler:
             connection = rollout.connection
             try:
                 return await run_watched(hold_and_try(), self.watch())
-            except RECOVERABLE as error:
+            except WireError as error:
                 if error.place.role != rollout.role:
                     raise
                 await self._restart(error, connection)
 
     async def _restart(self, error: WireError, connection: int) -> None:
-        """Has the rollout group started again, unless another call that lost it has done so."""
+        """Has the rollout group started again if the error was its loss, unless another call has done so already."""
         assert self.rollout is not None
         async with self._lock:
             if self.rollout.connection == connection:

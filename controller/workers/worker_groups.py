@@ -164,11 +164,13 @@ class WorkerGroups:
             raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
 
-    def can_recover(self, error: Exception) -> bool:
-        """Returns True if the run can go on after this error, from the last checkpoint that all roles have."""
-        return ends_by_restart(
-            error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles(_LOST_WITH_STATE))
-        )
+    def can_recover(self, error: Exception, roles: Collection[str] = _LOST_WITH_STATE) -> bool:
+        """Returns True if the run can go on after this error, which may come from the loss of one of these groups.
+
+        After the loss of a rollout group it goes on as it is, else from the last checkpoint that all roles have.
+        """
+        has_lost_group = bool(self._gone_roles(roles))
+        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=has_lost_group)
 
     def _gone_roles(self, roles: Collection[str] = ROLES) -> set[str]:
         """Returns those of `roles` whose groups were started here and of which at least one process has ended."""
