@@ -15,12 +15,14 @@ from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
+from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
 from tests.support.fake_services import (
     CallLog,
     FakeActor,
     FakeCritic,
+    FakeRollout,
     FakeScorer,
     make_config,
     make_prompts,
@@ -67,7 +69,9 @@ def make_run(
     policy, value, scorer = actor(log), critic(log), FakeScorer(log)
     policy.committed_step = value.committed_step = at_step
     prompts = make_prompts(config)
-    workers = Workers.of(config, policy, value if config.uses_critic else None)
+    rollout = FakeRollout(log) if config.services.rollout else None
+    sampler = Sampler(config, policy, rollout, restart=rollout.restart) if rollout else None
+    workers = Workers.of(config, policy, value if config.uses_critic else None, sampler=sampler)
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset
@@ -20,13 +22,17 @@ from controller.ppo.scores import Scores, Text, objects
 from controller.scoring.scorer import Scorer
 from controller.tracking.display import Display, open_display
 from controller.workers.actor_client import ActorClient
-from controller.workers.client import Traffic, WorkerClient
+from controller.workers.client import Caller, Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
+from controller.workers.recovery import RECOVERABLE
+from controller.workers.rollout_client import RolloutClient
+from controller.workers.sampler_client import SamplerClient
 from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
+from splitppo.rpc.errors import Place, Unavailable
 from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
 from splitppo.v1.worker_pb2 import CommandResult
@@ -152,6 +158,16 @@ class CallLog:
 
         self.hooks[name] = raise_at
 
+    def lose(self, role: str, name: str, *, at_step: int = 1) -> None:
+        """Makes the call of this name raise in a step, once, because the group of this role is lost."""
+        errors = [Unavailable("the group is lost", Place(role=role))]
+
+        async def raise_once(step: int) -> None:
+            if step == at_step and errors:
+                raise errors.pop()
+
+        self.hooks[name] = raise_once
+
     def hold(self, name: str, *, at_step: int = 1) -> asyncio.Event:
         """Makes the call of this name wait in a step until the event is set."""
         event = asyncio.Event()
@@ -264,23 +280,16 @@ def part_of(slot: Slot, part: int) -> Slot:
     return Slot(kind=slot.kind, step=slot.step, part=part)
 
 
-class FakeActor(FakeClient, ActorClient):
-    """A client of the actor: the seeds of a prompt say how long its response is; log-probs are functions of the tokens.
+class FakeSampler(FakeClient, SamplerClient):
+    """A client of a group that samples: the seeds of a prompt say how long its response is.
 
     Attributes:
         rollout_offsets: by step, the error of the rollout backend's log-probs in nats; 0 in other steps.
         sync_s: by committed step, the seconds for which its first generation reports to have loaded the weights.
-        terms: by step, the terms that the update was called with.
-        entropies: by step, the entropy that the update measures.
     """
-
-    role = "actor"
 
     def __init__(self, log: CallLog) -> None:
         super().__init__(log)
-        self.updates: list[tuple[int, bool]] = []
-        self.terms: dict[int, LossTerms | None] = {}
-        self.entropies: dict[int, float] = {}
         self.sampling: list[tuple[Slot, SamplingParams]] = []
         self.rollout_offsets: dict[int, float] = {}
         self.sync_s: dict[int, float] = {}
@@ -294,14 +303,14 @@ class FakeActor(FakeClient, ActorClient):
         num_parts: int = 1,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """Generates in parts; a part is in the log as ("ready", "actor.part", part)."""
+        """Generates in parts; a part is in the log as ("ready", "actor.part", part), or "rollout.part"."""
         self.sampling.append((slot, sampling))
 
         async def stream() -> None:
             answers = self._answers(self._slot(slot), slot.step, sampling)
             by_length = np.argsort(answers["responses"].lengths, kind="stable")
-            for part, places in enumerate(map(np.sort, np.array_split(by_length, num_parts)), start=1):
-                await self.log.ready("actor.part", part)
+            for part, places in enumerate(map(np.sort, self._parts_of(by_length, num_parts)), start=1):
+                await self.log.ready(f"{self.role}.part", part)
                 rows = answers.take(places).merge(Batch.from_rows(places=places[:, None].tolist()))
                 self._slots[part_of(slot, part).SerializeToString()] = rows
                 on_part(part)
@@ -313,6 +322,10 @@ class FakeActor(FakeClient, ActorClient):
         timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
         return await self._run(name, slot.step, base_step, answer, stream if num_parts > 1 else None, metrics=timings)
 
+    def _parts_of(self, rows: NDArray[np.int64], num_parts: int) -> list[NDArray[np.int64]]:
+        """Returns the rows of each part; `rows` are in the order in which they end."""
+        return np.array_split(rows, num_parts)
+
     def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
         rows = [
             (prompt, [seed], np.arange(1, 2 + seed % sampling.max_response_length))
@@ -322,6 +335,31 @@ class FakeActor(FakeClient, ActorClient):
         prompts, seeds, responses = zip(*rows, strict=True)
         sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
         return Batch.from_rows(prompts=prompts, seeds=seeds, responses=responses, rollout_log_probs=sampled)
+
+
+class FakeActor(FakeSampler, ActorClient):
+    """A client of the actor: log-probs are functions of the tokens.
+
+    Attributes:
+        published: (version, keep_from) of each call of `publish_weights`.
+        terms: by step, the terms that the update was called with.
+        entropies: by step, the entropy that the update measures.
+    """
+
+    role = "actor"
+
+    def __init__(self, log: CallLog) -> None:
+        super().__init__(log)
+        self.published: list[tuple[int, int]] = []
+        self.updates: list[tuple[int, bool]] = []
+        self.terms: dict[int, LossTerms | None] = {}
+        self.entropies: dict[int, float] = {}
+
+    async def publish_weights(self, *, base_step: int, keep_from: int, save_hf_model: bool = False) -> CommandReply:
+        self.published.append((base_step, keep_from))
+        reply = await self._run("publish_weights", base_step, base_step, lambda: None)
+        reply.result.manifest_sha256 = manifest_of(base_step)
+        return reply
 
     async def compute_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("old_log_probs", -0.1, slot, base_step)
@@ -335,6 +373,37 @@ class FakeActor(FakeClient, ActorClient):
         if slot.step in self.entropies:
             metrics["actor/entropy"] = self.entropies[slot.step]
         return await self._run("update", slot.step, base_step, lambda: self._commit(slot.step), metrics=metrics)
+
+
+def manifest_of(version: int) -> str:
+    """Returns the sha256 by which a `FakeActor` names a published version."""
+    return f"manifest of {version}"
+
+
+class FakeRollout(FakeSampler, RolloutClient):
+    """A client of a rollout group; `restart` gives it a new connection to a group that holds no weights."""
+
+    role = "rollout"
+
+    def __init__(self, log: CallLog) -> None:
+        super().__init__(log)
+        self.committed_step = -1
+        self.restarts: list[Exception] = []
+        self._caller = Caller("run", 1, connection=1)
+
+    async def sync_weights(self, version: int, manifest_sha256: str) -> CommandReply:
+        assert manifest_sha256 == manifest_of(version)
+        return await self._run("sync_weights", version, self.committed_step, lambda: self._commit(version))
+
+    async def restart(self, error: Exception) -> None:
+        """Starts the group again, as the function of the same name of a `Sampler`."""
+        if not isinstance(error, RECOVERABLE):
+            raise error
+        await asyncio.sleep(0)
+        self.restarts.append(error)
+        self._slots.clear()
+        self.committed_step = -1
+        self._caller = replace(self._caller, connection=self.connection + 1)
 
 
 class FakeCritic(FakeClient, CriticClient):

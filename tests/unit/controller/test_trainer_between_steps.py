@@ -106,18 +106,20 @@ async def test_all_work_of_a_run_is_in_the_trace_and_what_it_is_called_in_the_re
         algorithm__use_kl_in_reward=True,
         evaluation__val_before_train=True,
         checkpoint__save_freq=1,
+        rollout__staleness=1,
+        algorithm__rollout_correction__rollout_is="token",
+        services__rollout={},
     )
     restored = [Span(role, "load_checkpoint", 0, 0.0, 1.0) for role in ("actor", "critic")]
     run.recorder.restart_at(0, [run.actor, run.critic], None, restored)
     await run.trainer.fit()
     spans = read_trace(tmp_path / "trace.json")
-    of_a_rollout_group = {"publish", "sync", "probe"}
-    assert {span.name for span in spans} == PHASES.keys() - of_a_rollout_group
+    assert {span.name for span in spans} == PHASES.keys()
     beside = sorted((span.name, span.step, span.pool) for span in spans if not span.is_call)
     assert beside == [
         *[("load_checkpoint", 0, pool) for pool in ("actor", "critic")],
         *[("save_checkpoint", step, pool) for step in (1, 2) for pool in ("actor", "critic")],
-        *[("testing", step, pool) for step in (0, 2) for pool in ("actor", "scoring")],
+        *[("testing", step, pool) for step in (0, 2) for pool in ("rollout", "scoring")],
     ]
 
 

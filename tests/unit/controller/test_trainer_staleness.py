@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 from controller.run.checkpoint_store import ROLLOUTS
 from controller.step.finished import FinishedRollouts
 from controller.step.kept_groups import GroupsRanOut
+from controller.step.log_prob_check import RolloutMismatch
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, Schedule
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot
 from tests.support.fake_run import FakeRun, make_run
-from tests.support.fake_services import FakeActor, make_table
+from tests.support.fake_services import FakeActor, FakeRollout, make_table
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 STALE: dict[str, Any] = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}
@@ -28,6 +30,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
+
+
+GROUP: dict[str, Any] = {"services__rollout": {}}
 
 
 class Actor(FakeActor):
@@ -57,7 +62,7 @@ def run_of(run_dir: Path, **changes: Any) -> tuple[FakeRun, Actor]:
 
 
 def learning(run: FakeRun) -> list[dict[str, Any]]:
-    timed = ("timing", "perf/", "overlap/", "rpc/")
+    timed = ("timing", "perf/", "overlap/", "rpc/", "training/probe_", "recovery/")
     return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in run.metrics]
 
 
@@ -164,3 +169,60 @@ async def test_a_validation_alone_reads_no_stored_rollouts(tmp_path: Path) -> No
     await run.trainer.fit()
     assert actor.versions == []
     assert run.trainer.state.validated_step == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_a_rollout_group_that_is_lost_changes_nothing_of_what_is_learned(
+    tmp_path: Path, kind: str, schedule: Schedule
+) -> None:
+    actors, _ = run_of(tmp_path / "actor", run__total_steps=4, **KINDS[kind])
+    await actors.trainer.fit()
+    groups, _ = run_of(tmp_path / "group", run__total_steps=4, run__schedule=schedule, **KINDS[kind], **GROUP)
+    groups.log.lose("rollout", "rollout.generate", at_step=3)
+    await groups.trainer.fit()
+    rollout = groups.trainer.workers.sampler.rollout
+    assert isinstance(rollout, FakeRollout)
+    assert len(rollout.restarts) == 1
+    assert learning(groups) == learning(actors)
+    loads = [version for what, name, version in groups.log.events if (what, name) == ("end", "rollout.sync_weights")]
+    assert loads == [0, 1, 1, 2]
+    assert "actor.generate" not in groups.log.names()
+
+
+async def test_the_update_waits_for_the_probe_alone_while_a_rollout_group_samples(tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path, run__total_steps=2, run__schedule="gather", **GROUP)
+    sampled = run.log.hold("rollout.generate", at_step=2)
+    training = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "actor.update", 1)
+    assert not run.log.happened("end", "rollout.generate", 2)
+    probed = [index for index, event in enumerate(run.log.events) if event == ("end", "actor.old_log_probs", 0)]
+    assert probed[0] < run.log.events.index(("begin", "actor.update", 1))
+    sampled.set()
+    await training
+    assert [row.get("training/probe_log_probs_diff_max") for row in run.metrics] == [None, 0.0]
+
+
+async def test_the_update_waits_for_the_scores_of_a_reward_model_in_its_group(tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path, run__total_steps=2, run__schedule="gather", **KINDS["reward model"], **GROUP)
+    assert run.trainer.workers.reward_model is run.critic
+    sampled = run.log.hold("rollout.generate", at_step=2)
+    training = asyncio.create_task(run.trainer.fit())
+    await run.log.until("begin", "rollout.generate", 2)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not run.log.happened("begin", "actor.update", 1)
+    sampled.set()
+    await training
+    scored = max(index for index, event in enumerate(run.log.events) if event == ("end", "critic.reward_scores", 2))
+    assert scored < run.log.events.index(("begin", "actor.update", 1))
+
+
+async def test_a_version_with_other_log_probs_than_the_actors_ends_the_run_before_the_update(tmp_path: Path) -> None:
+    run, actor = run_of(tmp_path, run__total_steps=3, **GROUP)
+    rollout = run.trainer.workers.sampler.rollout
+    assert isinstance(rollout, FakeRollout)
+    rollout.rollout_offsets[1] = 1.0  # the probe of the weights of step 1
+    with pytest.raises(RolloutMismatch, match="the weights of step 1 in the rollout group"):
+        await run.trainer.fit()
+    assert [step for step, _ in actor.updates] == [1]

@@ -8,25 +8,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
 from controller.step.log_prob_check import LogProbCheck
-from controller.step.parts import in_order
+from controller.step.parts import RolloutPart, in_order
 from controller.tracking.step_record import StepRecord
+from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
+from splitppo.rpc.errors import Place, Unavailable
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
-from tests.support.fake_services import CallLog, FakeActor, FakeScorer, make_config, make_table
+from tests.support.fake_services import CallLog, FakeActor, FakeRollout, FakeScorer, make_config, make_table
 
 PROMPTS = make_table().take(np.array([5, 3, 1, 0, 2]))
 
 
-def make_step(run_dir: Path, num_parts: int) -> StepContext:
-    config, log = make_config(run_dir, rollout__stream_groups=num_parts), CallLog()
-    actor = FakeActor(log)
+class Rollout(FakeRollout):
+    """Deals the rows to the parts the other way round once it was started again."""
+
+    def _parts_of(self, rows: NDArray[np.int64], num_parts: int) -> list[NDArray[np.int64]]:
+        return super()._parts_of(rows[::-1] if self.restarts else rows, num_parts)
+
+
+def make_step(run_dir: Path, num_parts: int, *, has_group: bool = False) -> StepContext:
+    services = {"services__rollout": {}} if has_group else {}
+    config, log = make_config(run_dir, rollout__stream_groups=num_parts, **services), CallLog()
+    actor, rollout = FakeActor(log), Rollout(log)
     actor.committed_step = 2
-    workers, check = Workers.of(config, actor, None), LogProbCheck(config.rollout, first_step=3)
+    sampler = Sampler(config, actor, rollout, restart=rollout.restart) if has_group else None
+    workers = Workers.of(config, actor, None, sampler=sampler)
+    check = LogProbCheck(config.rollout, first_step=3)
     record = StepRecord(3, started_s=0.0)
     return StepContext(config, workers, FakeScorer(log), check, record, partial(asyncio.sleep, 0))
 
@@ -86,3 +99,51 @@ async def test_whoever_waits_for_a_part_is_not_disturbed_by_others_that_give_up(
     await asyncio.sleep(0)
     await stream.generate()
     assert (await patient).rollouts.num_rows == 10
+
+
+async def of_actor(run_dir: Path) -> Batch:
+    return await make_stream(run_dir, 1).generate()
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+async def test_a_rollout_group_samples_what_the_actor_would_and_the_actor_gets_it(
+    tmp_path: Path, num_parts: int
+) -> None:
+    step = make_step(tmp_path, num_parts, has_group=True)
+    stream = SampledRollouts.of_step(step, PROMPTS)
+    rollouts = await stream.generate()
+    assert stream.on_actor.is_set()
+    columns = ["prompts", "responses", "rollout_log_probs", "seeds"]
+    given = await step.workers.actor.get_batch(stream.slot, columns)
+    for name, column in (await of_actor(tmp_path)).columns.items():
+        assert given[name].values.tolist() == rollouts[name].values.tolist() == column.values.tolist()
+    assert [span.pool for span in step.record.spans] == ["actor", "rollout", "rollout"]
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+async def test_parts_that_were_fetched_stay_and_the_others_get_the_rest_of_the_rows_of_a_repeated_attempt(
+    tmp_path: Path, part: int
+) -> None:
+    step = make_step(tmp_path, 3, has_group=True)
+    stream, rollout = SampledRollouts.of_step(step, PROMPTS), step.workers.sampler.rollout
+    assert isinstance(rollout, Rollout)
+    fetched: list[RolloutPart] = []
+
+    async def lose(number: int) -> None:
+        """Before the group hands on this part, and once those before it are fetched."""
+        if number == part and not rollout.restarts:
+            fetched.extend([await anext(parts) for _ in range(part - 1)])
+            raise Unavailable("the group is lost", Place(role="rollout"))
+
+    rollout.log.hooks["rollout.part"] = lose
+    parts = aiter(stream.parts())
+    rollouts = await stream.generate()
+    found = [part async for part in stream.parts()]
+    assert len(rollout.restarts) == 1
+    assert [number for what, _, number in rollout.log.events if what == "ready"] == [*range(1, part), 1, 2, 3]
+    assert all(before is after for before, after in zip(fetched, found, strict=False))
+    places = [place for part in found for place in part.places.tolist()]
+    assert sorted(places) == list(range(10))
+    for part_of_rows in found:
+        assert part_of_rows.rollouts["places"].values.tolist() == part_of_rows.places.tolist()
+    assert rollouts["responses"].values.tolist() == (await of_actor(tmp_path))["responses"].values.tolist()
