@@ -9,9 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.kill_matrix.cells import CELLS, MOMENTS, VICTIMS
+from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
+from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.support.runs import Inputs
+
+CELLS = (*cells_at(STEP).values(), *frozen_model_cells_at(STEP).values(), *ROLLOUT_GROUP_CELLS)
 
 
 def main() -> int:
@@ -28,16 +31,20 @@ def run_matrix(folder: Path, only: str) -> int:
     """Prints a line per cell as it ends, then the table; returns the exit status."""
     inputs = Inputs.make(folder / "inputs")
     config = matrix_config(inputs)
-    undisturbed = undisturbed_digests(config, folder / "undisturbed")
-    say(f"undisturbed: actor {undisturbed['actor'][:12]} critic {undisturbed['critic'][:12]}")
+    undisturbed: dict[tuple[str, ...], dict[str, str]] = {}
     table: dict[tuple[str, str], str] = {}
     num_failed, began_at_s = 0, time.monotonic()
-    for cell in (cell for cell in CELLS if fnmatch.fnmatch(cell.name, only)):
+    cells = [cell for cell in CELLS if fnmatch.fnmatch(cell.name, only)]
+    for cell in cells:
+        if cell.kind not in undisturbed:
+            undisturbed[cell.kind] = digests = undisturbed_digests(config, folder / "undisturbed", *cell.kind)
+            of = " ".join(("undisturbed", *cell.kind))
+            say(f"{of}: actor {digests['actor'][:12]} critic {digests['critic'][:12]}")
         began_s = time.monotonic()
         table[cell.victim, cell.moment], outcome = "FAILED", ""
         try:
-            verdict = run_cells([cell], config, folder / cell.name)
-            failures = verdict.failures(undisturbed)
+            verdict = run_cells(cell.incidents, config, folder / cell.name)
+            failures = verdict.failures(undisturbed[cell.kind])
             if not failures:
                 fired = verdict.fired[cell.name]
                 outcome = f"{fired.recovery_s:5.1f} s to the next good step, pid {fired.mark['pid']}"
@@ -47,9 +54,10 @@ def run_matrix(folder: Path, only: str) -> int:
         num_failed += bool(failures)
         word = "; ".join(failures) if failures else "same weights, nobody else restarted"
         say(f"{cell.name:42s} {time.monotonic() - began_s:5.1f} s  {outcome}  {word}")
-    say(f"\n{'':26s}" + "".join(f"{victim:>16s}" for victim in VICTIMS))
-    for moment in MOMENTS:
-        say(f"{moment:26s}" + "".join(f"{table.get((victim, moment), ''):>16s}" for victim in VICTIMS))
+    victims, moments = (list(dict.fromkeys(names)) for names in zip(*table, strict=True)) if table else ([], [])
+    say(f"\n{'':30s}" + "".join(f"{victim:>16s}" for victim in victims))
+    for moment in moments:
+        say(f"{moment:30s}" + "".join(f"{table.get((victim, moment), ''):>16s}" for victim in victims))
     seconds = time.monotonic() - began_at_s
     say(f"\n{len(table) - num_failed} of {len(table)} cells ended as an undisturbed run, in {seconds / 60:.1f} min")
     return 1 if num_failed else 0

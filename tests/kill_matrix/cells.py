@@ -8,19 +8,6 @@ from typing import Any
 
 # The step in which the process dies; a step before it and one after it are undisturbed.
 STEP = 2
-VICTIMS = ("actor_0", "actor_1", "critic_0", "controller", "reward_0")
-MOMENTS = (
-    "generating",
-    "streaming",
-    "computing_values",
-    "computing_ref_log_probs",
-    "computing_reward_scores",
-    "before_update",
-    "between_mini_batches",
-    "after_update_before_reply",
-    "writing_checkpoint",
-    "between_parts_of_commit",
-)
 
 
 @dataclass(frozen=True)
@@ -29,15 +16,19 @@ class Cell:
 
     Attributes:
         victim: "actor_0" is rank 0 of the actor.
-        moment: one of MOMENTS, or a name of its own.
+        moment: its name in the table.
         point: the failpoint.
-        step: in whose work it happens.
+        step: in whose work it happens, as the failpoint counts.
         settings: of the failpoint, besides rank and step.
         overrides: key.path=value that the run needs to come to this moment.
         action: what the failpoint does.
         ends_process: whether the victim's process must be started again.
         holds: points at which another process waits until this one has passed its point: the moment cannot pass
             unnoticed.
+        kind: key.path=value of a run that is undisturbed otherwise, if it ends with weights of its own.
+        from_outside: the process works on something else, or on nothing, when the point is passed: it is killed by pid.
+        companion: an incident of the same moment.
+        running: the step of the run that waits for the recovery; 0: `step`.
     """
 
     victim: str
@@ -49,6 +40,10 @@ class Cell:
     action: str = "kill"
     ends_process: bool = True
     holds: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    from_outside: bool = False
+    companion: Cell | None = None
+    running: int = 0
 
     @property
     def name(self) -> str:
@@ -56,14 +51,25 @@ class Cell:
 
     @property
     def role(self) -> str:
-        """The role whose process it is: actor, critic, reward or controller."""
+        """The role whose process it is: actor, critic, reward, rollout or controller."""
         return self.victim.partition("_")[0]
+
+    @property
+    def rank(self) -> int:
+        return int(self.victim.partition("_")[2] or 0)
+
+    @property
+    def incidents(self) -> tuple[Cell, ...]:
+        """This incident, and the one that happens with it."""
+        return (self,) if self.companion is None else (self, self.companion)
 
     @property
     def failpoints(self) -> Iterable[tuple[str, dict[str, Any]]]:
         """By point; the victim's own first."""
-        rank = int(self.victim.partition("_")[2] or 0)
-        yield self.point, {"step": self.step, **self.settings, "rank": rank, "action": self.action}
+        if self.from_outside:  # the process that passes the point leaves a mark, and waits for nothing
+            yield self.point, {"step": self.step, "action": "wait", "after": {"point": self.point, "step": self.step}}
+            return
+        yield self.point, {"step": self.step, **self.settings, "rank": self.rank, "action": self.action}
         for point in self.holds:
             yield point, {"step": self.step, "action": "wait", "after": {"point": self.point, "step": self.step}}
 
@@ -184,6 +190,3 @@ def frozen_model_cells_at(step: int) -> dict[str, Cell]:
         ),
     ]
     return {cell.name: cell for cell in (*of_reward_group, *on_critic)}
-
-
-CELLS = (*cells_at(STEP).values(), *frozen_model_cells_at(STEP).values())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitppo.failpoints import FOLDER
+from splitppo.failpoints import FOLDER, passed_mark
 from tests.kill_matrix.cells import Cell, debug
 from tests.support.runs import Inputs, RunFolder, started
 
@@ -43,7 +45,7 @@ class Fired:
 
     Attributes:
         mark: what the failpoint has left behind: pid, rank, step, time.
-        recovery_s: from then to the line of its step.
+        recovery_s: from then to the line of the step that was running.
     """
 
     mark: dict[str, Any]
@@ -89,9 +91,10 @@ class Verdict:
         return starts
 
 
-def undisturbed_digests(config: dict[str, Any], folder: Path) -> dict[str, str]:
+def undisturbed_digests(config: dict[str, Any], folder: Path, *overrides: str) -> dict[str, str]:
     """The weights that a run ends with in which nobody dies."""
-    with started(config, folder) as controller:
+    shutil.rmtree(folder, ignore_errors=True)
+    with started(config, folder, *overrides) as controller:
         digests: dict[str, str] = controller.complete().summary["weights_sha256"]
     return digests
 
@@ -102,7 +105,7 @@ def run_cells(
     """Runs to the end, with the controller started again whenever it dies; calls `meanwhile` all the time."""
     shutil.rmtree(folder, ignore_errors=True)
     config = {**config, "debug": debug(cells)}
-    overrides = [override for cell in cells for override in cell.overrides]
+    overrides = [override for cell in cells for override in (*cell.kind, *cell.overrides)]
     watch, num_starts = _Watch(cells, RunFolder(folder)), 0
     while True:
         num_starts += 1
@@ -144,8 +147,10 @@ class _Watch:
         if len(steps) > self._num_lines:
             self._num_lines, self._changed_at = len(steps), time.monotonic()
         for cell in self._cells:
+            if cell.from_outside:
+                kill_from_outside(cell, self._folder)
             mark = fired_mark_of(cell, self._folder)
-            if mark and cell.name not in self.fired and cell.step in steps:
+            if mark and cell.name not in self.fired and (cell.running or cell.step) in steps:
                 self.fired[cell.name] = Fired(mark, time.time() - mark["unix_s"])
 
 
@@ -154,10 +159,19 @@ def instances(folder: RunFolder) -> dict[str, str]:
     return {process["role"]: process["instance_id"] for process in folder.processes if process["instance_id"]}
 
 
+def kill_from_outside(cell: Cell, folder: RunFolder) -> None:
+    """Kills the victim of a cell once another process has passed the cell's point, and leaves a failpoint's mark."""
+    mark = folder.path / FOLDER / f"{cell.point}.rank{cell.rank}.step{cell.step}.outside.{cell.action}.fired"
+    if mark.exists() or not (folder.path / FOLDER / passed_mark(cell.point, cell.step)).exists():
+        return
+    pid = folder.pids(cell.role)[cell.rank]
+    os.kill(pid, signal.SIGKILL)
+    mark.write_text(json.dumps({"pid": pid, "rank": cell.rank, "step": cell.step, "unix_s": time.time()}))
+
+
 def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:
     """Returns the content of the file that the failpoint of a cell writes when it fires; None before."""
-    point, failpoint = next(iter(cell.failpoints))
-    pattern = f"{point}.rank{failpoint['rank']}.step{cell.step}.*.{cell.action}.fired"
+    pattern = f"{cell.point}.rank{cell.rank}.step{cell.step}.*.{cell.action}.fired"
     marks = list((folder.path / FOLDER).glob(pattern))
     content: dict[str, Any] | None = json.loads(marks[0].read_text()) if marks else None
     return content

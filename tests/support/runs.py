@@ -28,6 +28,8 @@ STEPS_PER_EPOCH = 2
 # A run that is stopped half way saves in each step, and has saved these steps.
 EACH_STEP = "checkpoint.save_freq=1"
 SAVED = [1, 2, 3]
+# A run whose steps learn from rollouts of older weights.
+STALE = ("rollout.staleness=1", "rollout.stream_groups=1", "algorithm.rollout_correction.rollout_is=token")
 # The steps of a run on two actor ranks, long enough for several incidents one after the other.
 NUM_LONG_STEPS = 13
 
