@@ -45,6 +45,7 @@ class ExternalGroups:
         self._config_file = run_dir.with_suffix(".services.yaml")
         self._config_file.parent.mkdir(parents=True, exist_ok=True)
         self._config_file.write_text(yaml.safe_dump(theirs))
+        self._theirs = theirs
         self._groups = {role: self._start(role) for role in addresses}
 
     @property
@@ -62,6 +63,22 @@ class ExternalGroups:
         """Kills a group and starts it again."""
         self._groups[role].stop()
         self._groups[role] = self._start(role).wait_ready()
+
+    @contextmanager
+    def with_rollout_group(self) -> Iterator[Group]:
+        """Starts a rollout group, with which runs sample until the `with` block ends."""
+        address = free_address()
+        section = {"bind": address, "address": address, "threads": 1}
+        without, self._config_file = (self.config, self._config_file), self._config_file.with_suffix(".rollout.yaml")
+        services = {**self.config["services"], "rollout": section}
+        self.config = {**self.config, "services": services}
+        self._config_file.write_text(yaml.safe_dump({**self._theirs, "services": services}))
+        group = self._start("rollout")
+        try:
+            yield group.wait_ready()
+        finally:
+            group.stop()
+            self.config, self._config_file = without
 
     def stop(self) -> None:
         """Ends at once all processes that still run."""

@@ -14,7 +14,7 @@ import pytest
 from tests.support.certificates import secure
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.meetings import ARMED, meetings
-from tests.support.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, Inputs, RunFolder
+from tests.support.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, STALE, Inputs, RunFolder
 
 UNSTREAMED = ("rollout.stream_groups=1", "run.stop_after_step=2")
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"
@@ -106,6 +106,16 @@ def unstreamed(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactor
     with one_rank.started(*UNSTREAMED, "checkpoint.save_hf_model=true") as controller:
         controller.complete()
     return one_rank.keep(tmp_path_factory.mktemp("unstreamed") / "run")
+
+
+@pytest.fixture(scope="session")
+def stale(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run with rollouts of older weights, in which the actor samples. Only to be read."""
+    assert not one_rank.is_lent, "its run folder is another test's now"
+    one_rank.empty()
+    with one_rank.started(*STALE, "run.schedule=serial") as controller:
+        controller.complete()
+    return one_rank.keep(tmp_path_factory.mktemp("stale") / "run")
 
 
 @pytest.fixture

@@ -8,34 +8,27 @@ from typing import Any
 import pytest
 
 from tests.support.external import ExternalGroups
-from tests.support.runs import EACH_STEP, NUM_STEPS, started
+from tests.support.runs import EACH_STEP, NUM_STEPS, STALE, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STALE = (
-    "rollout.staleness=1",
-    "rollout.stream_groups=1",
-    "algorithm.rollout_correction.rollout_is=token",
-    EACH_STEP,
-)
+OPTIONS = (*STALE, EACH_STEP)
 
 
 def test_schedules_a_resume_and_the_loss_of_the_actor_end_with_the_same_weights(
-    groups: ExternalGroups, config: dict[str, Any], tmp_path: Path
+    stale: RunFolder, groups: ExternalGroups, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    digests = []
-    for schedule in ("serial", "overlap"):
-        groups.empty()
-        with groups.started(*STALE, f"run.schedule={schedule}") as controller:
-            controller.complete()
-        digests.append(controller.folder.summary["weights_sha256"])
-        assert [line["training/staleness"] for line in controller.folder.metrics[1:]] == [0.0, *[1.0] * (NUM_STEPS - 1)]
+    digests = [stale.summary["weights_sha256"]]
+    with groups.started(*OPTIONS, "run.schedule=overlap") as controller:
+        digests.append(controller.complete().summary["weights_sha256"])
+    for folder in (stale, controller.folder):
+        assert [line["training/staleness"] for line in folder.metrics[1:]] == [0.0, *[1.0] * (NUM_STEPS - 1)]
 
     groups.empty()
-    with groups.started(*STALE, "run.stop_after_step=2") as controller:
+    with groups.started(*OPTIONS, "run.stop_after_step=2") as controller:
         controller.complete()
     assert (controller.folder.checkpoint(2) / "rollouts.safetensors").exists()
-    with groups.started(*STALE) as controller:
+    with groups.started(*OPTIONS) as controller:
         digests.append(controller.complete().summary["weights_sha256"])
     assert "has no rollouts yet" not in controller.output
 
@@ -47,7 +40,7 @@ def test_schedules_a_resume_and_the_loss_of_the_actor_end_with_the_same_weights(
     )
     content = file.read_text()
     file.write_text("".join(reversed(content.splitlines(keepends=True))))
-    with groups.started(*STALE, f"run.resume={controller.folder.checkpoint(2)}") as controller:
+    with groups.started(*OPTIONS, f"run.resume={controller.folder.checkpoint(2)}") as controller:
         status = controller.wait()
     file.write_text(content)
     assert status == 2, controller.output
@@ -56,7 +49,7 @@ def test_schedules_a_resume_and_the_loss_of_the_actor_end_with_the_same_weights(
 
     # In step 2, whose own rollouts come from the checkpoint of step 1 when the actor is there again.
     killed = {"failpoints": {"actor.generate": [{"step": 3, "action": "kill"}]}}
-    with started({**config, "debug": killed}, tmp_path / "run", *STALE) as controller:
+    with started({**config, "debug": killed}, tmp_path / "run", *OPTIONS) as controller:
         digests.append(controller.complete().summary["weights_sha256"])
     assert "recovering in" in controller.folder.log("controller_0")
     assert digests == digests[:1] * 4

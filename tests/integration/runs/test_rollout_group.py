@@ -1,0 +1,73 @@
+"""A rollout group samples what the actor would, and nothing that happens to it changes the weights of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.run.folder import read_epoch
+from controller.workers.client import Caller
+from controller.workers.rollout_client import RolloutClient
+from splitppo.config.load import load_config
+from splitppo.rpc.credentials import load_credentials
+from splitppo.rpc.errors import StaleEpoch
+from tests.kill_matrix.cells import Cell
+from tests.kill_matrix.harness import run_cells, with_incidents
+from tests.support.external import ExternalGroups
+from tests.support.runs import EACH_STEP, STALE, RunFolder, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GROUP = {"num_processes": 1, "threads": 1}
+# The critic works on what the group has handed on, when the group dies.
+STREAMING = Cell(
+    "rollout_0",
+    "streaming",
+    "rollout.generate.part",
+    settings={"after": {"point": "critic.compute_values", "step": 2}},
+)
+IN_SYNC = Cell("rollout_0", "sync_half", "rollout.sync_weights")
+PUBLISHING = Cell("actor_0", "publish_half", "actor.publish_weights", step=3, settings={"hit": 5})
+
+
+def test_a_run_whose_group_and_actor_are_lost_ends_as_an_undisturbed_run_without_a_group(
+    config: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+) -> None:
+    with_group = {**config, "services": {**config["services"], "rollout": GROUP}}
+    verdict = run_cells([STREAMING, IN_SYNC, PUBLISHING], with_incidents(with_group), tmp_path / "run")
+    assert verdict.failures(completed("gather", 1).summary["weights_sha256"]) == []
+    log = verdict.folder.log("controller_0")
+    assert log.count("starting the rollout group again in ") == 2
+    assert log.count("recovering in ") == log.count("back to the checkpoint of step 2; steps made again: 1") == 1
+    assert verdict.folder.metrics[-1]["recovery/num_restarts"] == 3
+
+
+async def test_a_controller_killed_while_the_group_samples_ahead_is_replaced_and_the_old_one_is_refused(
+    stale: RunFolder, groups: ExternalGroups
+) -> None:
+    folder, options = groups.folder, (*STALE, EACH_STEP)
+    # The group samples the responses of step 4, beside the update of step 3.
+    killed = {"failpoints": {"controller.rollout.generate": {"step": 4}}}
+    with groups.with_rollout_group() as group:
+        with started({**groups.config, "debug": killed}, folder.path, *options) as first:
+            assert first.wait() == -9, first.output
+        assert folder.committed_steps in ([1], [1, 2])
+        with groups.started(*options) as second:
+            second.complete()
+        assert "resumed after step " in second.output
+        assert "has no rollouts yet" not in second.output
+        assert folder.summary["weights_sha256"] == stale.summary["weights_sha256"]
+        assert {process["instance_id"] for process in folder.processes if process["role"] != "controller"} == {
+            *groups.instance_ids,
+            group.instance_id,
+        }
+
+        run_id, epoch = read_epoch(folder.path / "controller.epoch")
+        credentials = load_credentials(load_config(second.config_file).services.security, "controller")
+        old = RolloutClient(group.address, Caller(run_id, epoch - 1), credentials=credentials)
+        with pytest.raises(StaleEpoch):
+            await old.sync_weights(2, "0" * 64)
+        await old.close()
