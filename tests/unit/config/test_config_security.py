@@ -55,3 +55,11 @@ def test_a_token_does_not_belong_into_the_configuration(tmp_path: Path) -> None:
     said = mistake(tmp_path, "services.security.token_env='no variable'")
     assert "services.security.token_env" in said
     assert "no variable" not in said, "it may be the token"
+
+
+def test_failpoints_are_for_services_that_only_this_machine_reaches(tmp_path: Path) -> None:
+    kill = "debug.failpoints={actor.update: {step: 1}}"
+    assert load(tmp_path, kill).debug.failpoints
+    tls = ("tls=true", "ca_file=ca.pem", "cert_file=a.pem", "key_file=a.key")
+    said = mistake(tmp_path, kill, "services.actor.bind=0.0.0.0:7001", *(f"services.security.{key}" for key in tls))
+    assert "expected a loopback address in services.actor.bind, got '0.0.0.0:7001'" in said
