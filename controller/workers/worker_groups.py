@@ -14,7 +14,7 @@ from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
 from controller.workers.critic_client import CriticClient
 from controller.workers.launcher import GroupFailed, LocalLauncher
-from controller.workers.recovery import LOST_GROUP, ends_by_restart
+from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
 from controller.workers.reward_client import RewardClient
 from controller.workers.rollout_client import RolloutClient
 from controller.workers.sampler import Sampler, raise_error
@@ -22,6 +22,7 @@ from controller.workers.span import Span
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import ROLES, RoleName
 from splitppo.config.worker_digest import worker_digest
+from splitppo.end_reason import read_end_reason
 from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
 from splitppo.rpc.credentials import load_credentials
@@ -181,6 +182,17 @@ class WorkerGroups:
         """Returns a message that names a rank that the kernel killed because memory ran out; None without one."""
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
+
+    def end_reason(self, error: Exception) -> str | None:
+        """Returns the reason that the group of `error` has written down; None without one, or if `error` has it.
+
+        A group that ends while no call is open answers nobody, and `error` only says that the group is gone.
+        """
+        for client in self.clients:
+            if isinstance(error, RECOVERABLE) and client.role == error.place.role:
+                reason = read_end_reason(self._config.run.dir, client.role, client.worker.instance_id)
+                return None if reason and reason in error.message else reason
+        return None
 
     async def watch(self, roles: Collection[str] = _LOST_WITH_STATE) -> NoReturn:
         """Polls the groups until one has ended, then raises, so that a loss is noticed between calls; never returns.

@@ -34,6 +34,7 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, threads_of_rank
+from splitppo.end_reason import write_end_reason
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_server_credentials
@@ -187,6 +188,8 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
 
     def answer_and_stop(error: WireError) -> None:
         worker.mark_failed(error)
+        # Before the server stops: a controller without an open call looks here once nothing answers any more.
+        write_end_reason(context.config.run.dir, context.role_name, worker.instance_id, error.message)
         server.stop()
         with suppress(OSError):  # a reader of the announcement finds no service at its address
             announcement.unlink(missing_ok=True)

@@ -14,6 +14,8 @@ import pytest
 
 from tests.kill_matrix.cells import Cell, cells_at
 from tests.kill_matrix.harness import fired_mark_of, matrix_config, run_cells, undisturbed_digests, with_incidents
+from tests.support.groups import is_alive, wait_until
+from tests.support.meetings import is_paused, let_go, pause_at
 from tests.support.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -68,6 +70,23 @@ def test_one_incident_after_the_other_costs_no_more_than_time(
     assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
     for role in ("actor", "critic"):
         assert "LoadCheckpoint done" in verdict.folder.log(f"{role}_0")
+
+
+@pytest.mark.extended
+def test_a_rank_that_dies_while_the_controller_waits_for_no_answer_is_named(
+    two_ranks: dict[str, Any], tmp_path: Path
+) -> None:
+    point, step = "controller.actor.update.begin", 2
+    config = {**with_incidents(two_ranks), "debug": {"failpoints": pause_at(point, [step])}}
+    with started(config, tmp_path / "run", f"run.stop_after_step={step}") as controller:
+        controller.wait_until(lambda folder: is_paused(folder.path, point, step), "the moment before a call")
+        rank_0, rank_1 = controller.folder.pids("actor")
+        os.kill(rank_1, signal.SIGKILL)
+        wait_until(lambda: not is_alive(rank_0), what="the end of rank 0, which has answered nobody")
+        let_go(controller.folder.path, step)
+        folder = controller.complete()
+    [said] = [line for line in folder.log("controller_0").splitlines() if "recovering in" in line]
+    assert f"; a peer rank died: rank 1, pid {rank_1}; the group ends" in said
 
 
 @pytest.fixture(scope="module")

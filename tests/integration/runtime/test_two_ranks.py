@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from splitppo.end_reason import read_end_reason
 from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
@@ -166,6 +167,8 @@ def test_a_killed_follower_aborts_the_running_command_and_ends_the_group(start_t
     assert "a peer rank died: rank 1" in str(error)
     assert killed.group.wait_ended() == 128 + signal.SIGKILL
     assert "error: rank 1 was ended by SIGKILL\n" in killed.group.output
+    # For a caller without an open call.
+    assert read_end_reason(killed.run_dir, "critic", killed.group.instance_id) == error.message
 
 
 def test_every_rank_ends_when_the_launcher_goes_whose_file_has_no_line_of_a_log(start_toy: StartToy) -> None:

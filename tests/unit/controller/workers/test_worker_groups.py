@@ -1,16 +1,18 @@
-"""Groups that are started from outside: the controller's handshake with them."""
+"""The controller's handshake with groups, and the reasons that groups leave behind when they end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from controller.workers.launcher import GroupFailed
 from controller.workers.worker_groups import WorkerGroups
 from splitppo import __version__
 from splitppo.config import ConfigError
-from splitppo.rpc.errors import WrongState
+from splitppo.end_reason import write_end_reason
+from splitppo.rpc.errors import NotIntroduced, PeerDied, Place, Unavailable, WireError, WrongState
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
 from tests.support.fake_services import make_config
@@ -53,3 +55,43 @@ async def test_another_version_ends_the_run_at_the_first_handshake_with_one_sent
     assert ("0.0.9" in sentence or "protocol 99" in sentence, "\n" in sentence) == (True, False)
     assert not groups.can_recover(refused.value)
     assert len(worker.requests) == 1
+
+
+INSTANCE = "this instance"
+REASON = "rank 1 on two failed: torchrun has ended there; the group ends"
+ACTOR = Place(role="actor", rank=0, step=4, method="SaveCheckpoint")
+
+
+@pytest.fixture
+async def groups(connect: Connect, tmp_path: Path) -> AsyncIterator[WorkerGroups]:
+    """One group, the actor's, which the controller has met as INSTANCE."""
+    worker = FakeWorker()
+    worker.greeting.instance_id, worker.greeting.software_version = INSTANCE, __version__
+    services = {"services__launch": "external", "algorithm__adv_estimator": "grpo"}
+    config = make_config(tmp_path, **services, services__actor__address=(await connect(worker)).address)
+    groups = WorkerGroups(config, tmp_path / "config.yaml", CALLER, lambda *_: None)
+    await groups.connect()
+    yield groups
+    await groups.close()
+
+
+@pytest.mark.parametrize("error", [Unavailable("failed to connect", ACTOR), NotIntroduced("who is there?", ACTOR)])
+def test_a_group_that_is_gone_when_it_is_called_has_left_its_reason(
+    groups: WorkerGroups, tmp_path: Path, error: WireError
+) -> None:
+    assert groups.end_reason(error) is None
+    write_end_reason(tmp_path, "actor", INSTANCE, REASON)
+    assert groups.end_reason(error) == REASON
+
+
+def test_the_reason_of_another_instance_or_group_is_not_this_groups(groups: WorkerGroups, tmp_path: Path) -> None:
+    write_end_reason(tmp_path, "actor", "another instance", REASON)
+    assert groups.end_reason(Unavailable("failed to connect", ACTOR)) is None
+    write_end_reason(tmp_path, "actor", INSTANCE, REASON)
+    assert groups.end_reason(Unavailable("failed to connect", Place(role="critic"))) is None
+    assert groups.end_reason(GroupFailed("the actor group ended at start; last lines of its log", role="actor")) is None
+
+
+def test_a_group_that_has_answered_with_its_reason_is_not_quoted_twice(groups: WorkerGroups, tmp_path: Path) -> None:
+    write_end_reason(tmp_path, "actor", INSTANCE, REASON)
+    assert groups.end_reason(PeerDied(REASON, ACTOR)) is None
