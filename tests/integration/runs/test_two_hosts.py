@@ -197,8 +197,9 @@ def test_a_group_over_two_hosts_survives_the_death_of_its_ranks_on_one(
 ) -> None:
     undisturbed = completed("gather", 2).checkpoint(LAST_OF_SHORT)
     with rehearsal(hosts, two_ranks, tmp_path, f"run.stop_after_step={LAST_OF_SHORT}") as run:
-        run.after_step(2)
+        run.after_step(1)
         run.check_ports()
+        run.after_step(2)
         run.kill_torchrun("actor on two")
         folder = run.controller.complete()
     said = next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
