@@ -1,7 +1,13 @@
 """Locks of open files, by flock; a lock lasts as long as the process has the file open."""
 
 import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TextIO
+
+_POLL_INTERVAL_S = 0.1
 
 
 def try_lock(file: TextIO, *, shared: bool = False) -> bool:
@@ -11,3 +17,16 @@ def try_lock(file: TextIO, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def any_lock(files: Sequence[Path]) -> Iterator[None]:
+    """Locks one of several files during the `with` block, and first waits until one is free; no files: no lock.
+
+    The lock also excludes other threads of this process.
+    """
+    with ExitStack() as stack:
+        opened = [stack.enter_context(file.open("a")) for file in files]
+        while opened and not any(try_lock(file) for file in opened):
+            time.sleep(_POLL_INTERVAL_S)
+        yield

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.exchange import Publisher
+from services.engine.inference import ReportProgress
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.engine.token_metrics import MetricLimit
@@ -152,9 +153,9 @@ class ActorRole:
         self._suspend_generation()
         return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
+    def load_checkpoint(self, directory: Path | None, progress: ReportProgress = lambda *_: None) -> bytes:
         self._suspend_generation(weights_change=True)
-        return self._policy.load_checkpoint(directory)
+        return self._policy.load_checkpoint(directory, progress)
 
     def compute_weights_digest(self) -> str:
         self._suspend_generation()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from services.engine import hf_folder, parallel
 from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards
 from services.engine.weights_digest import values_digest
 from splitppo import failpoints
+from splitppo.file_lock import any_lock
 
 log = logging.getLogger(__name__)
 
 HF_FOLDER = "huggingface"
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
 _PROGRESS_INTERVAL_S = 1.0
+# A rank that has written its part waits for the others; the watch over peers notices a dead rank at once.
+_GROUP_TIMEOUT = timedelta(days=7)
 
 
 class Checkpointer:
@@ -35,12 +39,13 @@ class Checkpointer:
 
     Saving has its own gloo group and its own thread, so that its collectives do not mix with those of training. Saving
     reads weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the folder
-    `source` are copied into `huggingface/`.
+    `source` are copied into `huggingface/`. A rank writes while it has the lock of one of the files `writer_locks`, if
+    there are any.
     """
 
-    def __init__(self, model: Any, source: Path) -> None:
-        self._model, self._source = model, source
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+    def __init__(self, model: Any, source: Path, writer_locks: Sequence[Path] = ()) -> None:
+        self._model, self._source, self._writer_locks = model, source, writer_locks
+        self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[str] | None = None
         self._writer: ShardWriter | None = None
@@ -75,7 +80,7 @@ class Checkpointer:
             state["extra"] = torch.frombuffer(bytearray(service_state or b"\0"), dtype=torch.uint8)
             state["extra_length"] = torch.tensor(len(service_state))
         failpoints.hit("save_checkpoint.writing")
-        self._writer = writer = ShardWriter(directory)
+        self._writer = writer = ShardWriter(directory, self._writer_locks)
         stream = _stream_behind_training()
 
         def write() -> str:
@@ -87,13 +92,17 @@ class Checkpointer:
         self._last = self._thread.submit(write)
         return self._last
 
-    def wait_until_written(self, progress: Callable[[int, int, str], None] = lambda *_: None) -> None:
-        """Waits until the last save no longer reads this rank's tensors, so that training may change them."""
+    def wait_until_written(self, progress: Callable[[int, int, str], None]) -> None:
+        """Waits until the last save has written the tensors of all ranks, so that training may change them.
+
+        While this rank writes, only written tensors are progress. While it waits for other ranks, waiting is progress,
+        because each of them reports its own.
+        """
         if (writer := self._writer) is None:
             return
         began_s, num_written = time.perf_counter(), writer.num_written
         while not writer.is_done.wait(_PROGRESS_INTERVAL_S):
-            if writer.num_written > num_written:  # without progress the heartbeat counts this as silence
+            if writer.num_written > num_written or not writer.is_writing:  # else the heartbeat counts it as silence
                 num_written = writer.num_written
                 progress(num_written, writer.num_tensors, "save")
         if (waited_s := time.perf_counter() - began_s) > _PROGRESS_INTERVAL_S:
@@ -103,14 +112,17 @@ class Checkpointer:
     def _finish(self, directory: Path, *, with_hf_model: bool) -> str:
         if parallel.rank() != 0:
             return ""
-        hf_folder.copy_files(self._source, directory / HF_FOLDER)
-        self._model.config.save_pretrained(directory / HF_FOLDER)
-        if with_hf_model:
-            write_hf_weights(directory, directory / HF_FOLDER)
+        with any_lock(self._writer_locks):
+            hf_folder.copy_files(self._source, directory / HF_FOLDER)
+            self._model.config.save_pretrained(directory / HF_FOLDER)
+            if with_hf_model:
+                write_hf_weights(directory, directory / HF_FOLDER)
         names = sorted(name for name, _ in self._model.named_parameters())
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
-    def load(self, directory: Path, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
+    def load(
+        self, directory: Path, optimizer: torch.optim.Optimizer, progress: Callable[[int, int, str], None]
+    ) -> tuple[int, bytes]:
         """Loads a checkpoint from any number of ranks into model and optimizer; returns (num_updates, service_state).
 
         Raises:
@@ -118,7 +130,7 @@ class Checkpointer:
         """
         model = self._model
         shapes = check_checkpoint(directory, model)
-        self.wait_until_written()
+        self.wait_until_written(progress)
         optimizer.state.clear()  # first, else moments would be in memory twice
         moments = _fresh_moments(model, shapes)
         rng = {key: value for key, value in _rng_entries().items() if key in shapes}

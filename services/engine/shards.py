@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -23,23 +23,28 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
+from splitppo.file_lock import any_lock
 from splitppo.manifest import DamagedCheckpoint
 
 
 class ShardWriter(FileSystemWriter):
     """Writes this rank's tensors of a checkpoint to one file; each GPU tensor is copied just before it is written.
 
-    torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete.
+    torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete. The file
+    is written with the lock of one of the files `locks`, if there are any.
 
     Attributes:
         num_written: number of tensors written so far, of `num_tensors`.
-        is_done: set when the tensors of this rank are no longer read, also after an error.
+        is_writing: True while this rank writes its file, and does not wait for other ranks.
+        is_done: set when the tensors of all ranks are written, also after an error.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, locks: Sequence[Path] = ()) -> None:
         super().__init__(directory)
         self.num_written = self.num_tensors = 0
+        self.is_writing = False
         self.is_done = threading.Event()
+        self._locks = locks
 
     def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
         """Writes this rank's part of the tensors in `state`; all ranks of the group (None: one rank) call it.
@@ -57,7 +62,7 @@ class ShardWriter(FileSystemWriter):
         """Writes this rank's tensors of a save plan to one file; torch.distributed.checkpoint calls it."""
         name, results = f"{plan.storage_data.prefix}0.distcp", []
         self.num_tensors = len(plan.items)
-        with (Path(self.path) / name).open("wb") as file:
+        with any_lock(self._locks), self._writing(), (Path(self.path) / name).open("wb") as file:
             for item in plan.items:
                 begin = file.tell()
                 torch.save(_alone(planner.resolve_data(item)), file)
@@ -66,10 +71,17 @@ class ShardWriter(FileSystemWriter):
                 self.num_written += 1
             file.flush()
             os.fsync(file.fileno())
-        self.is_done.set()
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(results)
         return done
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self.is_writing = True
+        try:
+            yield
+        finally:
+            self.is_writing = False
 
 
 def _alone(tensor: Any) -> Tensor:

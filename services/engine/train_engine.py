@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +53,8 @@ class TrainEngine:
     """A model under training: sharded weights, optimizer, schedule; has the checkpoint methods of a `Role`.
 
     Training begins with the weights of the model's folder; a new value head is a function of (seed, kind).
-    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
+    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
+    `Checkpointer`.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -64,7 +65,14 @@ class TrainEngine:
     """
 
     def __init__(
-        self, config: TrainedModelConfig, *, kind: Kind, seed: int, max_response_length: int, device: torch.device
+        self,
+        config: TrainedModelConfig,
+        *,
+        kind: Kind,
+        seed: int,
+        max_response_length: int,
+        device: torch.device,
+        writer_locks: Sequence[Path] = (),
     ) -> None:
         self.config, self.kind, self.seed, self.device = config, kind, seed, device
         self.max_response_length = max_response_length
@@ -83,7 +91,7 @@ class TrainEngine:
         fill_model(self.model, config.model, kind, seed=seed)
         self.compute = functools.partial(compute_columns, self.model, limits=self.limits, device=device)
         self.optimizer = build_optimizer(self.model, config)
-        self._checkpointer = Checkpointer(self.model, resolve_folder(config.model))
+        self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks)
 
     def update(
         self,
@@ -222,20 +230,22 @@ class TrainEngine:
         """Checks that the checkpoint in a folder is whole and fits this model; see `checkpoint.check_checkpoint`."""
         check_checkpoint(directory, self.model)
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
+    def load_checkpoint(self, directory: Path | None, progress: ReportProgress = lambda *_: None) -> bytes:
         """Loads a checkpoint from any number of ranks, or for None the initial weights and a fresh optimizer.
+
+        `progress` is called while this waits for a save that is still being written.
 
         Raises:
             ValueError: the checkpoint is missing, torn, or of another model.
         """
         parallel.release(self.model)
         if directory is None:
-            self._checkpointer.wait_until_written()
+            self._checkpointer.wait_until_written(progress)
             fill_model(self.model, self.config.model, self.kind, seed=self.seed)
             self.optimizer = build_optimizer(self.model, self.config)
             self.num_updates, service_state = 0, b""
         else:
-            self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer)
+            self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer, progress)
         return service_state
 
     def compute_weights_digest(self) -> str:

@@ -29,6 +29,7 @@ class TrainedRole:
             seed=context.config.run.seed,
             max_response_length=context.config.data.max_response_length,
             device=context.device,
+            writer_locks=context.writer_locks,
         )
 
     def prepare_forward(self, _request: Any, batch: Batch) -> Batch:

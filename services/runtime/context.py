@@ -1,7 +1,9 @@
 """The facts that a rank of a torchrun group has about itself (rank, device, process groups) and the other ranks."""
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,12 @@ class RankContext:
     control_group: ProcessGroup
     config: Config
     parts_group: ProcessGroup | None = None
+
+    @property
+    def writer_locks(self) -> Sequence[Path]:
+        """The files of which a rank locks one while it writes to storage; none without `checkpoint.max_writers`."""
+        first = self.config.run.dir / "services" / f"writer_{socket.gethostname()}"
+        return [Path(f"{first}_{number}.lock") for number in range(self.config.checkpoint.max_writers or 0)]
 
 
 class Members(NamedTuple):

@@ -172,8 +172,10 @@ class CheckpointedRole(Role, Protocol):
     def check_checkpoint(self, directory: Path) -> None:
         """Raises DamagedCheckpoint if files are missing or torn, ValueError for another model; for rank 0 alone."""
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
+    def load_checkpoint(self, directory: Path | None, progress: Callable[[int, int, str], None]) -> bytes:
         """Loads the checkpoint in `directory` (None: the initial model); returns the saved service state (None: empty).
+
+        `progress` is called while a save that is still being written has to be waited for.
 
         Raises:
             ValueError, OSError: `directory` has no checkpoint of this role, or a torn one.

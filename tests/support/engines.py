@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,15 @@ def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: A
     return model
 
 
-def make_engine(folder: Path, kind: Kind = "policy", *, seed: int = 1, **settings: Any) -> TrainEngine:
+def make_engine(
+    folder: Path, kind: Kind = "policy", *, seed: int = 1, writer_locks: Sequence[Path] = (), **settings: Any
+) -> TrainEngine:
     """Returns an engine on the CPU; settings are keys of the actor's or critic's section."""
     section = ActorConfig if kind == "policy" else CriticConfig
     config = section.model_validate({"model": str(folder), "lr": 1e-2, **settings})
-    return TrainEngine(config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=CPU)
+    return TrainEngine(
+        config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=CPU, writer_locks=writer_locks
+    )
 
 
 def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, ppo_epochs: int = 1) -> Batch:

@@ -110,10 +110,10 @@ class CheckpointCommands:
         except DamagedCheckpoint as error:
             raise DataLoss(str(error)) from error
 
-    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, __: CommandProgress) -> Outcome:
+    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, progress: CommandProgress) -> Outcome:
         """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest."""
         directory = self._directory(request.step) if request.step else None
-        ledger = self._role.load_checkpoint(directory)
+        ledger = self._role.load_checkpoint(directory, progress)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
             raise DataLoss(f"the ledger in {directory} is not the one that its manifest names")
         self._ledger.restore(ledger if directory else b"", request.step)

@@ -29,6 +29,10 @@ class CheckpointConfig(Section):
     save_hf_model: bool = False
     """If true, each checkpoint also holds the weights as a Hugging Face folder."""
 
+    max_writers: int | None = Field(None, ge=1, le=256)
+    """The number of ranks on a machine, of all groups, that write files of checkpoints at the same time, for slow
+    storage. It does not hold for the weights in rollout.sync_dir, which all ranks write together. null: no limit."""
+
     def saves_weights(self, _step: int) -> bool:
         """Returns True if the weights of this step are kept as a Hugging Face folder of their own."""
         return False

@@ -43,7 +43,7 @@ def main(models: Path, output: Path) -> None:
     for kind, outputs in (("policy", ["log_probs", "entropy"]), ("value", ["values"])):
         settings = {"ppo_max_token_len_per_gpu": 64, "ppo_epochs": 2}
         forward, loss = forward_of(kind), loss_of(kind)
-        engine = make_engine(models / "policy", kind, **settings)
+        engine = make_engine(models / "policy", kind, writer_locks=[output / "writer.lock"], **settings)
         facts[f"{kind}/initial_digest"] = engine.compute_weights_digest()
         computed = engine.compute(batch, forward, outputs=outputs, progress=silent)
         tensors[f"{kind}/compute/{rank}"] = {name: column.rows() for name, column in computed.items()}

@@ -202,7 +202,7 @@ class ToyRole:
         if not (directory / "state").exists():
             raise ValueError(f"{directory} is torn")
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
+    def load_checkpoint(self, directory: Path | None, progress: object = None) -> bytes:
         with torch.no_grad():
             self._weights.fill_(0.0 if directory is None else float((directory / "weights").read_text()))
         return b"" if directory is None else (directory / "state").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from services.engine import export, hf_folder
 from services.engine.train_engine import TrainEngine
 from services.engine.weights_digest import weights_digest
+from splitppo.file_lock import any_lock
 from tests.support.disks import fill, mounted
 from tests.support.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
 from tests.support.models import EOS, save_policy, save_value_model
@@ -137,6 +139,58 @@ def test_what_changes_weights_waits_until_they_are_written_and_nothing_else_does
     returned.set()
     assert saved.result(30) == digest
     assert happened == order
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda engine, report: engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=report),
+        lambda engine, report: engine.load_checkpoint(None, report),
+    ],
+    ids=["update", "load"],
+)
+def test_what_waits_for_the_turn_of_a_checkpoint_reports_progress(policy: Path, tmp_path: Path, work) -> None:
+    engine, lock, reports = updated(policy, writer_locks=[tmp_path / "lock"]), ExitStack(), list[int]()
+    lock.enter_context(any_lock([tmp_path / "lock"]))  # as another process that writes
+    give_up = threading.Timer(60.0, lock.close)
+    give_up.start()
+
+    def report(done: int, _: int, phase: str) -> None:
+        if phase == "save" and give_up.is_alive():
+            reports.append(done)
+            give_up.cancel()
+            lock.close()
+
+    saved = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=True)
+    work(engine, report)
+    assert reports == [0]
+    digest = saved.result(60)
+    assert weights_digest(AutoModelForCausalLM.from_pretrained(tmp_path / "part" / "huggingface")) == digest
+
+
+def test_an_update_reports_no_progress_while_the_writing_of_its_rank_stands_still(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, fsync, stands_still, goes_on = updated(policy), os.fsync, threading.Event(), threading.Event()
+    reports = list[str]()
+
+    def stuck(file: int) -> None:
+        stands_still.set()
+        goes_on.wait(60)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", stuck)
+    saved = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False)
+    assert stands_still.wait(60)
+    threading.Timer(2.5, goes_on.set).start()
+    engine.update(
+        BATCH,
+        forward_of("policy"),
+        loss_of("policy"),
+        progress=lambda _, __, phase: None if goes_on.is_set() else reports.append(phase),
+    )
+    saved.result(60)
+    assert set(reports) == {"update"}
 
 
 def test_loading_the_initial_model_forgets_all_training(policy: Path) -> None:

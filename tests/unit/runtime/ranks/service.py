@@ -97,7 +97,7 @@ class Counter:
         if not (directory / "state").exists():
             raise ValueError(f"{directory} is torn")
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
+    def load_checkpoint(self, directory: Path | None, progress: object = None) -> bytes:
         self.before_load()
         if directory is None:
             return b""
