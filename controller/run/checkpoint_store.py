@@ -13,7 +13,6 @@ damaged if its files are not as its marker and manifests describe them. Then the
 
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from controller.run.state import RunState
 from splitppo import failpoints
 from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError
+from splitppo.hard_link import link_or_copy
 from splitppo.manifest import (
     DamagedCheckpoint,
     FileEntry,
@@ -285,7 +285,7 @@ class CheckpointStore:
         """Replaces the checkpoint of `step` by a copy, whose marker comes last: a half-made copy is never used."""
         self._remove(step)
         target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
-        shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)
+        shutil.copytree(folder, target, ignore=without_marker, copy_function=link_or_copy, dirs_exist_ok=True)
         self._mark_adopted(folder, step)
 
     def _mark_adopted(self, folder: Path, step: int) -> None:
@@ -312,10 +312,3 @@ def named_step(folder: Path) -> int:
 
 def _named_is_damaged(folder: Path, error: DamagedCheckpoint) -> ConfigError:
     return ConfigError(f"run.resume: the checkpoint {folder} is damaged: {error}")
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -5,20 +5,23 @@ Every command runs on every rank at the same time; each rank has its own rows, a
 
 import logging
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import ValidationError
+from torch import Tensor
 
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
-from services.engine.exchange import Publisher
+from services.engine.checkpoint import HF_FOLDER
+from services.engine.exchange import Publisher, saved_buffers
 from services.engine.inference import ReportProgress
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
+from services.engine.model.loading import resolve_folder
 from services.engine.token_metrics import MetricLimit
 from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
@@ -33,6 +36,7 @@ from splitppo.batch import Batch
 from splitppo.config import ActorConfig, Config
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.config.subsections.phases import MAX_LABEL
+from splitppo.file_lock import any_lock
 from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
@@ -57,7 +61,7 @@ class ActorRole:
     role = worker_pb2.ROLE_ACTOR
 
     def __init__(self, context: RankContext) -> None:
-        config = context.config
+        self._context, config = context, context.config
         self._config, self._device = config.actor, context.device
         self._phase = ""
         self._generation: Generation | None = None
@@ -72,6 +76,9 @@ class ActorRole:
         self._publisher = Publisher(
             config.weights_folder, self._policy.model, self._policy.whole_weights, dtype_of(config), context.device
         )
+        self._source = resolve_folder(config.actor.model)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf_model")
+        self._kept: Sequence[Future[str]] = ()
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
         self.check_checkpoint = self._policy.check_checkpoint
 
@@ -137,16 +144,32 @@ class ActorRole:
     def publish_weights(
         self, request: actor_pb2.PublishWeightsRequest, _attachment: bytes, progress: CommandProgress
     ) -> Outcome:
-        """Writes the weights of the committed step for the rollout group; see `Publisher.publish`."""
+        """Writes the weights of the committed step for the rollout group; see `Publisher.publish`.
+
+        With `save_hf_model` rank 0 also keeps them as a Hugging Face folder, in the background.
+        """
         self._suspend_generation()
+        wait(self._kept)  # it reads a version that may be removed now
         started_s, header, published = time.perf_counter(), request.header, Future[str]()
         try:
             with storage_errors(self._publisher.folder):
                 manifest_sha256 = self._publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
-            published.set_result(manifest_sha256)
+            if request.save_hf_model and self._context.rank == 0:
+                buffers = saved_buffers(self._policy.model)
+                published = self._thread.submit(self._save_hf_model, header.base_step, buffers, manifest_sha256)
+                self._kept = (published,)
+            else:
+                published.set_result(manifest_sha256)
         except StorageFailed as error:  # as an answer: the ranks, which have all failed, can go on
             published.set_exception(error)
         return Outcome(metrics={"timing_s/publish": time.perf_counter() - started_s}, durable=published)
+
+    def _save_hf_model(self, version: int, buffers: Mapping[str, Tensor], manifest_sha256: str) -> str:
+        folder = self._context.config.run.dir / HF_FOLDER / f"global_step_{version}"
+        with storage_errors(folder), any_lock(self._context.writer_locks):
+            self._publisher.save_hf_model(version, buffers, self._source, folder)
+        log.info("the weights of step %d are kept in %s", version, folder)
+        return manifest_sha256
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the policy, see `Role.save_checkpoint`; other models of the group are not saved."""

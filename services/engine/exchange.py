@@ -6,6 +6,7 @@ to the disk: a version need not survive its machine.
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -18,19 +19,22 @@ from math import prod
 from pathlib import Path
 from typing import Any, Self
 
+import safetensors.torch
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.engine import parallel
+from services.engine import hf_folder, parallel
 from services.engine.model.loading import describe_architecture
 from splitppo import failpoints
+from splitppo.hard_link import link_or_copy
 from splitppo.manifest import MANIFEST, DamagedCheckpoint, SealedFile
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # the names of safetensors
 _HEADER_ALIGNMENT = 8
 _MAX_THREADS = 8
+_BUFFERS_FILE = "model-buffers.safetensors"
 
 # (name, whole tensor) of each weight, tied ones once; every rank must take them all.
 NamedWeights = Iterator[tuple[str, Tensor]]
@@ -110,6 +114,34 @@ class Publisher:
                 partial_folder.rename(final)
         return manifest_sha256
 
+    def save_hf_model(self, version: int, buffers: Mapping[str, Tensor], source: Path, folder: Path) -> None:
+        """Keeps a published version as a Hugging Face folder, by hard links where possible; for one rank alone.
+
+        `buffers` are the model's saved buffers; `source` is the folder of its tokenizer files. An earlier folder of
+        that name is replaced.
+
+        Raises:
+            OSError: storage has failed; the earlier folder is as it was.
+        """
+        published = version_folder(self.folder, version)
+        manifest = WeightsManifest.read(published / MANIFEST)
+        with hf_folder.replacing(folder) as partial_folder:
+            hf_folder.copy_files(source, partial_folder)
+            config = copy.copy(self.model.config)
+            config.dtype = self.dtype
+            config.save_pretrained(partial_folder)
+            files, of_all = sorted(manifest.files), f"of-{len(manifest.files):05d}.safetensors"
+            kept_as = {file: f"model-{number:05d}-{of_all}" for number, file in enumerate(files, 1)}
+            for file, kept_file in kept_as.items():
+                link_or_copy(published / file, partial_folder / kept_file)
+            file_of = {name: kept_as[weight.file] for name, weight in manifest.weights.items()}
+            num_bytes = sum(prod(weight.shape) for weight in manifest.weights.values()) * self.dtype.itemsize
+            if buffers:
+                content = safetensors.torch.save(dict(buffers), {"format": "pt"})
+                (partial_folder / _BUFFERS_FILE).write_bytes(content)
+                file_of |= dict.fromkeys(buffers, _BUFFERS_FILE)
+            hf_folder.write_index(partial_folder, file_of, num_bytes)
+
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """Raises an OSError on every rank if the `with` block has raised one on any rank; a barrier of all ranks."""
@@ -169,6 +201,12 @@ class Publisher:
         content = manifest.serialise()
         (folder / MANIFEST).write_bytes(content)
         return hashlib.sha256(content).hexdigest()
+
+
+def saved_buffers(model: Any) -> dict[str, Tensor]:
+    """Returns the buffers of a model that its files have, by name; weights are published without them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
 
 
 def _digests_file(folder: Path, rank: int) -> Path:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as hf_logging
 
+from splitppo.atomic_write import sync_folder
 from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
 # The files of a tokenizer, and of generation; all other files of a model folder are config or weights.
@@ -71,11 +73,44 @@ def write_weights(
             for file in Path(part).iterdir():
                 file.replace(folder / file.name)
     if weight_map:
-        index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": weight_map}
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        write_index(folder, weight_map, sum(num_bytes.values()))
+    _make_durable(folder)
+
+
+def write_index(folder: Path, weight_map: Mapping[str, str], num_bytes: int) -> None:
+    """Writes the index of a folder's weights: the name of the file of each weight, and the size of all in bytes."""
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Gives the `with` block a new folder, which then replaces `folder`, if the block has raised nothing.
+
+    A reader never sees a part of the new folder, also after a crash. What a crash has left beside it is removed.
+    """
+    partial, earlier = (folder.with_name(f"{folder.name}.{state}") for state in ("partial", "earlier"))
+    for left_over in (*folder.parent.glob("*.partial"), *folder.parent.glob("*.earlier")):
+        shutil.rmtree(left_over)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _make_durable(partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(earlier)
+    partial.rename(folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _make_durable(folder: Path) -> None:
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
+    sync_folder(folder)
 
 
 def _without_weights(folder: Path) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.engine import parallel
-from services.engine.exchange import PublishedWeights
+from services.engine.exchange import PublishedWeights, saved_buffers
 from services.engine.model.loading import build_model, fill_model, set_attention
 from services.runtime.context import RankContext
 from splitppo.config import Config
@@ -39,7 +39,7 @@ class SyncedWeights:
         self.num_parameters: int = self.model.num_parameters()
         if holds_copy:
             parallel.materialise(self.model, context.device)
-            if _has_saved_buffers(self.model):  # which are in the model's folder alone
+            if saved_buffers(self.model):  # which are in the model's folder alone
                 fill_model(self.model, actor.model, "policy")
             set_attention(self.model, generation=True)
 
@@ -88,7 +88,3 @@ class SyncedWeights:
 def dtype_of(config: Config) -> torch.dtype:
     """Returns the dtype in which the policy is published and sampled with."""
     return torch.bfloat16 if config.actor.dtype == "bf16" else torch.float32
-
-
-def _has_saved_buffers(model: Any) -> bool:
-    return len(model.state_dict()) > len(list(model.named_parameters(remove_duplicate=False)))

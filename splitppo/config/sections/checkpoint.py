@@ -29,10 +29,16 @@ class CheckpointConfig(Section):
     save_hf_model: bool = False
     """If true, each checkpoint also holds the weights as a Hugging Face folder."""
 
-    max_writers: int | None = Field(None, ge=1, le=256)
-    """The number of ranks on a machine, of all groups, that write files of checkpoints at the same time, for slow
-    storage. It does not hold for the weights in rollout.sync_dir, which all ranks write together. null: no limit."""
+    weights_save_freq: int = Field(0, ge=0)
+    """The number of steps from one copy of the policy's weights to the next, each a Hugging Face folder
+    huggingface/global_step_N in the run folder, in the dtype of actor.dtype. These folders are never removed, and no
+    run is resumed from them. 0: none."""
 
-    def saves_weights(self, _step: int) -> bool:
-        """Returns True if the weights of this step are kept as a Hugging Face folder of their own."""
-        return False
+    max_writers: int | None = Field(None, ge=1, le=256)
+    """The number of ranks on a machine, of all groups, that write files of checkpoints or of weights_save_freq at the
+    same time, for slow storage. It does not hold for the weights in rollout.sync_dir, which all ranks write together.
+    null: no limit."""
+
+    def saves_weights(self, step: int) -> bool:
+        """Returns True if the policy's weights are kept as a Hugging Face folder after the update of `step`."""
+        return step > 0 and self.weights_save_freq > 0 and step % self.weights_save_freq == 0

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from services.engine.frozen_model import FrozenModel
 from services.engine.token_metrics import MetricLimit
 from services.engine.train_engine import TrainEngine
+from services.engine.weights_digest import weights_digest
 from splitppo.config.subsections.policy_loss import LOSS_MODES
 from tests.support.engines import (
     CPU,
@@ -128,6 +130,14 @@ def test_bf16_computes_near_fp32_on_fp32_master_weights(group: Group) -> None:
     actual = group.tensors[0]["bf16/gradients"]
     assert {tensor.dtype for tensor in actual.values()} == {torch.float32}
     assert 1e-6 < relative_error(actual, expected) <= 0.1
+
+
+def test_bf16_weights_are_kept_in_bf16_with_a_file_of_each_rank(group: Group) -> None:
+    kept = AutoModelForCausalLM.from_pretrained(group.output / "bf16")
+    assert kept.dtype == torch.bfloat16
+    rounded = AutoModelForCausalLM.from_pretrained(group.models / "policy", dtype=torch.bfloat16)
+    assert weights_digest(kept) == weights_digest(rounded)
+    assert len([*(group.output / "bf16").glob("*.safetensors")]) == 2
 
 
 def test_bf16_policy_and_reference_agree_before_the_first_update(group: Group) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from services.engine import parallel
+from services.engine.exchange import Publisher
 from services.engine.frozen_model import FrozenModel
 from services.engine.token_metrics import MetricLimit
 from splitppo.balance import partition
@@ -90,6 +91,10 @@ def main(models: Path, output: Path) -> None:
     computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
     tensors[f"bf16/{rank}"] = computed.rows()
     facts["bf16/initial_digest"] = bf16.compute_weights_digest()
+    publisher = Publisher(output / "weights", bf16.model, bf16.whole_weights, torch.bfloat16, CPU)
+    publisher.publish("run", 0, 0, silent)
+    if rank == 0:
+        publisher.save_hf_model(0, {}, models / "policy", output / "bf16")
     reference = FrozenModel(bf16.config, device=CPU)
     computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
     tensors[f"bf16_reference/{rank}"] = computed.rows()

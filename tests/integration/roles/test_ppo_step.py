@@ -1,4 +1,7 @@
-"""PPO steps over real gRPC on real torchrun groups, of one rank, and of two with the reference beside the critic."""
+"""PPO steps over real gRPC on real torchrun groups, of one rank, and of two with the reference beside the critic.
+
+The groups also save a checkpoint, one rank at a time, and the actor keeps its weights as a Hugging Face folder.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller
 from controller.workers.critic_client import CriticClient
 from controller.workers.worker_groups import Workers
+from services.engine.weights_digest import weights_digest
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import StopRule
@@ -28,6 +33,7 @@ from splitppo.config.load import validate
 from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import InvalidArgument, WireError, WrongState
 from splitppo.v1 import actor_pb2, batch_pb2
+from tests.support.engines import load_model
 from tests.support.groups import Group
 from tests.support.models import EOS, VOCABULARY, save_policy
 
@@ -55,7 +61,10 @@ class Session:
     digests: list[tuple[str, str]] = field(default_factory=list)
     initial_digests: tuple[str, str] = ("", "")
     warm_up_digests: tuple[str, str] = ("", "")
+    loaded_digests: tuple[str, str] = ("", "")
     refusals: dict[str, WireError] = field(default_factory=dict)
+    num_ranks: int = 1
+    run_dir: Path = Path()
 
 
 def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
@@ -73,6 +82,7 @@ def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
             },
             "critic": {"lr": 1e-3, "ppo_mini_batch_size": 3, "ppo_epochs": 2, "shuffle": True},
             "placement": {"reference": "actor" if num_ranks == 1 else "critic"},
+            "checkpoint": {"max_writers": 1},
             "services": {role: {"num_processes": num_ranks} for role in ("actor", "critic")},
         },
         "test",
@@ -107,15 +117,26 @@ async def record(config: Config, actor_address: str, critic_address: str) -> Ses
     actor = ActorClient(actor_address, Caller(RUN_ID, 1, worker_digest(config, "actor"), NONCE))
     critic = CriticClient(critic_address, Caller(RUN_ID, 1, worker_digest(config, "critic"), NONCE))
     await asyncio.gather(actor.handshake(30), critic.handshake(30))
-    session = Session(initial_digests=await digests(actor, critic))
+    session = Session(
+        initial_digests=await digests(actor, critic),
+        num_ranks=config.services.actor.num_processes,
+        run_dir=config.run.dir,
+    )
     for _ in range(2):
         await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
         workers = Workers.of(config, actor, critic)
         session.runs.append([await ppo_step(workers, step) for step in range(1, NUM_STEPS + 1)])
         session.digests.append(await digests(actor, critic))
+    await asyncio.gather(
+        actor.save_checkpoint(base_step=NUM_STEPS, with_hf_model=False),
+        critic.save_checkpoint(base_step=NUM_STEPS, with_hf_model=True),
+        actor.publish_weights(base_step=NUM_STEPS, keep_from=0, save_hf_model=True),
+    )
     session.refusals = await refusals(workers)
     await actor.update(slot(NUM_STEPS + 1), base_step=NUM_STEPS, advance_only=True)
     session.warm_up_digests = await digests(actor, critic)
+    await asyncio.gather(actor.load_checkpoint(NUM_STEPS), critic.load_checkpoint(NUM_STEPS))
+    session.loaded_digests = await digests(actor, critic)
     await asyncio.gather(actor.close(), critic.close())
     return session
 
@@ -234,6 +255,18 @@ def test_two_runs_give_identical_experience_and_identical_weights(session: Sessi
 
 def test_a_warm_up_step_advances_the_actor_and_leaves_its_weights(session: Session) -> None:
     assert session.warm_up_digests == session.digests[1]
+
+
+def test_checkpoints_written_by_one_rank_at_a_time_are_whole(session: Session) -> None:
+    assert [file.name for file in (session.run_dir / "services").glob("writer_*")] == [f"writer_{gethostname()}_0.lock"]
+    assert session.loaded_digests == session.digests[1]
+
+
+def test_the_actor_keeps_its_weights_as_a_folder_with_a_file_of_each_rank(session: Session) -> None:
+    folder = session.run_dir / "huggingface" / f"global_step_{NUM_STEPS}"
+    assert len([*folder.glob("*.safetensors")]) == session.num_ranks
+    assert weights_digest(AutoModelForCausalLM.from_pretrained(folder)) == session.digests[1][0]
+    assert weights_digest(load_model(str(folder))) == session.digests[1][0]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ def test_changes_have_no_value_that_follows_from_other_keys(tmp_path: Path) -> N
     assert {} not in changes.values()
 
 
+@pytest.mark.parametrize(("freq", "expected"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (7, [])])
+def test_weights_are_kept_of_every_so_many_steps_but_never_the_initial_ones(
+    tmp_path: Path, freq: int, expected: list[int]
+) -> None:
+    checkpoint = load(tmp_path, f"checkpoint.weights_save_freq={freq}").checkpoint
+    assert [step for step in range(7) if checkpoint.saves_weights(step)] == expected
+
+
 def test_the_critics_mini_batch_follows_the_actors(tmp_path: Path) -> None:
     assert load(tmp_path, "actor.ppo_mini_batch_size=4").critic.ppo_mini_batch_size == 4
 

@@ -58,6 +58,10 @@ from tests.support.configs import MINIMAL, load, mistake
             " found {'min': 'low'}",
         ),
         ("data.filters.ability=[]", "key 'data.filters.ability': expected a value, a list of values, or"),
+        (
+            "checkpoint.weights_save_freq=-1",
+            "key 'checkpoint.weights_save_freq': input should be greater than or equal",
+        ),
         ("checkpoint.max_writers=0", "key 'checkpoint.max_writers': input should be greater than or equal to 1, got 0"),
         ("checkpoint.best_metric=accuracy", "key 'checkpoint.best_metric': expected val/accuracy, or a name that"),
         (

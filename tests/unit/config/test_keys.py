@@ -63,6 +63,7 @@ def test_a_key_shapes_a_worker_exactly_where_it_is_in_a_digest(tmp_path: Path) -
     ("path", "is_free"),
     [
         ("run.schedule", True),
+        ("checkpoint.weights_save_freq", True),
         ("checkpoint.max_writers", True),
         ("run.seed", False),
         ("actor.lr", True),
