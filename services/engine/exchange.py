@@ -8,6 +8,7 @@ to the disk: a version need not survive its machine.
 import contextlib
 import copy
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -100,18 +101,23 @@ class Publisher:
         """
         final = version_folder(self.folder, version)
         partial_folder = final.with_name(f"{final.name}.partial")
-        with self._together():
-            if parallel.rank() == 0:
-                self._remove_all_but(range(keep_from, version))
-                partial_folder.mkdir(parents=True)
-        with self._together():
-            self._write_own(partial_folder, report)
         manifest_sha256 = ""
-        with self._together():
-            if parallel.rank() == 0:
-                failpoints.hit("publish_weights.before_manifest")
-                manifest_sha256 = self._write_manifest(partial_folder, run_id, version)
-                partial_folder.rename(final)
+        try:
+            with self._together():
+                if parallel.rank() == 0:
+                    self._remove_all_but(range(keep_from, version))
+                    partial_folder.mkdir(parents=True)
+            with self._together():
+                self._write_own(partial_folder, report)
+            with self._together():
+                if parallel.rank() == 0:
+                    failpoints.hit("publish_weights.before_manifest")
+                    manifest_sha256 = self._write_manifest(partial_folder, run_id, version)
+                    partial_folder.rename(final)
+        except OSError:
+            if parallel.rank() == 0:  # no rank writes any more, and a checkpoint may need the room
+                shutil.rmtree(partial_folder, ignore_errors=True)
+            raise
         return manifest_sha256
 
     def save_hf_model(self, version: int, buffers: Mapping[str, Tensor], source: Path, folder: Path) -> None:
@@ -164,8 +170,8 @@ class Publisher:
 
     def _write_own(self, folder: Path, report: Callable[[int, int, str], None]) -> None:
         """Writes this rank's share of the weights to one file, and their digests to a file beside it."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        own = [name for number, name in enumerate(shapes) if number % parallel.num_ranks() == parallel.rank()]
+        shapes = _shapes(self.model)
+        own = dict(itertools.islice(shapes.items(), parallel.rank(), None, parallel.num_ranks()))
         file = folder / f"weights-{parallel.rank()}.safetensors"
         digests, failure = dict[str, str](), None
         stream = None
@@ -174,7 +180,7 @@ class Publisher:
                 try:
                     if stream is None:
                         stream = file.open("xb")
-                        stream.write(_header({name: shapes[name] for name in own}, self.dtype))
+                        stream.write(_header(own, self.dtype))
                     digests[name] = _write(stream, tensor)
                 except OSError as error:
                     failure = error
@@ -184,7 +190,7 @@ class Publisher:
                 stream.close()
             if failure is not None:
                 raise failure
-            entries = {name: (file.name, shapes[name], digests[name]) for name in own}
+            entries = {name: (file.name, shape, digests[name]) for name, shape in own.items()}
             _digests_file(folder, parallel.rank()).write_text(json.dumps(entries))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(file)) from error
@@ -207,6 +213,10 @@ def saved_buffers(model: Any) -> dict[str, Tensor]:
     """Returns the buffers of a model that its files have, by name; weights are published without them."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _digests_file(folder: Path, rank: int) -> Path:
@@ -272,7 +282,7 @@ class PublishedWeights:
         for name, value in expected.items():
             if found[name] != value:
                 raise ValueError(f"{self.folder} holds weights of {name} {found[name]}, expected {value}")
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        shapes = _shapes(model)
         stored = {name: weight.shape for name, weight in manifest.weights.items()}
         if missing := shapes.keys() - stored.keys():
             raise ValueError(f"{self.folder} lacks the weight {min(missing)}")
@@ -294,7 +304,7 @@ class PublishedWeights:
 
     def _verify(self, name: str) -> None:
         weight, tensor = self.manifest.weights[name], self.read(name)
-        stored = (tuple(tensor.shape), _DTYPES.get(tensor.dtype))
+        stored = (tuple(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
         if stored != (weight.shape, self.manifest.dtype):
             raise DamagedCheckpoint(
                 f"{self.folder / weight.file}: {name} is {stored[1]} {list(stored[0])}, expected"
@@ -321,8 +331,10 @@ class PublishedWeights:
 
 def _open(folder: Path, name: str, size: int) -> Any:
     file = folder / name
-    if Path(name).name != name or file.is_symlink():
+    if Path(name).name != name:
         raise DamagedCheckpoint(f"{folder / MANIFEST}: expected the name of a file in its folder, found {name!r}")
+    if file.is_symlink():
+        raise DamagedCheckpoint(f"{file}: expected a file, found a link")
     try:
         if (found := file.stat().st_size) != size:
             raise DamagedCheckpoint(f"{file}: expected {size} bytes, found {found}")

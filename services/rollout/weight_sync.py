@@ -12,6 +12,7 @@ from services.engine import parallel
 from services.engine.exchange import PublishedWeights, saved_buffers
 from services.engine.model.loading import build_model, fill_model, set_attention
 from services.runtime.context import RankContext
+from services.runtime.ranks.checkpoint_commands import storage_errors
 from splitppo.config import Config
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss, NotFound
@@ -29,9 +30,12 @@ class SyncedWeights:
     """
 
     def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
-        config, self._rank = context.config, context.rank
+        config = context.config
         self._folder, self._dtype = config.weights_folder, dtype_of(config)
         self._holds_copy = holds_copy
+        # On other machines the same files may look different. Later vLLM sets this variable to something else.
+        self._is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._checked: PublishedWeights | None = None
         self._published: PublishedWeights | None = None
         actor = config.actor
         # Its weights need gradients like the actor's, although none is computed: torch rounds otherwise without.
@@ -49,18 +53,17 @@ class SyncedWeights:
         Raises:
             NotFound: the version is not there.
             DataLoss: its files are not as they were published.
+            StorageFailed: they cannot be read.
             ValueError: it is of another run, model or dtype.
         """
-        self._open(request).check(request.header.run_id, self.model, self._dtype)
+        self._checked = self._open(request)
 
     def load(self, request: rollout_pb2.SyncWeightsRequest) -> None:
         """Takes over the weights of a version that `check` has accepted; every rank calls it."""
-        # On other machines the same files may look different.
-        is_verified = self._rank == 0 or os.environ.get("LOCAL_RANK", "0") != "0"
-        self._published = published = self._open(request, verify=not is_verified)
+        self._published, self._checked = self._checked or self._open(request), None
         if self._holds_copy:
             with torch.no_grad():
-                for name, weight in published.weights():
+                for name, weight in self._published.weights():
                     self.model.get_parameter(name).copy_(weight)
 
     @contextmanager
@@ -73,15 +76,17 @@ class SyncedWeights:
         assert self._published is not None, "Generate needs a version"
         return ((name, weight.to(dtype)) for name, weight in self._published.weights())
 
-    def _open(self, request: rollout_pb2.SyncWeightsRequest, *, verify: bool = True) -> PublishedWeights:
-        try:
-            published = PublishedWeights.open(self._folder, request.version, request.manifest_sha256)
-            if verify:
-                published.verify()
-        except FileNotFoundError as error:
-            raise NotFound(str(error)) from error
-        except DamagedCheckpoint as error:
-            raise DataLoss(str(error)) from error
+    def _open(self, request: rollout_pb2.SyncWeightsRequest) -> PublishedWeights:
+        with storage_errors(self._folder):
+            try:
+                published = PublishedWeights.open(self._folder, request.version, request.manifest_sha256)
+                published.check(request.header.run_id, self.model, self._dtype)
+                if self._is_first_on_machine:
+                    published.verify()
+            except FileNotFoundError as error:
+                raise NotFound(str(error)) from error
+            except DamagedCheckpoint as error:
+                raise DataLoss(str(error)) from error
         return published
 
 

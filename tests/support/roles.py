@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from services.actor.role import ActorRole
+from services.rollout.role import RolloutRole
 from services.runtime.context import RankContext
-from services.runtime.role import CommandProgress, Outcome, Role
+from services.runtime.role import Command, CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
-from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
 from tests.support.models import VOCABULARY
 
 N_SAMPLES = 3
@@ -34,10 +35,24 @@ def context_of(role_name: RoleName, **sections: Any) -> RankContext:
     )
 
 
-def build_actor(model: Path, **actor: Any) -> ActorRole:
-    """Returns an actor with `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if any."""
+def build_actor(model: Path, *, weights: Path | str = "", **actor: Any) -> ActorRole:
+    """Returns an actor with `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if any.
+
+    `weights`: the folder in which it publishes them.
+    """
     section = {"model": str(model), "lr": 1e-3, "ppo_mini_batch_size": 2, **actor}
-    return ActorRole(context_of("actor", rollout={"n": N_SAMPLES}, actor=section, placement={"reference": "actor"}))
+    rollout = {"n": N_SAMPLES, "sync_dir": str(weights)}
+    return ActorRole(context_of("actor", rollout=rollout, actor=section, placement={"reference": "actor"}))
+
+
+def build_rollout(model: Path, weights: Path, **actor: Any) -> RolloutRole:
+    """Returns a rollout role that samples with versions of weights in a folder; `actor`: keys of this section."""
+    sections: dict[str, Any] = {
+        "rollout": {"n": N_SAMPLES, "sync_dir": str(weights)},
+        "actor": {"model": str(model), **actor},
+        "services": {"rollout": {}},
+    }
+    return RolloutRole(context_of("rollout", **sections))
 
 
 class RecordedProgress(CommandProgress):
@@ -67,10 +82,32 @@ class RecordedProgress(CommandProgress):
 
 def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedProgress | None = None) -> Outcome:
     """Runs a command on one rank as a service does."""
-    entry = next(entry for entry in role.commands() if entry.method == method)
+    entry = command_of(role, method)
     wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
     entry.check(request)
     return entry.run(request, entry.prepare(request, batch.select(wanted)), report or RecordedProgress())
+
+
+def command_of(role: Role, method: str) -> Command:
+    return next(entry for entry in role.commands() if entry.method == method)
+
+
+def publish(role: Role, version: int, *, run_id: str = "run") -> str:
+    """Publishes an actor's weights as those of a step; returns the sha256 of the manifest."""
+    header = worker_pb2.CommandHeader(run_id=run_id, base_step=version)
+    request = actor_pb2.PublishWeightsRequest(header=header)
+    published = command_of(role, "PublishWeights").run(request, b"", RecordedProgress()).durable
+    assert published is not None
+    return published.result()
+
+
+def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run") -> Outcome:
+    """Lets a rollout role take over a published version, as a service does."""
+    header = worker_pb2.CommandHeader(run_id=run_id)
+    request = rollout_pb2.SyncWeightsRequest(header=header, version=version, manifest_sha256=manifest_sha256)
+    entry = command_of(role, "SyncWeights")
+    entry.check(request)
+    return entry.run(request, b"", RecordedProgress())
 
 
 def generate_request(*, num_parts: int = 0, base_step: int = 0, **changes: Any) -> actor_pb2.GenerateRequest:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +11,7 @@ import torch.distributed as dist
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order, allocate, layout_of
 from services.runtime.role import CommandCancelled
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
-
-GROUP_TIMEOUT_S = 20.0
+from tests.support.ranks import rank_processes
 
 MIXED = Batch.from_rows(
     prompts=[[1, 2, 3], [], [4]],
@@ -65,30 +60,6 @@ def test_a_group_of_one_has_nobody_to_tell() -> None:
     channel.scatter([MIXED])
 
 
-def _member(rank: int, store: str, conversation: Callable[[ControlChannel], Any], answers: Any) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=GROUP_TIMEOUT_S)
-    )
-    answers.put((rank, conversation(ControlChannel(2))))
-    dist.destroy_process_group()
-
-
-def talk(directory: Path, conversation: Callable[[ControlChannel], Any]) -> dict[int, Any]:
-    """Returns the results of `conversation` on two ranks, real processes that communicate by gloo."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    members = [
-        context.Process(target=_member, args=(rank, str(directory / "store"), conversation, answers))
-        for rank in range(2)
-    ]
-    for member in members:
-        member.start()
-    heard = dict(answers.get(timeout=120) for _ in members)
-    for member in members:
-        member.join(30)
-    return heard
-
-
 ORDERS = [
     Order(NOTHING),
     Order(3, request=b"small"),
@@ -98,7 +69,8 @@ ORDERS = [
 ]
 
 
-def _converse(channel: ControlChannel) -> Any:
+def _converse() -> Any:
+    channel = ControlChannel(2)
     if dist.get_rank() == 0:
         for order in ORDERS:
             channel.announce(order)
@@ -122,7 +94,8 @@ def _converse(channel: ControlChannel) -> Any:
 @pytest.fixture(scope="module")
 def conversation(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """Returns the messages that two ranks have received from each other."""
-    return talk(tmp_path_factory.mktemp("store"), _converse)
+    with rank_processes(2, tmp_path_factory.mktemp("store")) as run:
+        return dict(enumerate(run(2, _converse)))
 
 
 def test_orders_of_any_length_arrive_as_they_were_given(conversation: dict[int, Any]) -> None:

@@ -1,0 +1,495 @@
+"""Weights that are published as files: what a reader gets of them, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import resource
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from services.engine import parallel
+from services.engine.exchange import (
+    NamedWeights,
+    PublishedWeights,
+    Publisher,
+    StoredWeight,
+    WeightsManifest,
+    version_folder,
+)
+from splitppo.manifest import MANIFEST, DamagedCheckpoint
+from tests.support.checkpoints import cut, empty, flip, remove
+from tests.support.disks import fill, mounted, remount
+from tests.support.engines import CPU, make_engine, silent
+from tests.support.models import save_policy
+from tests.support.ranks import RunRanks, rank_processes
+
+RUN = "run"
+FP32 = torch.float32
+
+
+class Model(nn.Module):
+    """A small model with a tied weight and a scalar; the other values are 0, 1, 2, ..."""
+
+    def __init__(self, *, width: int = 3) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type="small", hidden_size=width)
+        self.embed = nn.Parameter(torch.arange(5.0 * width).reshape(5, width))
+        self.scale = nn.Parameter(torch.tensor(0.1))
+        self.norm = nn.Parameter(torch.arange(float(width)))
+        self.head = self.embed
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def whole_weights(self, dtype: torch.dtype) -> NamedWeights:
+        return ((name, parameter.detach().to(dtype)) for name, parameter in self.named_parameters())
+
+
+def publisher(folder: Path, model: Model | None = None, dtype: torch.dtype = FP32) -> Publisher:
+    model = model or Model()
+    return Publisher(folder, model, model.whole_weights, dtype, CPU)
+
+
+def publish(folder: Path, version: int, *, keep_from: int = 0, model: Model | None = None) -> str:
+    return publisher(folder, model).publish(RUN, version, keep_from, silent)
+
+
+def read(folder: Path, version: int, manifest_sha256: str) -> dict[str, Tensor]:
+    """Verifies a version and returns copies of its weights."""
+    published = PublishedWeights.open(folder, version, manifest_sha256)
+    published.verify()
+    return {name: weight.clone() for name, weight in published.weights()}
+
+
+def assert_equal(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (weight.dtype, weight.shape), name
+        assert torch.equal(actual[name], weight), name
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+# One rank.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_reader_gets_every_weight_in_the_published_dtype_and_tied_ones_once(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    manifest_sha256 = publisher(tmp_path, dtype=dtype).publish(RUN, 3, 0, silent)
+
+    found = read(tmp_path, 3, manifest_sha256)
+
+    assert sorted(found) == ["embed", "norm", "scale"]
+    assert_equal(found, dict(Model().whole_weights(dtype)))
+    PublishedWeights.open(tmp_path, 3, manifest_sha256).check(RUN, Model(), dtype)
+
+
+def test_progress_is_reported_for_each_weight(tmp_path: Path) -> None:
+    reports: list[tuple[int, int, str]] = []
+    publisher(tmp_path).publish(RUN, 0, 0, lambda *report: reports.append(report))
+    assert reports == [(done, 3, "publish") for done in (1, 2, 3)]
+
+
+def test_the_same_weights_have_the_same_manifest_when_a_step_is_published_again(tmp_path: Path) -> None:
+    first = publish(tmp_path, 3)
+    (version_folder(tmp_path, 3) / "weights-0.safetensors").write_bytes(b"torn")
+    assert publish(tmp_path, 3) == first
+    assert_equal(read(tmp_path, 3, first), dict(Model().whole_weights(FP32)))
+
+
+def test_a_step_that_is_published_again_has_the_newer_weights(tmp_path: Path) -> None:
+    first = publish(tmp_path, 3)
+    model = Model()
+    model.norm.data += 1
+    second = publish(tmp_path, 3, model=model)
+    assert torch.equal(read(tmp_path, 3, second)["norm"], model.norm)
+    with pytest.raises(DamagedCheckpoint, match=rf"expected sha256 {first[:16]}\.\.\., found {second[:16]}"):
+        PublishedWeights.open(tmp_path, 3, first)
+
+
+def test_a_reader_that_has_opened_a_version_keeps_it_when_it_is_removed(tmp_path: Path) -> None:
+    held = PublishedWeights.open(tmp_path, 3, publish(tmp_path, 3))
+    publish(tmp_path, 4, keep_from=4)
+    held.verify()
+    assert_equal(dict(held.weights()), dict(Model().whole_weights(FP32)))
+
+
+def test_older_versions_than_those_still_needed_are_removed(tmp_path: Path) -> None:
+    for version in range(4):
+        publish(tmp_path, version)
+    publish(tmp_path, 4, keep_from=3)
+    assert names(tmp_path) == ["version_3", "version_4"]
+
+
+def test_what_an_interrupted_or_later_attempt_has_left_is_removed(tmp_path: Path) -> None:
+    """A controller that has gone back publishes an earlier step again."""
+    for version in (2, 3, 5):
+        publish(tmp_path, version)
+    for version in (3, 4):
+        (tmp_path / f"version_{version}.partial").mkdir()
+        (tmp_path / f"version_{version}.partial" / "weights-0.safetensors").write_bytes(b"half")
+    publish(tmp_path, 3, keep_from=2)
+    assert names(tmp_path) == ["version_2", "version_3"]
+
+
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    publish(tmp_path, 1, keep_from=1)
+    assert names(tmp_path) == ["notes", "version_1"]
+
+
+@contextmanager
+def small_files(num_bytes: int) -> Iterator[None]:
+    """Lets this process write no file beyond so many bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 400], ids=["header", "weights", "manifest"])
+def test_storage_that_fails_leaves_no_version_and_the_earlier_one_whole(tmp_path: Path, num_bytes: int) -> None:
+    first = publish(tmp_path, 1)
+    with small_files(num_bytes), pytest.raises(OSError, match="File too large"):
+        publish(tmp_path, 2, keep_from=1)
+    assert names(tmp_path) == ["version_1"]
+    assert_equal(read(tmp_path, 1, first), dict(Model().whole_weights(FP32)))
+    assert_equal(read(tmp_path, 2, publish(tmp_path, 2)), dict(Model().whole_weights(FP32)))
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=1m") as disk:
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            publish(disk, 1)
+        assert str(disk / "version_1.partial") in str(caught.value)
+        assert names(disk) == ["filler"]
+        filler.unlink()
+        publish(disk, 1)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=1m") as disk:
+        assert remount(disk, "ro")
+        with pytest.raises(OSError, match=r"Read-only file system: .*disk/version_1\.partial"):
+            publish(disk, 1)
+
+
+# Several ranks.
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Processes for groups of up to three ranks, and a policy whose weights they shard."""
+
+    run: RunRanks
+    policy: Path
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    policy = save_policy(tmp_path_factory.mktemp("models") / "policy")
+    with rank_processes(3, tmp_path_factory.mktemp("stores")) as run:
+        yield Ranks(run, policy)
+
+
+def publish_sharded(policy: Path, folder: Path, dtype: str) -> str:
+    """On a rank: publishes a policy that is sharded over the ranks of its group."""
+    engine = make_engine(policy, dtype=dtype)
+    assert parallel.units(engine.model)
+    made = Publisher(folder, engine.model, engine.whole_weights, _DTYPES[dtype], CPU)
+    return made.publish(RUN, 7, 0, silent)
+
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize(("num_ranks", "dtype"), [(2, "bf16"), (3, "fp32")])
+def test_a_policy_that_is_sharded_over_ranks_is_read_as_by_one(
+    ranks: Ranks, tmp_path: Path, num_ranks: int, dtype: str
+) -> None:
+    manifest_sha256, *others = ranks.run(num_ranks, publish_sharded, ranks.policy, tmp_path, dtype)
+
+    engine = make_engine(ranks.policy)
+    assert others == [""] * (num_ranks - 1)
+    assert names(tmp_path / "version_7") == [
+        MANIFEST,
+        *(f"weights-{rank}.safetensors" for rank in range(num_ranks)),
+    ]
+    assert_equal(read(tmp_path, 7, manifest_sha256), dict(engine.whole_weights(_DTYPES[dtype])))
+    PublishedWeights.open(tmp_path, 7, manifest_sha256).check(RUN, engine.model, _DTYPES[dtype])
+
+
+def publish_whole(folder: Path) -> str:
+    """On a rank: publishes a model that every rank has whole, with fewer weights than there may be ranks."""
+    model = Model()
+    del model.norm
+    return publish(folder, 0, model=model)
+
+
+def read_on_rank(folder: Path, version: int, manifest_sha256: str) -> list[str]:
+    return list(read(folder, version, manifest_sha256))
+
+
+def test_ranks_without_a_weight_of_their_own_write_no_file_and_any_number_of_ranks_reads_them(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    manifest_sha256, *_ = ranks.run(3, publish_whole, tmp_path)
+    assert names(tmp_path / "version_0") == [MANIFEST, "weights-0.safetensors", "weights-1.safetensors"]
+    read_by_two = ranks.run(2, read_on_rank, tmp_path, 0, manifest_sha256)
+    assert read_by_two == [["embed", "scale"]] * 2
+
+
+def publish_without_room_on(victim: int, folder: Path) -> tuple[str, list[str], str]:
+    """On a rank: the error of a publication for which one rank has no room, the files after it, and what comes then."""
+    publish(folder, 1)
+    try:
+        with small_files(50 if parallel.rank() == victim else resource.RLIM_INFINITY):
+            publish(folder, 2)
+    except OSError as error:
+        torch.distributed.barrier()  # rank 0 has removed what was written
+        return str(error), names(folder), publish(folder, 2)
+    return "", names(folder), ""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_storage_that_fails_for_one_rank_is_an_error_of_all_ranks_which_then_go_on(
+    ranks: Ranks, tmp_path: Path, victim: int
+) -> None:
+    found = ranks.run(2, publish_without_room_on, victim, tmp_path)
+
+    expected = {
+        victim: rf"File too large: '.*version_2\.partial/weights-{victim}\.safetensors'",
+        1 - victim: f"another rank could not write the weights to {tmp_path}; its log says why",
+    }
+    for rank, (error, left, _) in enumerate(found):
+        assert re.search(expected[rank], error), error
+        assert left == ["version_1"]
+    assert_equal(read(tmp_path, 2, found[0][2]), dict(Model().whole_weights(FP32)))
+
+
+# What a reader refuses.
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> tuple[Path, str]:
+    """The folder of version 3, and the digest of its manifest."""
+    manifest_sha256 = publish(tmp_path, 3)
+    return version_folder(tmp_path, 3), manifest_sha256
+
+
+def weights_file(folder: Path) -> Path:
+    return folder / "weights-0.safetensors"
+
+
+def with_header(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the header of a safetensors file; the file keeps its size."""
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    file.write_bytes(content[:8] + text + content[8 + length :])
+
+
+def flip_last(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def rename(header: dict[str, Any]) -> None:
+    header["form"] = header.pop("norm")
+
+
+def turn(header: dict[str, Any]) -> None:
+    header["embed"]["shape"].reverse()
+
+
+def as_integers(header: dict[str, Any]) -> None:
+    header["norm"]["dtype"] = "I32"
+
+
+def say_length(file: Path, length: int) -> None:
+    content = file.read_bytes()
+    file.write_bytes(struct.pack("<Q", length) + content[8:])
+
+
+def link(file: Path) -> None:
+    elsewhere = file.parents[1] / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (flip_last, "weights-0.safetensors: norm: expected xxh3-128 [0-9a-f]{32}, found [0-9a-f]{32}$"),
+        (flip, "expected a safetensors file, found: "),
+        (cut, r"weights-0.safetensors: expected \d+ bytes, found \d+$"),
+        (remove, "weights-0.safetensors: the file is missing$"),
+        (link, "weights-0.safetensors: expected a file, found a link$"),
+        (lambda file: say_length(file, 100_000_001), "expected a safetensors file, found: .*[Hh]eader too large"),
+        (lambda file: say_length(file, 1 << 62), "expected a safetensors file, found: .*[Hh]eader too large"),
+        (lambda file: say_length(file, 99_000_000), "expected a safetensors file, found: .*header"),
+        (lambda file: with_header(file, rename), "expected the weight norm, found: .*norm"),
+        (lambda file: with_header(file, turn), r"embed is F32 \[3, 5\], expected F32 \[5, 3\]$"),
+        (lambda file: with_header(file, as_integers), r"norm is torch.int32 \[3\], expected F32 \[3\]$"),
+    ],
+    ids=[
+        *(
+            "a bit of a weight",
+            "a bit of the header",
+            "a byte less",
+            "no file",
+            "a link",
+            "header over the limit",
+            "header over all limits",
+        ),
+        *("header longer than the file", "a renamed weight", "another shape", "another dtype"),
+    ],
+)
+def test_a_file_that_is_not_as_it_was_published_is_damaged(
+    version: tuple[Path, str], damage: Callable[[Path], object], sentence: str
+) -> None:
+    folder, manifest_sha256 = version
+    damage(weights_file(folder))
+    with pytest.raises(DamagedCheckpoint, match=sentence) as caught:
+        read(folder.parent, 3, manifest_sha256)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (flip, "expected (a|the) manifest of weights"),
+        (cut, "expected the manifest of weights as it was written, it was changed$"),
+        (empty, "expected a manifest of weights, it cannot be read$"),
+        (remove, "manifest.json: the file is missing$"),
+    ],
+)
+def test_a_manifest_that_is_not_as_it_was_written_is_damaged(
+    version: tuple[Path, str], damage: Callable[[Path], None], sentence: str
+) -> None:
+    folder, manifest_sha256 = version
+    damage(folder / MANIFEST)
+    with pytest.raises(DamagedCheckpoint, match=sentence):
+        read(folder.parent, 3, manifest_sha256)
+
+
+def forge(folder: Path, change: Callable[[WeightsManifest], WeightsManifest]) -> str:
+    """Replaces the manifest by another valid one; returns its digest."""
+    content = change(WeightsManifest.read(folder / MANIFEST)).serialise()
+    (folder / MANIFEST).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_another_manifest_than_the_named_one_is_damaged_even_if_it_is_valid(version: tuple[Path, str]) -> None:
+    folder, manifest_sha256 = version
+    forged = forge(folder, lambda manifest: replace(manifest, run_id="other"))
+    sentence = rf"manifest.json: expected sha256 {manifest_sha256[:16]}\.\.\., found {forged[:16]}\.\.\.$"
+    with pytest.raises(DamagedCheckpoint, match=sentence):
+        PublishedWeights.open(folder.parent, 3, manifest_sha256)
+
+
+def test_a_folder_with_the_name_of_another_version_is_damaged(version: tuple[Path, str]) -> None:
+    folder, manifest_sha256 = version
+    folder.rename(version_folder(folder.parent, 4))
+    with pytest.raises(DamagedCheckpoint, match=r"version_4: expected version 4, found 3$"):
+        PublishedWeights.open(folder.parent, 4, manifest_sha256)
+
+
+@pytest.mark.parametrize("asked", [2, 4, -1, 1 << 62])
+def test_a_version_that_was_never_published_is_not_found(version: tuple[Path, str], asked: int) -> None:
+    folder, manifest_sha256 = version
+    sentence = f"there is no .*/version_{asked}: the version was never published here, or was removed$"
+    with pytest.raises(FileNotFoundError, match=sentence):
+        PublishedWeights.open(folder.parent, asked, manifest_sha256)
+
+
+def test_a_publication_without_its_manifest_is_not_found(version: tuple[Path, str]) -> None:
+    """It was interrupted; only a whole one has the name of its version."""
+    folder, manifest_sha256 = version
+    folder.rename(folder.with_name("version_3.partial"))
+    with pytest.raises(FileNotFoundError, match=r"there is no .*/version_3"):
+        PublishedWeights.open(folder.parent, 3, manifest_sha256)
+
+
+@pytest.mark.parametrize("name", ["../version_3/weights-0.safetensors", "/etc/hostname", "..", ""])
+def test_a_manifest_names_no_file_outside_of_its_folder(version: tuple[Path, str], name: str) -> None:
+    folder, _ = version
+    forged = forge(folder, lambda manifest: replace(manifest, files={**manifest.files, name: 7}))
+    with pytest.raises(DamagedCheckpoint, match=r"expected the name of a file|expected 7 bytes"):
+        PublishedWeights.open(folder.parent, 3, forged)
+
+
+def test_a_weight_in_a_file_that_the_manifest_does_not_have_is_damaged(version: tuple[Path, str]) -> None:
+    folder, _ = version
+
+    def change(manifest: WeightsManifest) -> WeightsManifest:
+        return replace(manifest, weights={**manifest.weights, "scale": StoredWeight("elsewhere", (), "0" * 32)})
+
+    with pytest.raises(DamagedCheckpoint, match="elsewhere: expected the weight scale"):
+        read(folder.parent, 3, forge(folder, change))
+
+
+def without(name: str) -> Callable[[WeightsManifest], WeightsManifest]:
+    def change(manifest: WeightsManifest) -> WeightsManifest:
+        return replace(manifest, weights={other: at for other, at in manifest.weights.items() if other != name})
+
+    return change
+
+
+def renamed(manifest: WeightsManifest) -> WeightsManifest:
+    return replace(without("norm")(manifest), weights={**manifest.weights, "form": manifest.weights["norm"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda found: replace(found, run_id="other"), "version_3 holds weights of run other, expected run$"),
+        (
+            lambda found: replace(found, model="large"),
+            "holds weights of model large, expected small with hidden_size 3",
+        ),
+        (lambda found: replace(found, dtype="BF16"), "version_3 holds weights of dtype BF16, expected F32$"),
+        (without("norm"), "version_3 lacks the weight norm$"),
+        (renamed, "version_3 holds form, which the model does not have$"),
+        (
+            lambda found: replace(found, weights={**found.weights, "norm": StoredWeight("weights-0", (1, 3), "0")}),
+            r"version_3: norm has shape \[1, 3\], expected \[3\]$",
+        ),
+    ],
+    ids=["run", "model", "dtype", "missing", "extra", "shape"],
+)
+def test_weights_of_something_else_are_the_mistake_of_who_asks_for_them(
+    version: tuple[Path, str], change: Callable[[WeightsManifest], WeightsManifest], sentence: str
+) -> None:
+    folder, _ = version
+    published = PublishedWeights.open(folder.parent, 3, forge(folder, change))
+    with pytest.raises(ValueError, match=sentence) as caught:
+        published.check(RUN, Model(), FP32)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+
+
+def test_weights_of_a_wider_model_are_refused(tmp_path: Path) -> None:
+    published = PublishedWeights.open(tmp_path, 0, publish(tmp_path, 0, model=Model(width=4)))
+    with pytest.raises(ValueError, match="expected small with hidden_size 3, 19 parameters"):
+        published.check(RUN, Model(), FP32)
