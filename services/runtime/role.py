@@ -137,6 +137,11 @@ class Command:
         return "slot" in self.request_type.DESCRIPTOR.fields_by_name
 
     @property
+    def sets_step(self) -> bool:
+        """True if the command changes the committed step."""
+        return self.commits or self.syncs
+
+    @property
     def point(self) -> str:
         """The name of the failpoint that belongs to this command's method."""
         return failpoints.point_of(self.method)

@@ -200,7 +200,7 @@ class Leader:
     def _keep(
         self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
     ) -> worker_pb2.CommandResult:
-        """Stores a command's result: columns in the slot, an update in the ledger so that it is not applied twice."""
+        """Stores a command's result: columns in the slot, a new step in the ledger so that nothing is done twice."""
         worker, command = self.worker, call.command
         before = worker.committed_step or 0
         step = call.request.version if command.syncs else before + (1 if command.commits else 0)
@@ -212,18 +212,14 @@ class Leader:
                 weights_sha256=outcome.weights_sha256,
                 policy_version=outcome.policy_version,
             )
-            if command.commits:
-                assert worker.ledger is not None, "who trains has a ledger"
-                worker.ledger.commit(step, call.request_id, call.stored(reply))
-                worker.slots.commit(step)
-            elif command.syncs:
-                assert worker.ledger is not None, "who holds a version has a ledger"
+            if command.sets_step:
+                assert worker.ledger is not None, "who has a step has a ledger"
                 worker.ledger.commit(step, call.request_id, call.stored(reply))
                 worker.slots.commit(step) if step > before else worker.slots.clear()
             elif outcome.columns is not None:
                 worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, call.stored(reply))
         except Exception as error:
-            if not command.commits:
+            if not command.sets_step:
                 raise
             because = f"{command.method} is in no ledger ({type(error).__name__}: {error})"
             worker.mark_dirty(because)

@@ -19,6 +19,8 @@ def check_identity(worker: Worker, call: CommandCall) -> None:
         return
     if header.base_step != committed:
         raise WrongStep(f"the caller expects committed step {header.base_step}, it is {committed}")
+    if committed < 0 and not command.repairs:
+        raise WrongState("the group has no weights yet: SyncWeights comes first")
     if command.commits and call.request.slot.step != committed + 1:
         raise WrongStep(f"step {call.request.slot.step} cannot be committed, step {committed + 1} comes next")
 

@@ -10,7 +10,7 @@ from services.runtime.state.command_call import CommandCall
 from splitppo.rpc.errors import Busy, Unavailable, WireError
 from splitppo.v1 import worker_pb2
 
-_CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
+_WEIGHTS_ARE_LOADED = "other weights are being loaded"
 
 
 class CommandQueueClosed(Exception):
@@ -44,7 +44,8 @@ class CommandQueue:
     ) -> CommandCall:
         """Queues a command call, joins the open call of the same request id, or answers it with a stored reply.
 
-        A command that repairs (LoadCheckpoint) refuses the calls that wait, and cancels the running call if possible.
+        A command that repairs (LoadCheckpoint, SyncWeights) refuses the calls that wait, and cancels the running call
+        if possible.
 
         Raises:
             InvalidArgument: the request id is that of another request.
@@ -64,8 +65,8 @@ class CommandQueue:
             if call.command.repairs:
                 waiting = [queued for queued in self._queue if not queued.command.repairs]
                 self._queue = deque(queued for queued in self._queue if queued.command.repairs)
-                _fail(waiting, Unavailable(_CHECKPOINT_IS_LOADED))
-                self.cancel_running(_CHECKPOINT_IS_LOADED)
+                _fail(waiting, Unavailable(_WEIGHTS_ARE_LOADED))
+                self.cancel_running(_WEIGHTS_ARE_LOADED)
             if len(self._queue) >= self._max_queued:
                 raise Busy(f"the command queue holds {self._max_queued} commands (services.max_queued_commands)")
             self._queue.append(call)

@@ -80,9 +80,9 @@ class Worker:
         """Returns the reply stored for a call's request id, from its slot, the last update or last save; or None."""
         if call.command.works_on_slot and not call.command.commits:
             return self.slots.reply_of(call.request.slot, call.reply_key)
-        if self.ledger is None:
+        if self.ledger is None or (self._dirty and call.command.syncs):
             return None
-        if call.command.commits or call.command.syncs:
+        if call.command.sets_step:
             return self.ledger.reply_of(call.request_id)
         return self.ledger.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 

@@ -128,7 +128,7 @@ async def test_a_checkpoint_is_loaded_without_waiting_for_a_generation(actor: Ac
 
     with pytest.raises(WireError):  # cancelled; and asked again, its rows are gone
         await generation
-    assert "the command was cancelled: a checkpoint is being loaded" in (
+    assert "the command was cancelled: other weights are being loaded" in (
         (actor.config.run.dir / "logs" / "actor_0.log").read_text()
     )
     assert await responses(client, 1) == before

@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_to_be_loaded_cancels_what_streams_on_every_rank(tw
     for refused in (stream, queued):
         error = error_of(refused)
         assert isinstance(error, Unavailable)
-        assert "a checkpoint is being loaded" in error.message
+        assert "other weights are being loaded" in error.message
     assert result(loading).committed_step == 0
     assert cancelled_ranks(two) == ["cancelled_0", "cancelled_1"]
     assert not client.status().slots

@@ -15,7 +15,7 @@ from services.runtime.failures.heartbeat import Activity
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import Command, Outcome
+from services.runtime.role import Command, Outcome, Role
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.ledger import Ledger
@@ -138,9 +138,10 @@ class Service:
 
     Args:
         trains: else it has neither ledger nor checkpoints.
+        sampler: the role, in place of a counter; its versions are the steps of the service.
     """
 
-    def __init__(self, run_dir: Path, *, trains: bool = True) -> None:
+    def __init__(self, run_dir: Path, *, trains: bool = True, sampler: Role | None = None) -> None:
         config = validate(
             {
                 "run": {"dir": str(run_dir), "total_steps": 1},
@@ -150,13 +151,15 @@ class Service:
             "test",
         )
         self.role = Counter()
+        role, name = sampler or self.role, "rollout" if sampler else "critic"
         control: Any = None
-        context = RankContext("critic", 0, 1, torch.device("cpu"), control, config)
-        ledger, slots = Ledger(), BatchStore()
-        self.worker = Worker(context, self.role.role, 1, (), ledger if trains else None, slots)
+        context = RankContext(name, 0, 1, torch.device("cpu"), control, config)
+        ledger, slots = Ledger(-1 if sampler else 0), BatchStore()
+        self.worker = Worker(context, role.role, 1, (), ledger if trains or sampler else None, slots)
         self.worker.fencing.take("run", 1)
         checkpoints = CheckpointCommands(self.role, context, ledger, slots).commands()
-        self.commands = [*self.role.commands(), *(checkpoints if trains else no_checkpoint_commands("critic"))]
+        has_checkpoints = trains and sampler is None
+        self.commands = [*role.commands(), *(checkpoints if has_checkpoints else no_checkpoint_commands(name))]
         self.failure = RecordedFailureWatch()
         failure: Any = self.failure
         self.leader = new_leader(self.commands, ControlChannel(1), failure, self.worker)

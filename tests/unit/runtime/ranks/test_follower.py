@@ -15,9 +15,9 @@ from services.runtime.ranks.follower import Follower
 from services.runtime.role import Command, Outcome
 from services.runtime.state.command_call import CommandCall
 from splitppo.rpc.errors import Place
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
 
-COMMITTED, NEXT, LOADED = 4, 5, 3
+COMMITTED, NEXT, LOADED, SYNCED = 4, 5, 3, 2
 
 
 class OneOrder:
@@ -55,7 +55,7 @@ def requests() -> list[tuple[str, Message]]:
     """A request of every command of every service, with a step of its own in each place where there can be one."""
     services = [
         file.DESCRIPTOR.services_by_name.values()
-        for file in (worker_pb2, actor_pb2, critic_pb2, reference_pb2, reward_model_pb2)
+        for file in (worker_pb2, actor_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2)
     ]
     found: list[tuple[str, Message]] = []
     for method in (method for several in services for service in several for method in service.methods):
@@ -67,6 +67,8 @@ def requests() -> list[tuple[str, Message]]:
             request.slot.CopyFrom(batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=NEXT))
         if "step" in fields:
             request.step = LOADED
+        if "version" in fields:
+            request.version = SYNCED
         found.append((method.name, request))
     return found
 
@@ -87,5 +89,5 @@ def test_all_ranks_say_of_every_command_that_they_work_on_the_same_step(method: 
 
     assert places == [CommandCall(command, request_).place]
     of_committed = dict.fromkeys(("SaveCheckpoint", "ComputeWeightsDigest", "PublishWeights"), COMMITTED)
-    expected = {"LoadCheckpoint": LOADED, **of_committed}
+    expected = {"LoadCheckpoint": LOADED, "SyncWeights": SYNCED, **of_committed}
     assert places[0].step == expected.get(method, NEXT)

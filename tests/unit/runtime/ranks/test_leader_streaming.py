@@ -90,13 +90,13 @@ def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service:
 
     def work(batch: Batch, report: Any) -> None:
         reports_parts(1)(batch, report)
-        call.cancel("a checkpoint is being loaded")
+        call.cancel("other weights are being loaded")
         reports_parts(2)(batch, report)
         gives_up(batch, report)
 
     service.role.num_parts, service.role.working = 2, work
     service.work()
-    with pytest.raises(Unavailable, match="cancelled: a checkpoint is being loaded"):
+    with pytest.raises(Unavailable, match="cancelled: other weights are being loaded"):
         result_of(call)
     assert service.worker.slots.slots() == [experience(1)]
     assert "values" not in service.worker.slots.get(experience(1))

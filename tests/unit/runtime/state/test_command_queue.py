@@ -124,8 +124,8 @@ def test_a_call_that_repairs_comes_next_even_into_a_full_queue() -> None:
     generating = running(command_queue, GENERATE)
     queued = command_queue.admit(call("queued", UPDATE), no_reply)
     load = command_queue.admit(call("load", LOAD), no_reply)
-    assert generating.cancelled_because == "a checkpoint is being loaded"
-    with pytest.raises(Unavailable, match="a checkpoint is being loaded"):
+    assert generating.cancelled_because == "other weights are being loaded"
+    with pytest.raises(Unavailable, match="other weights are being loaded"):
         result_of(queued)
     assert not load.answered.is_set()
     assert command_queue.take(0.0) is load
