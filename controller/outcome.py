@@ -20,6 +20,7 @@ from controller.trainer import Trainer
 from controller.workers.launcher import GroupFailed
 from splitppo.config import ConfigError
 from splitppo.logs import FILE_ONLY
+from splitppo.rpc.errors import StorageFailed
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class RunOutcome:
         The traceback is in the log file of the group that the sentence names. Storage that has failed once fails again
         while the run is closed; therefore only the first such error is printed.
         """
-        if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
+        if isinstance(error, OSError | StorageFailed) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())
         text = sentence(error)
         log.error("%s", text, extra=FILE_ONLY)

@@ -7,14 +7,16 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 from controller.data.prompts import PromptSource
 from controller.run.end import RunEnd
+from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.dynamic_sampling import KeptRollouts, StepRollouts
 from controller.step.finished import FinishedRollouts
 from controller.step.kept_groups import GroupsRanOut
-from controller.step.probe import probe
+from controller.step.probe import Probe
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
 
@@ -64,8 +66,8 @@ class RolloutsAhead(StepRollouts):
         if end.has_step(step.number + 1, first_draw):
             await self._sample_next(step, config, first_draw)
         self._may_update.set()
-        if updated := [span.finished_s for span in step.record.spans if span.name in ("update_actor", "publish")]:
-            step.record.timings_s["wait_rollouts"] = time.time() - max(updated)
+        updated_s = [span.finished_s for span in step.record.spans if span.name in ("update_actor", "publish")]
+        step.record.timings_s["wait_rollouts"] = time.time() - max(updated_s) if updated_s else 0.0
 
     async def before_update(self) -> None:
         """Waits until `look_ahead` needs the models of the running step no more."""
@@ -75,15 +77,26 @@ class RolloutsAhead(StepRollouts):
         number, workers = step.number + 1, step.workers
         record = StepRecord(number, time.time())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
-        if workers.sampler.rollout is not None:
-            await probe(following, self.prompts.table)
-            if workers.reward_model not in workers.trained:  # else it scores before its group's update
-                self._may_update.set()
+        finish = partial(self._finish_next, following, first_draw)
+        if workers.sampler.rollout is None:
+            await finish()
+        else:
+            probe = Probe(step, self.prompts.table)
+            rows = await probe.sample()
+
+            async def compare() -> None:
+                await probe.compare(rows)
+                if workers.reward_model not in workers.trained:  # else it scores before its group's update
+                    self._may_update.set()
+
+            await run_calls(config.run.schedule, compare, finish)
+        step.record.add_work_of(record)
+
+    async def _finish_next(self, following: StepContext, first_draw: int) -> None:
         try:
             self._keep(await self.finish(following, first_draw))
         except GroupsRanOut as error:
             self._ran_out = error
-        step.record.add_work_of(record)
 
     def check_next(self) -> None:
         """Raises the GroupsRanOut error of the last `look_ahead`, if it could not fill the next step."""

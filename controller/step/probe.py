@@ -15,35 +15,47 @@ _NUM_TOKENS = 32
 _PART = 1 << 20  # no validation has so many parts
 
 
-async def probe(step: StepContext, prompts: PromptBatch) -> None:
-    """Samples short responses to the first prompts, and compares their log-probs with those of the actor.
+class Probe:
+    """A few short responses of the rollout group, whose log-probs are compared with those of the actor.
 
     Both groups have the weights of `step.base_step`. In training with `rollout.staleness` 1 no other log-probs of
-    rollout group and actor are of the same weights. The differences are metrics of the step, training/probe_....
-
-    Raises:
-        RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`.
+    rollout group and actor are of the same weights.
     """
-    config, sampler, version = step.config, step.workers.sampler, step.base_step
-    slot = Slot(kind=SLOT_KIND_EVALUATION, step=version, part=_PART)
-    asked = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
-    sampling: SamplingParams = sampling_params(config.rollout, config.data)
-    sampling.max_response_length = min(_NUM_TOKENS, sampling.max_response_length)
 
-    seeded = asked.to_batch(config.run.seed, step.number, 1)
+    def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
+        config = step.config
+        self._step = step
+        self._slot = Slot(kind=SLOT_KIND_EVALUATION, step=step.base_step, part=_PART)
+        asked = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
+        self._seeded = asked.to_batch(config.run.seed, step.number, 1)
+        self._sampling: SamplingParams = sampling_params(config.rollout, config.data)
+        self._sampling.max_response_length = min(_NUM_TOKENS, self._sampling.max_response_length)
 
-    async def attempt() -> tuple[CommandReply, Batch]:
-        await sampler.client.put_batch(slot, seeded)
-        reply = await sampler.client.generate(slot, sampling, base_step=version)
-        return reply, await sampler.client.get_batch(slot, ["responses", "rollout_log_probs"])
+    async def sample(self) -> Batch:
+        """Samples the responses to the first of the prompts; returns prompts, responses and rollout_log_probs."""
+        step = self._step
+        reply, rows = await step.workers.sampler.sample(step.base_step, step.record.add_reply, self._attempt)
+        step.record.add_reply("rollout", "probe", reply)
+        return self._seeded.select(("prompts",)).merge(rows)
 
-    reply, rows = await sampler.sample(version, step.record.add_reply, attempt)
-    step.record.add_reply(sampler.client.role, "probe", reply)
-    actor = step.workers.actor
-    await actor.put_batch(slot, rows.merge(seeded.select(("prompts",))))
-    step.record.add_reply("actor", "probe", await actor.compute_log_probs(slot, base_step=version))
-    computed = await actor.get_batch(slot, ["old_log_probs"])
-    differences = np.abs(computed["old_log_probs"].values - rows["rollout_log_probs"].values)
-    largest, mean = float(differences.max()), float(differences.mean())
-    step.record.metrics |= {"training/probe_log_probs_diff_max": largest, "training/probe_log_probs_diff_mean": mean}
-    step.log_prob_check.compare(f"the weights of step {version} in the rollout group", largest, mean)
+    async def _attempt(self) -> tuple[CommandReply, Batch]:
+        client = self._step.workers.sampler.client
+        await client.put_batch(self._slot, self._seeded)
+        reply = await client.generate(self._slot, self._sampling, base_step=self._step.base_step)
+        return reply, await client.get_batch(self._slot, ["responses", "rollout_log_probs"])
+
+    async def compare(self, rows: Batch) -> None:
+        """Compares the log-probs of the sampled rows with the actor's; the step gets metrics training/probe_....
+
+        Raises:
+            RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`.
+        """
+        step, actor = self._step, self._step.workers.actor
+        await actor.put_batch(self._slot, rows)
+        step.record.add_reply("actor", "probe", await actor.compute_log_probs(self._slot, base_step=step.base_step))
+        computed = await actor.get_batch(self._slot, ["old_log_probs"])
+        differences = np.abs(computed["old_log_probs"].values - rows["rollout_log_probs"].values)
+        largest, mean = float(differences.max()), float(differences.mean())
+        step.record.metrics["training/probe_log_probs_diff_max"] = largest
+        step.record.metrics["training/probe_log_probs_diff_mean"] = mean
+        step.log_prob_check.compare(f"the weights of step {step.base_step} in the rollout group", largest, mean)

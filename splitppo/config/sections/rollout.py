@@ -16,7 +16,7 @@ def _is_absolute_or_empty(folder: str) -> bool:
 
 
 class VllmConfig(Section):
-    """The settings of the vLLM engine in the processes of the actor, used with rollout.backend vllm.
+    """The settings of the vLLM engine in the processes of the group that samples, used with rollout.backend vllm.
 
     The names of the keys are those of vLLM and verl.
     """

@@ -200,7 +200,7 @@ async def test_the_update_waits_for_the_probe_alone_while_a_rollout_group_sample
     assert probed[0] < run.log.events.index(("begin", "actor.update", 1))
     sampled.set()
     await training
-    assert [row.get("training/probe_log_probs_diff_max") for row in run.metrics] == [None, 0.0]
+    assert [row.get("training/probe_log_probs_diff_max") for row in run.metrics] == [0.0, None]
 
 
 async def test_the_update_waits_for_the_scores_of_a_reward_model_in_its_group(tmp_path: Path) -> None:
