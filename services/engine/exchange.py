@@ -33,6 +33,7 @@ from splitppo.hard_link import link_or_copy
 from splitppo.manifest import MANIFEST, DamagedCheckpoint, SealedFile
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # the names of safetensors
+_PREFIX = "version_"
 _HEADER_ALIGNMENT = 8
 _MAX_THREADS = 8
 _BUFFERS_FILE = "model-buffers.safetensors"
@@ -69,7 +70,7 @@ class WeightsManifest(SealedFile):
 
 def version_folder(folder: Path, version: int) -> Path:
     """Returns the folder of one version inside the folder in which an actor publishes."""
-    return folder / f"version_{version}"
+    return folder / f"{_PREFIX}{version}"
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,9 @@ class Publisher:
             raise OSError(f"another rank could not write the weights to {self.folder}; its log says why")
 
     def _remove_all_but(self, kept: range) -> None:
-        names = {version_folder(self.folder, version).name for version in kept}
-        for entry in self.folder.glob("version_*"):
-            if entry.name not in names:
+        for entry in self.folder.glob(f"{_PREFIX}*"):
+            version = entry.name.removeprefix(_PREFIX)
+            if not (version.isdecimal() and int(version) in kept):
                 shutil.rmtree(entry)
 
     def _write_own(self, folder: Path, report: Callable[[int, int, str], None]) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-GROUP_TIMEOUT_S = 30.0
+_TIMEOUT = timedelta(seconds=60)
 _RESULT_TIMEOUT_S = 120.0
 
 # (number of ranks, function, its arguments) -> what the function returns on each rank.
@@ -23,18 +22,17 @@ RunRanks = Callable[..., list[Any]]
 
 
 @contextmanager
-def rank_processes(max_ranks: int, folder: Path) -> Iterator[RunRanks]:
+def rank_processes(max_ranks: int) -> Iterator[RunRanks]:
     """Starts processes, and gives the `with` block a function that runs a function on the ranks of a group of them.
 
     The function and its arguments are pickled. Each run is a group of its own, of up to `max_ranks` ranks.
     """
+    store, numbers = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), itertools.count()
     with ProcessPoolExecutor(max_ranks, mp_context=multiprocessing.get_context("spawn")) as processes:
 
         def run(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-            store = folder / f"store-{secrets.token_hex(4)}"
-            ranks = [
-                processes.submit(_on_rank, rank, num_ranks, store, function, arguments) for rank in range(num_ranks)
-            ]
+            group = store.port, f"group-{next(numbers)}", num_ranks
+            ranks = [processes.submit(_on_rank, rank, *group, function, arguments) for rank in range(num_ranks)]
             return [rank.result(_RESULT_TIMEOUT_S) for rank in ranks]
 
         try:
@@ -44,10 +42,10 @@ def rank_processes(max_ranks: int, folder: Path) -> Iterator[RunRanks]:
                 processes.submit(os._exit, 0)
 
 
-def _on_rank(rank: int, num_ranks: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:
+def _on_rank(rank: int, port: int, name: str, num_ranks: int, function: Callable[..., Any], arguments: Any) -> Any:
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timeout)
+    store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=_TIMEOUT)
     try:
         return function(*arguments)
     finally:

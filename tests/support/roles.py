@@ -101,12 +101,13 @@ def publish(role: Role, version: int, *, run_id: str = "run") -> str:
     return published.result()
 
 
-def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run") -> Outcome:
-    """Lets a rollout role take over a published version, as a service does."""
+def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run", rank: int = 0) -> Outcome:
+    """Lets a rollout role take over a published version, as a service does on a rank."""
     header = worker_pb2.CommandHeader(run_id=run_id)
     request = rollout_pb2.SyncWeightsRequest(header=header, version=version, manifest_sha256=manifest_sha256)
     entry = command_of(role, "SyncWeights")
-    entry.check(request)
+    if rank == 0:
+        entry.check(request)
     return entry.run(request, b"", RecordedProgress())
 
 

@@ -136,6 +136,13 @@ def test_older_versions_than_those_still_needed_are_removed(tmp_path: Path) -> N
     assert names(tmp_path) == ["version_3", "version_4"]
 
 
+@pytest.mark.parametrize(("keep_from", "left"), [(-(1 << 63), [0, 1, 2]), (2, [2]), ((1 << 63) - 1, [2])])
+def test_any_number_says_what_is_kept(tmp_path: Path, keep_from: int, left: list[int]) -> None:
+    for version in range(3):
+        publish(tmp_path, version, keep_from=keep_from if version == 2 else 0)
+    assert names(tmp_path) == [f"version_{version}" for version in left]
+
+
 def test_what_an_interrupted_or_later_attempt_has_left_is_removed(tmp_path: Path) -> None:
     """A controller that has gone back publishes an earlier step again."""
     for version in (2, 3, 5):
@@ -206,7 +213,7 @@ class Ranks:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     policy = save_policy(tmp_path_factory.mktemp("models") / "policy")
-    with rank_processes(3, tmp_path_factory.mktemp("stores")) as run:
+    with rank_processes(3) as run:
         yield Ranks(run, policy)
 
 
@@ -265,8 +272,10 @@ def publish_without_room_on(victim: int, folder: Path) -> tuple[str, list[str], 
             publish(folder, 2)
     except OSError as error:
         torch.distributed.barrier()  # rank 0 has removed what was written
-        return str(error), names(folder), publish(folder, 2)
-    return "", names(folder), ""
+        left = names(folder)
+        torch.distributed.barrier()
+        return str(error), left, publish(folder, 2)
+    return "", [], ""
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -432,11 +441,14 @@ def test_a_publication_without_its_manifest_is_not_found(version: tuple[Path, st
         PublishedWeights.open(folder.parent, 3, manifest_sha256)
 
 
-@pytest.mark.parametrize("name", ["../version_3/weights-0.safetensors", "/etc/hostname", "..", ""])
-def test_a_manifest_names_no_file_outside_of_its_folder(version: tuple[Path, str], name: str) -> None:
+@pytest.mark.parametrize("outside", ["../elsewhere", "{0}/elsewhere"], ids=["relative", "absolute"])
+def test_a_manifest_names_no_file_outside_of_its_folder(version: tuple[Path, str], outside: str) -> None:
     folder, _ = version
-    forged = forge(folder, lambda manifest: replace(manifest, files={**manifest.files, name: 7}))
-    with pytest.raises(DamagedCheckpoint, match=r"expected the name of a file|expected 7 bytes"):
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_bytes(weights_file(folder).read_bytes())
+    files = {outside.format(folder.parent): elsewhere.stat().st_size}
+    forged = forge(folder, lambda manifest: replace(manifest, files=files))
+    with pytest.raises(DamagedCheckpoint, match=r"expected the name of a file in its folder, found '.*elsewhere'$"):
         PublishedWeights.open(folder.parent, 3, forged)
 
 

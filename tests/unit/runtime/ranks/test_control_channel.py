@@ -92,9 +92,9 @@ def _converse() -> Any:
 
 
 @pytest.fixture(scope="module")
-def conversation(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def conversation() -> dict[int, Any]:
     """Returns the messages that two ranks have received from each other."""
-    with rank_processes(2, tmp_path_factory.mktemp("store")) as run:
+    with rank_processes(2) as run:
         return dict(enumerate(run(2, _converse)))
 
 
