@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from typing import Literal, NoReturn
 
@@ -95,6 +96,8 @@ class Session:
             self._phase = "closing"
             await self._abandon()
             await self._groups.close()
+            if self._config.sampler == "rollout":
+                shutil.rmtree(self._config.weights_folder_of(self._folder.lease.run_id), ignore_errors=True)
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal
         return self._outcome.exit_status()

@@ -208,7 +208,7 @@ def _run_facts(config: Config) -> RunFacts:
     if config.sampler == "rollout" and (facts.launch == "local" or not config.rollout.sync_dir):
         folder = config.weights_folder
         facts.weights_dir, facts.weights_free_bytes = str(folder), _disk_of(folder).free
-        num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "version_*/*")
+        num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "**/version_*/*")
         if num_parameters is not None and there is not None:
             version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
             facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - there)

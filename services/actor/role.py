@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,11 +153,14 @@ class ActorRole:
         wait(self._kept)  # it reads a version that may be removed now
         started_s, header, published = time.perf_counter(), request.header, Future[str]()
         try:
-            with storage_errors(self._publisher.folder):
-                manifest_sha256 = self._publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
+            publisher = replace(self._publisher, folder=self._context.config.weights_folder_of(header.run_id))
+            with storage_errors(publisher.folder):
+                manifest_sha256 = publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
             if request.save_hf_model and self._context.rank == 0:
                 buffers = saved_buffers(self._policy.model)
-                published = self._thread.submit(self._save_hf_model, header.base_step, buffers, manifest_sha256)
+                published = self._thread.submit(
+                    self._save_hf_model, publisher, header.base_step, buffers, manifest_sha256
+                )
                 self._kept = (published,)
             else:
                 published.set_result(manifest_sha256)
@@ -164,10 +168,12 @@ class ActorRole:
             published.set_exception(error)
         return Outcome(metrics={"timing_s/publish": time.perf_counter() - started_s}, durable=published)
 
-    def _save_hf_model(self, version: int, buffers: Mapping[str, Tensor], manifest_sha256: str) -> str:
+    def _save_hf_model(
+        self, publisher: Publisher, version: int, buffers: Mapping[str, Tensor], manifest_sha256: str
+    ) -> str:
         folder = self._context.config.run.dir / HF_FOLDER / f"global_step_{version}"
         with storage_errors(folder), any_lock(self._context.writer_locks):
-            self._publisher.save_hf_model(version, buffers, self._source, folder)
+            publisher.save_hf_model(version, buffers, self._source, folder)
         log.info("the weights of step %d are kept in %s", version, folder)
         return manifest_sha256
 

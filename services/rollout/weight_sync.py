@@ -31,7 +31,7 @@ class SyncedWeights:
 
     def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
         config = context.config
-        self._folder, self._dtype = config.weights_folder, dtype_of(config)
+        self._config, self._dtype = config, dtype_of(config)
         self._holds_copy = holds_copy
         # On other machines the same files may look different. Later vLLM sets this variable to something else.
         self._is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -77,9 +77,10 @@ class SyncedWeights:
         return ((name, weight.to(dtype)) for name, weight in self._published.weights())
 
     def _open(self, request: rollout_pb2.SyncWeightsRequest) -> PublishedWeights:
-        with storage_errors(self._folder):
+        folder = self._config.weights_folder_of(request.header.run_id)
+        with storage_errors(folder):
             try:
-                published = PublishedWeights.open(self._folder, request.version, request.manifest_sha256)
+                published = PublishedWeights.open(folder, request.version, request.manifest_sha256)
                 published.check(request.header.run_id, self.model, self._dtype)
                 if self._is_first_on_machine:
                     published.verify()

@@ -135,8 +135,20 @@ class Config(Section):
 
     @property
     def weights_folder(self) -> Path:
-        """The folder in which the actor publishes the policy's weights for the rollout group, version by version."""
+        """The folder in which actors publish the policy's weights, version by version."""
         return Path(self.rollout.sync_dir or self.run.dir / "weights")
+
+    def weights_folder_of(self, run_id: str) -> Path:
+        """Returns the folder of one run's versions: in `rollout.sync_dir`, which runs may share, one of its own.
+
+        Raises:
+            ValueError: the run id cannot be the name of a folder.
+        """
+        if not self.rollout.sync_dir:
+            return self.weights_folder
+        if not run_id.isalnum():
+            raise ValueError(f"run_id: expected letters and digits, got {run_id!r}")
+        return self.weights_folder / f"splitppo-{run_id}"
 
     @property
     def groups(self) -> Mapping[RoleName, ServiceConfig]:

@@ -93,8 +93,8 @@ class RolloutConfig(Section):
 
     sync_dir: Annotated[str, MAY_CHANGE, AfterValidator(expected("an absolute path", _is_absolute_or_empty))] = ""
     """The absolute path of the folder in which the actor publishes the weights for the group of services.rollout. Both
-    groups must see it, and it needs room for three versions. It may lie in main memory, e.g. in /dev/shm. Empty: the
-    folder weights in the run folder."""
+    groups must see it. Several runs may share it; each needs room for three versions until it has ended. It may lie in
+    main memory, e.g. in /dev/shm. Empty: the folder weights in the run folder."""
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,
