@@ -18,11 +18,11 @@ from controller.validation.evaluation import Evaluator
 from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
+from tests.support.call_log import CallLog
+from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import (
-    CallLog,
     FakeActor,
     FakeCritic,
-    FakeRollout,
     FakeScorer,
     make_config,
     make_prompts,

@@ -17,8 +17,9 @@ from splitppo.batch import Batch
 from splitppo.config import ConfigError, Schedule
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot
+from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_run import FakeRun, make_run
-from tests.support.fake_services import FakeActor, FakeRollout, make_table
+from tests.support.fake_services import FakeActor, make_table
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 STALE: dict[str, Any] = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}

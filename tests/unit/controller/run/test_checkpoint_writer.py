@@ -15,7 +15,8 @@ from controller.run.state import RunState
 from controller.workers.span import Span
 from splitppo.config import Schedule
 from splitppo.rpc.errors import StorageFailed, Unavailable
-from tests.support.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
+from tests.support.call_log import CallLog
+from tests.support.fake_services import FakeActor, FakeClient, FakeCritic, make_config
 
 
 class Pair:

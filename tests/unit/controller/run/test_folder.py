@@ -21,7 +21,8 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
 from splitppo.v1.worker_pb2 import HandshakeResponse, Process
-from tests.support.fake_services import CallLog, FakeActor, make_config
+from tests.support.call_log import CallLog
+from tests.support.fake_services import FakeActor, make_config
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place, Unavailable
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
-from tests.support.fake_services import CallLog, FakeActor, FakeRollout, FakeScorer, make_config, make_table
+from tests.support.call_log import CallLog
+from tests.support.fake_rollout import FakeRollout
+from tests.support.fake_services import FakeActor, FakeScorer, make_config, make_table
 
 PROMPTS = make_table().take(np.array([5, 3, 1, 0, 2]))
 

@@ -28,7 +28,8 @@ from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.worker_pb2 import CommandResult
-from tests.support.fake_services import CallLog, FakeActor, make_config
+from tests.support.call_log import CallLog
+from tests.support.fake_services import FakeActor, make_config
 
 
 class Book:

@@ -10,7 +10,8 @@ import pytest
 from controller.validation.evaluation import Evaluator
 from controller.workers.sampler import Sampler
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
-from tests.support.fake_services import CallLog, FakeActor, FakeScorer, make_config, make_table
+from tests.support.call_log import CallLog
+from tests.support.fake_services import FakeActor, FakeScorer, make_config, make_table
 
 
 def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> tuple[Evaluator, FakeActor]:

@@ -22,7 +22,9 @@ from splitppo.rpc.errors import (
     WireError,
     WrongStep,
 )
-from tests.support.fake_services import CallLog, FakeActor, FakeRollout, make_config
+from tests.support.call_log import CallLog
+from tests.support.fake_rollout import FakeRollout
+from tests.support.fake_services import FakeActor, make_config
 
 GROUP: dict[str, Any] = {"services__rollout": {}}
 STALE: dict[str, Any] = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}
