@@ -142,7 +142,7 @@ def test_weights_on_another_file_system_are_copied(model: Path, run_dir: Path, t
     with mounted(tmp_path / "memory", "size=4m") as memory:
         role = actor_in(run_dir, model, sync_dir=str(memory))
         publish(role, 1)
-        assert (memory / "version_1").is_dir()
+        assert (memory / "splitppo-run" / "version_1").is_dir()
     assert make_engine(folder_of(run_dir, 1)).compute_weights_digest() == role.compute_weights_digest()
 
 

@@ -74,7 +74,9 @@ def test_the_rollout_engine_sleeps_before_anything_else_computes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., object]
 ) -> None:
     rollout = SleepyRollout()
-    monkeypatch.setitem(cast(Any, BACKENDS), "hf", Backend(lambda _: None, lambda *_: rollout))
+    monkeypatch.setitem(
+        cast(Any, BACKENDS), "hf", Backend(lambda _: None, lambda *_: rollout, samples_with_policy=True)
+    )
     role = build_actor(model, use_kl_loss=True)
     batch = experience(role)
     batch = batch.merge(Batch(batch.num_rows, {"ref_log_probs": batch["rollout_log_probs"]}))

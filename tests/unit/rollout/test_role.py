@@ -137,27 +137,33 @@ def test_a_damaged_version_is_lost_data_and_the_one_before_stays(
     before = sample(rollout, 0)
     update(actor, 1)
     digest = publish(actor, 1)
-    damage(tmp_path / "version_1" / name)
+    damage(tmp_path / "splitppo-run" / "version_1" / name)
 
     error = check_refused(rollout, 1, digest)
 
     assert isinstance(error, DataLoss)
-    assert str(tmp_path / "version_1" / name) in error.message
+    assert str(tmp_path / "splitppo-run" / "version_1" / name) in error.message
     assert_same(sample(rollout, 0), before)
 
 
 def test_a_version_that_does_not_lie_there_is_not_found(model: Path, tmp_path: Path) -> None:
     error = check_refused(build_rollout(model, tmp_path), 1, "0" * 64)
     assert isinstance(error, NotFound)
-    assert error.message == f"there is no {tmp_path}/version_1: the version was never published here, or was removed"
+    assert error.message == (
+        f"there is no {tmp_path}/splitppo-run/version_1: the version was never published here, or was removed"
+    )
 
 
 def test_weights_of_another_run_dtype_or_model_are_the_callers_mistake(model: Path, tmp_path: Path) -> None:
     digest = publish(build_actor(model, weights=tmp_path), 0)
     wide = save_policy(tmp_path / "wide", intermediate_size=96)
+    (tmp_path / "splitppo-other").symlink_to(tmp_path / "splitppo-run")
     refused = {
         "holds weights of run run, expected other": check_refused(
             build_rollout(model, tmp_path), 0, digest, run_id="other"
+        ),
+        "run_id: expected letters and digits, got '../run'": check_refused(
+            build_rollout(model, tmp_path), 0, digest, run_id="../run"
         ),
         "holds weights of dtype F32, expected BF16": check_refused(
             build_rollout(model, tmp_path, dtype="bf16"), 0, digest
@@ -175,7 +181,7 @@ def test_storage_that_cannot_be_read_is_named_and_no_damage(model: Path, tmp_pat
     with no_open_files():
         error = check_refused(rollout, 0, digest)
     assert isinstance(error, StorageFailed)
-    assert error.message == f"Too many open files: {tmp_path}/version_0/manifest.json"
+    assert error.message == f"Too many open files: {tmp_path}/splitppo-run/version_0/manifest.json"
     sync(rollout, 0, digest)
 
 
