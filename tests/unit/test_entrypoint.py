@@ -275,9 +275,10 @@ def test_a_controller_that_is_always_killed_is_given_up() -> None:
 
 def test_a_signal_is_handed_on_and_the_childs_exit_code_is_ours(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
+    # Short sleeps: Python looks for signals between them, and one that comes just before a sleep does not end it.
     child = (
         "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
-        f" pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+        f" pathlib.Path({str(ready)!r}).touch(); [time.sleep(0.05) for _ in range(1200)]"
     )
     code = f"import sys; from deploy.processes import Child; sys.exit(Child().run([sys.executable, '-c', {child!r}]))"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
