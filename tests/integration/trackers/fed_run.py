@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -31,7 +32,8 @@ class FedRun:
         self.folder = folder
         self.id = secrets.token_hex(8)
         self.python = python
-        changes = {f"tracking__{key}": value for key, value in tracking.items()}
+        # Long, so that no step is given up on a busy machine.
+        changes = {f"tracking__{key}": value for key, value in {"flush_timeout_s": 120.0, **tracking}.items()}
         self.config: Config = make_config(
             folder,
             run__name="proof",
@@ -75,6 +77,20 @@ class FedRun:
     def held_by(self, tracker: str) -> dict[str, Any]:
         """Returns the content of the tracker; see readers.py."""
         return held_by(tracker, self.folder, self.python)
+
+
+def tracker_pids() -> list[int]:
+    """Returns the pids of the tracker processes that this process has started."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if _is_child(entry)]
+
+
+def _is_child(entry: Path) -> bool:
+    """Returns True for a tracker process that this process has started."""
+    try:
+        command, parent = (entry / "cmdline").read_bytes(), (entry / "stat").read_text().rpartition(")")[2].split()[1]
+    except (OSError, ValueError):
+        return False
+    return b"controller.tracking.trackers" in command and int(parent) == os.getpid()
 
 
 def held_by(tracker: str, folder: Path, python: Path | None = None) -> dict[str, Any]:

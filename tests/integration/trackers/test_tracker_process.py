@@ -15,7 +15,7 @@ from controller.__main__ import main
 from controller.run.folder import RunFolder
 from controller.tracking.trackers.process import check_trackers
 from splitppo.config import ConfigError
-from tests.integration.trackers.fed_run import FedRun, scores
+from tests.integration.trackers.fed_run import FedRun, scores, tracker_pids
 from tests.support.fake_services import make_config
 from tests.support.groups import is_alive, wait_until
 
@@ -89,18 +89,9 @@ def test_a_killed_tracker_process_is_started_again_and_nothing_lacks_or_comes_tw
 
 
 def kill_tracker_process() -> None:
-    (pid,) = [int(entry.name) for entry in Path("/proc").iterdir() if _is_child(entry)]
+    [pid] = tracker_pids()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), 10.0, "its end")
-
-
-def _is_child(entry: Path) -> bool:
-    """Returns True for a tracker process that this process has started."""
-    try:
-        command, parent = (entry / "cmdline").read_bytes(), (entry / "stat").read_text().rpartition(")")[2].split()[1]
-    except (OSError, ValueError):
-        return False
-    return b"controller.tracking.trackers" in command and int(parent) == os.getpid()
 
 
 def test_a_client_that_hangs_costs_the_end_of_the_run_no_more_than_the_flush_timeout(
@@ -116,7 +107,7 @@ def test_a_client_that_hangs_costs_the_end_of_the_run_no_more_than_the_flush_tim
     started_s = time.monotonic()
     run.end()
     assert time.monotonic() - started_s < 60.0  # the client would have taken ten minutes
-    assert not any(_is_child(entry) for entry in Path("/proc").iterdir())
+    assert tracker_pids() == []
 
 
 def test_only_one_process_at_a_time_feeds_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.machine.process_tree import descendants, kill_tree
-from tests.integration.trackers.fed_run import FedRun
+from splitppo.machine.process_tree import kill_tree
+from tests.integration.trackers.fed_run import FedRun, tracker_pids
 from tests.integration.trackers.wandb_server import WandbServer
 from tests.support.groups import wait_until
 
@@ -28,7 +28,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 
 
 def test_a_server_that_was_away_has_every_step_once_it_is_back(tmp_path: Path, server: WandbServer) -> None:
-    run = FedRun(tmp_path, ["wandb"], flush_timeout_s=120.0)
+    run = FedRun(tmp_path, ["wandb"])
     run.write(0, 1)
     wait_until(lambda: run.sent_step("wandb") == 1, 60.0, "step 1")
     server.stop()
@@ -41,12 +41,11 @@ def test_a_server_that_was_away_has_every_step_once_it_is_back(tmp_path: Path, s
 
 
 def test_steps_that_a_killed_client_had_not_uploaded_are_sent_again(tmp_path: Path, server: WandbServer) -> None:
-    run = FedRun(tmp_path, ["wandb"], flush_timeout_s=120.0)
+    run = FedRun(tmp_path, ["wandb"])
     run.write(0, 1, 2)
     wait_until(lambda: run.sent_step("wandb") == 2, 60.0, "step 2")
-    for below in descendants(os.getpid()):
-        if "controller.tracking.trackers" in below.cmdline():
-            kill_tree(below.pid)
+    [pid] = tracker_pids()
+    kill_tree(pid)
     assert server.steps != [0, 1, 2]
     run.write(3)
     run.end()

@@ -8,6 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.groups import free_address
+
 _ENTITY = {"id": "e", "name": "me"}
 _PROJECT = {"id": "p", "name": "proofs", "entity": _ENTITY}
 
@@ -20,7 +22,7 @@ class WandbServer:
         self.exit_codes: list[int] = []
         self._run_name: str | None = None
         self._server: ThreadingHTTPServer | None = None
-        self._port = 0
+        self._port = int(free_address().rpartition(":")[2])  # which nobody else gets while the server is away
         self.start()
 
     @property
@@ -35,7 +37,6 @@ class WandbServer:
     def start(self) -> None:
         """Listens."""
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
-        self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
