@@ -106,11 +106,12 @@ chaos: setup-dev  ## kill processes N times at random in a long run (N=50), whic
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes, hostile responses
+bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, transport, published weights, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes, hostile responses
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
 	$(PY) -m benchmarks.transport
+	$(PY) -m benchmarks.exchange
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap
 	$(PY) -m benchmarks.planner

@@ -36,6 +36,7 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # the names of safeten
 _PREFIX = "version_"
 _HEADER_ALIGNMENT = 8
 _MAX_THREADS = 8
+_BYTES_PER_THREAD = 64 << 20  # threads that hash less wait for each other longer than that takes
 _BUFFERS_FILE = "model-buffers.safetensors"
 
 # (name, whole tensor) of each weight, tied ones once; every rank must take them all.
@@ -298,10 +299,9 @@ class PublishedWeights:
 
         A weight that has another shape or dtype in its file than in the manifest is damaged, too.
         """
-        weights = self.manifest.weights
-        num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(weights)))
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
-            list(threads.map(self._verify, weights))
+        num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), self.manifest.num_bytes // _BYTES_PER_THREAD)
+        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="verify") as threads:
+            list(threads.map(self._verify, self.manifest.weights))
 
     def _verify(self, name: str) -> None:
         weight, tensor = self.manifest.weights[name], self.read(name)
