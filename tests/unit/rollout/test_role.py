@@ -16,12 +16,14 @@ from services.rollout.role import RolloutRole
 from services.runtime.role import Role
 from splitppo.batch import Batch
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed, WireError, wire_error
+from splitppo.v1 import actor_pb2, worker_pb2
 from tests.support.checkpoints import DAMAGES
 from tests.support.models import save_policy
 from tests.support.roles import (
     build_actor,
     build_rollout,
     call,
+    command_of,
     context_of,
     experience,
     generate_request,
@@ -173,6 +175,13 @@ def test_weights_of_another_run_dtype_or_model_are_the_callers_mistake(model: Pa
     for sentence, error in refused.items():
         assert isinstance(error, InvalidArgument)
         assert sentence in error.message
+
+
+def test_a_run_that_can_have_no_folder_is_refused_before_any_rank_publishes(model: Path, tmp_path: Path) -> None:
+    request = actor_pb2.PublishWeightsRequest(header=worker_pb2.CommandHeader(run_id="../run"))
+    with pytest.raises(ValueError, match=r"run_id: expected letters and digits, got '\.\./run'"):
+        command_of(build_actor(model, weights=tmp_path), "PublishWeights").check(request)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_storage_that_cannot_be_read_is_named_and_no_damage(model: Path, tmp_path: Path) -> None:
