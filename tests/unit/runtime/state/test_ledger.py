@@ -31,6 +31,17 @@ def test_nothing_is_replayed_before_the_first_commit() -> None:
     assert Ledger().reply_of("") is None
 
 
+def test_a_group_that_gets_its_weights_later_begins_before_step_0_and_replays_its_last_version() -> None:
+    ledger = Ledger(committed_step=-1)
+    assert (ledger.committed_step, ledger.reply_of("")) == (-1, None)
+    for version in (0, 4, 2):
+        ledger.commit(version, f"sync-{version}", StoredReply("", worker_pb2.CommandResult(committed_step=version)))
+    assert (ledger.committed_step, ledger.reply_of("sync-4")) == (2, None)
+    replayed = ledger.reply_of("sync-2")
+    assert replayed is not None
+    assert replayed.reply.committed_step == 2
+
+
 def test_a_checkpoint_brings_back_step_request_and_reply() -> None:
     saved = Ledger()
     saved.commit(3, "update-3", StoredReply("", REPLY))
