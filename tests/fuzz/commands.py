@@ -16,13 +16,15 @@ import numpy as np
 from google.protobuf.message import Message
 
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
 from tests.support.batch_streams import encode
 from tests.support.models import POSITIONS, VOCABULARY
 
-Role = Literal["actor", "critic", "reward"]
+Role = Literal["actor", "critic", "reward", "rollout"]
 Rows = dict[str, list[Any]]
 ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
+ROLLOUT = "/splitppo.v1.RolloutService"
+SYNC = f"{ROLLOUT}/SyncWeights"
 # Of whichever group hosts the model: here actor and critic the reference, critic and reward group the reward model.
 REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"
 REWARD_SCORES = "/splitppo.v1.RewardModelService/ComputeRewardScores"
@@ -70,6 +72,7 @@ def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader,
         "actor": (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update", REF_LOG_PROBS),
         "critic": (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES, REF_LOG_PROBS),
         "reward": (REWARD_SCORES,),
+        "rollout": (f"{ROLLOUT}/Generate",),
     }
     method = draw.choice(methods[role])
     if method.endswith("Update"):
@@ -100,11 +103,18 @@ def command_requests(
             f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
         }
     generate, _ = _generate(draw, header, slot)
+    if role == "rollout":
+        digest = draw.choice(("", "0" * 64, f"{draw.getrandbits(256):064x}", "../" * 20, "x" * 5000))
+        version = draw.choice((0, 1, 2, 3, -1, 1 << 62, -(1 << 63)))
+        sync = rollout_pb2.SyncWeightsRequest(header=header, version=version, manifest_sha256=digest)
+        return {f"{ROLLOUT}/Generate": generate, SYNC: sync}
+    publish = actor_pb2.PublishWeightsRequest(header=header, keep_from=draw.choice((0, 2, 1 << 62, -(1 << 63))))
     log_probs = f"{ACTOR}/ComputeLogProbs"
     return {
         f"{ACTOR}/Generate": generate,
         **{method: _compute(method, header, slot) for method in (log_probs, REF_LOG_PROBS)},
         f"{ACTOR}/Update": actor_pb2.ActorUpdateRequest(header=header, slot=slot),
+        f"{ACTOR}/PublishWeights": publish,
     }
 
 

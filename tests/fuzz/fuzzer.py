@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from splitppo.manifest import read_manifest
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import PLAINTEXT
-from splitppo.v1 import worker_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
 from tests.fuzz import tcp
+from tests.fuzz.commands import SYNC
 from tests.fuzz.inputs import ENDLESS, HEALTH, PUT, REFLECTION, Input, Inputs, Target
-from tests.fuzz.services import Service
+from tests.fuzz.services import COMMITTED, Service
 from tests.integration.runtime.client import Client, experience, result
 from tests.support.certificates import TOKEN
 from tests.support.groups import is_alive, wait_until
@@ -33,6 +34,7 @@ HANG_S = 20.0
 NUM_THREADS = 4
 TCP_SHARE = 0.02
 _MAX_ANSWERS = 100
+_PARTS = itertools.count()
 # What a service may say to a caller who is wrong, or too many; any other status would be a bug of ours.
 ALLOWED = frozenset(
     (
@@ -51,7 +53,7 @@ ALLOWED = frozenset(
 
 @dataclass(frozen=True)
 class Standing:
-    """The state that must not change; for a group that trains nothing, the scores of a row stand for its weights."""
+    """The state that must not change; in a group that trains nothing, scores or log-probs stand for the weights."""
 
     committed_step: int
     weights_sha256: str
@@ -100,6 +102,8 @@ def prepare(service: Service) -> Target:
     """Two updates and a checkpoint where something is trained, so that there is something to lose."""
     client = service.client
     steps = (1, 2) if service.trains else ()
+    if service.manifest_sha256:
+        result(client.sync(COMMITTED, service.manifest_sha256, base_step=-1))
     for step in steps:
         rows = {name: [[0.5], [-0.25]] for name in ("advantages", "values", "returns")}
         client.put(experience(step), prompts=[[3], [4]], responses=[[5], [6]], **rows)
@@ -108,7 +112,7 @@ def prepare(service: Service) -> Target:
     nonce = "nonce-of-the-fuzzer"
     (service.run_dir / nonce).touch()
     digest = client.handshake(nonce=nonce).config_digest
-    return Target(service.role, client.run_id, client.epoch, len(steps), digest, nonce)
+    return Target(service.role, client.run_id, client.epoch, client.status().committed_step, digest, nonce)
 
 
 def standing(service: Service) -> Standing:
@@ -116,8 +120,8 @@ def standing(service: Service) -> Standing:
     client = service.client
     step = client.status().committed_step
     if not service.trains:
-        scores = _scores(client).tobytes()
-        return Standing(step, hashlib.sha256(scores).hexdigest(), "", client.status().instance_id)
+        numbers = (_scores(client) if service.role == "reward" else _log_probs(client)).tobytes()
+        return Standing(step, hashlib.sha256(numbers).hexdigest(), "", client.status().instance_id)
     result(client.save(step))
     saved = read_manifest(service.run_dir / "checkpoints" / f"global_step_{step}" / service.role)
     weights_sha256 = client.digest(step)
@@ -130,6 +134,14 @@ def _scores(client: Client) -> NDArray[np.float32]:
     result(client.compute_reward_scores(experience(1)))
     scores: NDArray[np.float32] = client.get(experience(1), "rm_scores")["rm_scores"].values
     return scores
+
+
+def _log_probs(client: Client) -> NDArray[np.float32]:
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=COMMITTED, part=next(_PARTS))
+    client.put(slot, prompts=[[3, 4, 5], [6]], seeds=[[1], [2]])
+    result(client.generate(slot, base_step=COMMITTED, max_response_length=8))
+    log_probs: NDArray[np.float32] = client.get(slot, "rollout_log_probs")["rollout_log_probs"].values
+    return log_probs
 
 
 def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
@@ -161,6 +173,8 @@ def _check_it_still_works(service: Service, outcome: Outcome) -> None:
     wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle")
     if service.trains and not result(client.update(2, base_step=1, request_id="before-2")).replayed:
         outcome.failures.append("the ledger has lost the last update")
+    if service.manifest_sha256:
+        result(client.sync(COMMITTED, service.manifest_sha256, base_step=COMMITTED))
     client.put(experience(4), prompts=[[1]], responses=[[1]])
     if client.get(experience(4), "prompts")["prompts"].num_rows != 1:
         outcome.failures.append("a batch that was put is not there")
@@ -204,9 +218,9 @@ def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, out
 
 
 def _is_fair(sent: Input, code: grpc.StatusCode) -> bool:
-    """A chunk whose bytes were changed is lost data, so says its checksum; health and reflection are gRPC's own."""
+    """Changed bytes of a chunk, and a version with another digest, are lost data; health and reflection are gRPC's."""
     if code is grpc.StatusCode.DATA_LOSS:
-        return sent.method == PUT
+        return sent.method in (PUT, SYNC)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return not sent.messages
     return code is grpc.StatusCode.UNKNOWN and sent.method.startswith((HEALTH, REFLECTION))

@@ -2,7 +2,8 @@
 
 Nothing in here may be a command that a service should obey and that changes its weights, so that weights, step and
 ledger must stay as they are: an Update finds no advantages or returns, or such as are not finite, or it is one of
-another run or step; a LoadCheckpoint names another run, or a step that was never saved. All else may be valid.
+another run or step; a LoadCheckpoint names another run, or a step that was never saved; a SyncWeights names a digest
+that no manifest has. All else may be valid.
 """
 
 from __future__ import annotations

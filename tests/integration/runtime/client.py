@@ -26,6 +26,8 @@ from splitppo.v1 import (
     critic_pb2_grpc,
     reward_model_pb2,
     reward_model_pb2_grpc,
+    rollout_pb2,
+    rollout_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -67,6 +69,7 @@ class Client:
         self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
         self.actor: Any = actor_pb2_grpc.ActorServiceStub(self.channel)
         self.critic: Any = critic_pb2_grpc.CriticServiceStub(self.channel)
+        self.rollout: Any = rollout_pb2_grpc.RolloutServiceStub(self.channel)
         self.reward_model: Any = reward_model_pb2_grpc.RewardModelServiceStub(self.channel)
 
     def close(self) -> None:
@@ -124,6 +127,25 @@ class Client:
         """The stream of events."""
         request = reward_model_pb2.ComputeRewardScoresRequest(header=self.header(0), slot=slot)
         return self.reward_model.ComputeRewardScores(request, timeout=TIMEOUT_S)
+
+    def generate(self, slot: batch_pb2.Slot, *, base_step: int, num_parts: int = 0, **sampling: Any) -> Any:
+        """The stream of events."""
+        params = actor_pb2.SamplingParams(**{"temperature": 1.0, "top_p": 1.0, **sampling})
+        header = self.header(base_step)
+        request = actor_pb2.GenerateRequest(header=header, slot=slot, sampling=params, num_parts=num_parts)
+        service = self.rollout if self.role == "rollout" else self.actor
+        return service.Generate(request, timeout=TIMEOUT_S)
+
+    def publish(self, base_step: int, *, keep_from: int = 0) -> Any:
+        """The stream of events."""
+        request = actor_pb2.PublishWeightsRequest(header=self.header(base_step), keep_from=keep_from)
+        return self.actor.PublishWeights(request, timeout=TIMEOUT_S)
+
+    def sync(self, version: int, manifest_sha256: str, *, base_step: int) -> Any:
+        """The stream of events."""
+        header = self.header(base_step)
+        request = rollout_pb2.SyncWeightsRequest(header=header, version=version, manifest_sha256=manifest_sha256)
+        return self.rollout.SyncWeights(request, timeout=TIMEOUT_S)
 
     def update(self, step: int, *, base_step: int | None = None, request_id: str = "") -> Any:
         header = self.header(step - 1 if base_step is None else base_step, request_id)

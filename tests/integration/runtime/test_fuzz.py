@@ -12,7 +12,7 @@ from tests.fuzz.services import running
 
 
 @pytest.mark.parametrize(
-    "role", ["actor", *(pytest.param(role, marks=pytest.mark.extended) for role in ("critic", "reward"))]
+    "role", ["actor", *(pytest.param(role, marks=pytest.mark.extended) for role in ("critic", "reward", "rollout"))]
 )
 def test_a_service_stands_whatever_it_is_sent(role: Role, tmp_path: Path) -> None:
     with running(role, tmp_path) as service:
