@@ -39,12 +39,19 @@ class Groups:
         world_size: int = 1,
         model: str = "qwen2",
         stop: tuple[str, ...] = (),
+        actor: str = "",
         **vllm: Any,
     ) -> Found:
-        """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm."""
+        """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm.
+
+        With `actor`, the name of a run that has published weights, the ranks are a rollout group.
+        """
         if name not in self.results:
             rollout = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
-            self.results[name] = self._run(name, scenarios, world_size, model, rollout)
+            services = {"rollout" if actor else "actor": {"num_processes": world_size}}
+            run = {"dir": str(self._run_dir(actor or name)), "total_steps": 1}
+            tree = {"run": run, "rollout": rollout, "services": services}
+            self.results[name] = self._run(name, scenarios, world_size, model, tree)
         return self.results[name]
 
     def model(self, name: str) -> Path:
@@ -54,17 +61,16 @@ class Groups:
             _save_model(name, folder)
         return folder
 
-    def _run(
-        self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, rollout: dict[str, Any]
-    ) -> Found:
-        folder = self.folder / f"run_{name}"
+    def _run_dir(self, name: str) -> Path:
+        return self.folder / f"run_{name}"
+
+    def _run(self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, tree: dict[str, Any]) -> Found:
+        folder = self._run_dir(name)
         folder.mkdir()
         config = {
-            "run": {"dir": str(folder), "total_steps": 1},
+            **tree,
             "data": {"train_files": "none", "train_batch_size": 8, "max_prompt_length": 330, "max_response_length": 16},
             "actor": {"model": str(self.model(model)), "lr": 3e-3},
-            "rollout": rollout,
-            "services": {"actor": {"num_processes": world_size}},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [
@@ -105,7 +111,10 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
 @pytest.fixture
 def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
     """Returns the results of a scenario on one rank with an engine of its own."""
-    names = ("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation")
+    names = (
+        *("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation"),
+        "published",
+    )
 
     def find(scenario: str) -> dict[str, Any]:
         found: dict[str, Any] = groups.run("alone", *names, max_num_seqs=64)[0][scenario]

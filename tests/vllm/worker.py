@@ -1,7 +1,7 @@
-"""A rank of an actor's group that samples with vLLM and with the policy itself; torchrun runs it.
+"""A rank of an actor's or a rollout group that samples with vLLM, the actor also with the policy; torchrun runs it.
 
 Every rank writes what it found to `<output>/rank_<rank>.json`; the tests compare. Arguments: a folder with
-config.yaml, and names of scenarios.
+config.yaml, and for an actor names of scenarios, for a rollout group the versions of the weights as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from services.actor.role import ActorRole
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
+from services.rollout.role import RolloutRole
 from services.rollout.stopping import load_stop_rule
 from services.rollout.streamed_parts import response_rows
 from services.runtime.context import RankContext
@@ -29,7 +30,7 @@ from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
-from tests.support.roles import RecordedProgress
+from tests.support.roles import RecordedProgress, command_of, publish, sync
 
 NUM_PROMPTS = 12
 LENGTH = 16
@@ -37,11 +38,11 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Actor:
-    """The role on this rank, driven as the runtime would."""
+class Sampler:
+    """A role that samples, on this rank, driven as the runtime would."""
 
     config: Config
-    role: ActorRole
+    role: Any
     rank: int
     world_size: int
     step: int = 0
@@ -62,26 +63,30 @@ class Actor:
             sampling=actor_pb2.SamplingParams(**params),
             num_parts=num_parts,
         )
-        command = self._command("Generate")
+        command = command_of(self.role, "Generate")
         whole = command.prepare(request, batch)
         rows = command.shard(whole, self.world_size)[self.rank]
         outcome = command.run(request, whole.take(rows), report or RecordedProgress())
         assert outcome.policy_version == self.step
         return rows.tolist(), outcome.columns
 
+
+class Actor(Sampler):
+    """An actor, which can train, and sample with the policy itself."""
+
     def update(self, batch: Batch) -> None:
         """One step on random advantages."""
         self.step += 1
         slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step)
         request = actor_pb2.ActorUpdateRequest(header=worker_pb2.CommandHeader(base_step=self.step - 1), slot=slot)
-        command = self._command("Update")
+        command = command_of(self.role, "Update")
         whole = command.prepare(request, batch)
         command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), RecordedProgress())
 
     def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
         """Returns the log-probs of the policy for this rank's rows."""
         request = actor_pb2.ComputeLogProbsRequest()
-        outcome = self._command("ComputeLogProbs").run(request, rollouts, RecordedProgress())
+        outcome = command_of(self.role, "ComputeLogProbs").run(request, rollouts, RecordedProgress())
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
         return values
 
@@ -94,9 +99,6 @@ class Actor:
         settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
         steps = engine.generate(batch.take(np.array(rows, np.int64)), settings, lambda: False)
         return lists(response_rows(response for step in steps for response in step.ended))
-
-    def _command(self, method: str) -> Any:
-        return next(command for command in self.role.commands() if command.method == method)
 
 
 def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix: int = 0, seed: int = 0) -> Batch:
@@ -252,6 +254,34 @@ def cancellation(actor: Actor) -> dict[str, Any]:
     return {"cancelled": cancelled, "reports": report.num_reports, "before": lists(before), "after": lists(after)}
 
 
+def samples(sampler: Sampler) -> dict[str, Any]:
+    """Greedy and drawn responses, and greedy ones behind a shared prefix of 300 tokens, with the weights of a step."""
+    rows, best = sampler.generate(make_prompts(), temperature=0.0)
+    _, drawn = sampler.generate(make_prompts())
+    _, behind = sampler.generate(make_prompts(prefix=300), temperature=0.0)
+    log_probs = drawn["rollout_log_probs"].values.tolist()
+    return {"rows": rows, "responses": [*map(lists, (best, drawn, behind))], "log_probs": log_probs}
+
+
+def published(actor: Actor) -> dict[str, Any]:
+    """The versions of three steps, and what the actor samples with each of them."""
+    found = []
+    for number in range(3):
+        if number:
+            actor.update(make_experience(10 + number))
+        found.append({"version": actor.step, "sha256": publish(actor.role, actor.step), **samples(actor)})
+    return {"versions": found}
+
+
+def synced(sampler: Sampler, versions: list[Any]) -> dict[str, Any]:
+    """What a rollout group samples with one version after the other."""
+    found = []
+    for sampler.step, manifest_sha256 in versions:
+        sync(sampler.role, sampler.step, manifest_sha256, rank=sampler.rank)
+        found.append(samples(sampler))
+    return {"versions": found}
+
+
 def random_state(actor: Actor) -> dict[str, Any]:
     """Returns the next numbers of the process's generators, after the engine was built and has sampled."""
     actor.generate(make_prompts())
@@ -280,19 +310,23 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         stop_texts,
         streaming,
         cancellation,
+        published,
     )
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path, arguments: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     config = load_config(folder / "config.yaml")
-    context = RankContext("actor", rank, world_size, CPU, dist.new_group(backend="gloo"), config)
+    context = RankContext(config.sampler, rank, world_size, CPU, dist.new_group(backend="gloo"), config)
     seed_all()
-    actor = Actor(config, ActorRole(context), rank, world_size)
-    found = {name: SCENARIOS[name](actor) for name in names}
+    if config.sampler == "rollout":
+        found = synced(Sampler(config, RolloutRole(context), rank, world_size), json.loads(arguments[0]))
+    else:
+        actor = Actor(config, ActorRole(context), rank, world_size)
+        found = {name: SCENARIOS[name](actor) for name in arguments}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)
