@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -165,10 +166,12 @@ class Publisher:
             raise OSError(f"another rank could not write the weights to {self.folder}; its log says why")
 
     def _remove_all_but(self, kept: range) -> None:
-        for entry in self.folder.glob(f"{_PREFIX}*"):
+        """Removes the other versions. On network file systems mapped files stay, until a later call of this method."""
+        for entry in [*self.folder.glob(f"{_PREFIX}*")]:
             version = entry.name.removeprefix(_PREFIX)
             if not (version.isdecimal() and int(version) in kept):
-                shutil.rmtree(entry)
+                rest = entry.rename(entry.with_name(f"{_PREFIX}{secrets.token_hex(4)}.removed"))
+                shutil.rmtree(rest, ignore_errors=True)
 
     def _write_own(self, folder: Path, report: Callable[[int, int, str], None]) -> None:
         """Writes this rank's share of the weights to one file, and their digests to a file beside it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -107,6 +108,25 @@ def test_what_an_interrupted_or_later_attempt_has_left_is_removed(tmp_path: Path
         (tmp_path / f"version_{version}.partial" / "weights-0.safetensors").write_bytes(b"half")
     publish(tmp_path, 3, keep_from=2)
     assert names(tmp_path) == ["version_2", "version_3"]
+
+
+def test_files_that_a_network_file_system_keeps_for_a_reader_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 1)
+
+    def keep_open_files(folder: Path, *, ignore_errors: bool = False) -> None:
+        for file in folder.iterdir():
+            file.rename(folder / f".nfs{file.name}")
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+
+    with monkeypatch.context() as while_read:
+        while_read.setattr("services.engine.exchange.shutil.rmtree", keep_open_files)
+        read(tmp_path, 1, publish(tmp_path, 1))
+        read(tmp_path, 2, publish(tmp_path, 2, keep_from=2))
+    publish(tmp_path, 3, keep_from=3)
+    assert names(tmp_path) == ["version_3"]
 
 
 def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
