@@ -110,8 +110,7 @@ class ActorRole:
             commits=True,
         )
         generate = self._generation.command() if self._generation else _no_generation()
-        request = actor_pb2.PublishWeightsRequest
-        publish = Command("PublishWeights", request, self.publish_weights, check=self._check_publish)
+        publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, self.publish_weights)
         return (generate, compute_log_probs, *self._frozen.commands(), update, publish)
 
     def compute_log_probs(
@@ -142,9 +141,6 @@ class ActorRole:
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
         metrics = self._trained.update(batch, actor_loss(config), progress, stop_above=stop_above)
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
-
-    def _check_publish(self, request: actor_pb2.PublishWeightsRequest) -> None:
-        self._context.config.weights_folder_of(request.header.run_id)
 
     def publish_weights(
         self, request: actor_pb2.PublishWeightsRequest, _attachment: bytes, progress: CommandProgress

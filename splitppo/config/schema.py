@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import quote
 
 from splitppo.config.section import ROLES, Key, RoleName, Section, TrainedRoleName
 from splitppo.config.sections.algorithm import AlgorithmConfig
@@ -139,16 +140,10 @@ class Config(Section):
         return Path(self.rollout.sync_dir or self.run.dir / "weights")
 
     def weights_folder_of(self, run_id: str) -> Path:
-        """Returns the folder of one run's versions: in `rollout.sync_dir`, which runs may share, one of its own.
-
-        Raises:
-            ValueError: the run id cannot be the name of a folder.
-        """
-        if not self.rollout.sync_dir:
-            return self.weights_folder
-        if not run_id.isalnum():
-            raise ValueError(f"run_id: expected letters and digits, got {run_id!r}")
-        return self.weights_folder / f"splitppo-{run_id}"
+        """Returns the folder of one run's versions: in `rollout.sync_dir`, which runs may share, one of its own."""
+        return (
+            self.weights_folder / f"splitppo-{quote(run_id, safe='')}" if self.rollout.sync_dir else self.weights_folder
+        )
 
     @property
     def groups(self) -> Mapping[RoleName, ServiceConfig]:

@@ -52,7 +52,7 @@ class RolloutServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """As ActorService.Generate. header.base_step is the version of the weights that the group holds.
+        """Samples responses like Generate of the actor's service. header.base_step is the version that the group holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
