@@ -8,6 +8,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from controller.data.prompts import PromptSource
 from controller.run.end import RunEnd
@@ -67,7 +68,8 @@ class RolloutsAhead(StepRollouts):
             await self._sample_next(step, config, first_draw)
         self._may_update.set()
         updated_s = [span.finished_s for span in step.record.spans if span.name in ("update_actor", "publish")]
-        step.record.timings_s["wait_rollouts"] = time.time() - max(updated_s) if updated_s else 0.0
+        # 0 without an update, and where the clocks of two machines differ by more than the wait.
+        step.record.timings_s["wait_rollouts"] = max(0.0, time.time() - max(updated_s, default=inf))
 
     async def before_update(self) -> None:
         """Waits until `look_ahead` needs the models of the running step no more."""
