@@ -6,6 +6,8 @@ from pathlib import Path
 
 from splitppo.atomic_write import write_atomically
 
+BAD_INPUT_EXIT = 2  # the exit status of a rank that ends because of the user's input
+
 
 def write_end_reason(run_dir: Path, role: str, instance_id: str, reason: str) -> None:
     """Writes why this instance of a group ends to a file in the run folder, unless the folder cannot be written."""

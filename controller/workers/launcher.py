@@ -24,6 +24,7 @@ import psutil
 from controller.workers.concurrency import gather_calls
 from splitppo.config import Config
 from splitppo.config.section import RoleName
+from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.machine.process_tree import find_processes, is_running, kill, kill_tree, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
@@ -37,7 +38,6 @@ KILL_TIMEOUT_S = 30.0  # a process inside a GPU driver may need long to end
 CULPRIT_TIMEOUT_S = 15.0  # torchrun names the rank that failed first after the other ranks have ended
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
-BAD_INPUT_EXIT = 2
 TORCHRUN = (sys.executable, "-m", "services.runtime.group.torchrun")
 
 # The line of services/runtime/group/closed_group.py that names the first rank that failed.

@@ -15,7 +15,7 @@ from services.runtime.context import RankContext
 from services.runtime.failures.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.group.command_line import BAD_INPUT_EXIT, parse
+from services.runtime.group.command_line import parse
 from services.runtime.group.process_group import Launch, introduce, join_group, place_process
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
@@ -34,11 +34,11 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, threads_of_rank
-from splitppo.end_reason import write_end_reason
+from splitppo.end_reason import BAD_INPUT_EXIT, write_end_reason
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_server_credentials
-from splitppo.rpc.errors import WireError
+from splitppo.rpc.errors import Place, WireError
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,13 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     heartbeat.start()
     placed = f"rank {rank} of {world_size} on {device}, {torch.get_num_threads()} threads"
     log.info("%s: building the %s", placed, role_name)
-    role = build_role(context)
+    try:
+        role = build_role(context)
+    except (ValueError, OSError) as bad_input:
+        failure.leave(bad_input)
+        raise
+    except Exception as error:  # noqa: BLE001 - the other ranks and the log get every error
+        failure.end_group(error, Place(method="build"))
     ledger, slots = None, BatchStore(services.max_held_bytes)
     checkpoint_commands = no_checkpoint_commands(role_name)
     if isinstance(role, CheckpointedRole):

@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from services.runtime.context import Members, RankContext
 from services.runtime.failures.error_policy import is_peer_loss
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
+from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _CANCELLED_KEY = "splitppo/cancelled/{}"  # the number of the order
 _LEAVING_KEY = "splitppo/leaving/{}"  # the rank
+_BAD_INPUT_KEY = "splitppo/bad_input"  # the sentence that the user gets
 _POLL_INTERVAL_S = 0.5
 # How long rank 0 looks for the cause, and how long the others wait for rank 0 to answer its callers.
 _CAUSE_WAIT_S = 2.0
@@ -62,6 +64,7 @@ class PeerWatch:
         self.stopped = threading.Event()
         self._ending = threading.Lock()
         self._cancelled = (-1, False, 0.0)  # an order, whether it is cancelled, when that was looked up
+        self._bad_input = ""  # the sentence about bad input that another rank prints
         self.on_failure: Callable[[WireError], None] = lambda _: None
 
     def start(self) -> None:
@@ -84,6 +87,14 @@ class PeerWatch:
         """Stops watching the other ranks: from now on a process that ends does not count as a failure."""
         self.stopped.set()
 
+    def leave(self, bad_input: Exception) -> None:
+        """Tells the other ranks that this rank ends because of bad input, and stops watching them.
+
+        One rank prints the sentence for the user. The others then end without an error of their own on stderr.
+        """
+        self.stop()
+        self._set(_BAD_INPUT_KEY, _one_line(bad_input))
+
     def end_group(self, error: BaseException | None, place: Place) -> NoReturn:
         """Reports an error to the store, the log and (on rank 0) the callers; then ends this process and so the group.
 
@@ -96,7 +107,8 @@ class PeerWatch:
             self._tell(error, place)
             logging.shutdown()
         finally:
-            os._exit(1)  # also if telling has failed: the others wait for the end of this process
+            # Also if telling has failed, because the others wait for the end of this process.
+            os._exit(BAD_INPUT_EXIT if self._bad_input else 1)
 
     def _tell(self, error: BaseException | None, place: Place) -> None:
         """Writes the failure of a rank to the group's store and the log; rank 0 also answers the callers."""
@@ -106,7 +118,7 @@ class PeerWatch:
             log.error("failed in %s: %s", place, error, exc_info=None if hangs else error)
         if self._context.rank == 0:
             cause = self._cause(error, place)
-            log.error("the group ends: %s", cause)
+            log.error("the group ends: %s", cause, extra=FILE_ONLY if self._bad_input else None)
             self.on_failure(cause)
         elif error is None or is_peer_loss(error):
             log.error("another rank has failed: leaving (%s)", _one_line(error), extra=FILE_ONLY)
@@ -119,9 +131,9 @@ class PeerWatch:
         with _warning_if_store_is_gone(), self._store_lock:
             write_failure(self._store, failure)
 
-    def _set(self, key: str) -> None:
+    def _set(self, key: str, value: str = "1") -> None:
         with _warning_if_store_is_gone(), self._store_lock:
-            self._store.set(key, "1")
+            self._store.set(key, value)
 
     def _get(self, key: str) -> str:
         with self._store_lock:
@@ -152,6 +164,9 @@ class PeerWatch:
 
     def _known_cause(self) -> WireError | None:
         """Makes the error about the rank that failed (its record in the store) or died; None if there is neither."""
+        self._bad_input = self._get(_BAD_INPUT_KEY)
+        if self._bad_input:
+            return PeerDied(f"{self._bad_input}; the group ends", Place())
         if failure := self._failure():
             where = f" in {failure.phase}" if failure.phase else ""
             failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"

@@ -12,9 +12,9 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 from splitppo.config.threads import threads_of_rank
 from splitppo.config.worker_digest import worker_digest
+from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.machine.cores import permitted_cores
 
-BAD_INPUT_EXIT = 2
 CLOSED_TORCHRUN = ("-m", "services.runtime.group.torchrun")
 
 

@@ -195,12 +195,16 @@ def test_every_rank_ends_when_torchrun_is_killed_and_no_folder_is_left(
     assert list(temporary.glob("torch*")) == []
 
 
-def test_a_model_that_cannot_be_loaded_is_one_sentence_of_one_rank(tmp_path) -> None:
-    (tmp_path / "broken_model").touch()
+@pytest.mark.parametrize("ranks", ["0", "1", "01"])
+def test_a_model_that_ranks_cannot_load_is_one_sentence(tmp_path: Path, ranks: str) -> None:
+    (tmp_path / "broken_model").write_text(ranks)
     group = Group(MODULE, write_config(tmp_path, 2), tmp_path, "critic", num_processes=2)
     try:
         assert group.wait_ended(120) == 2
         assert group.output == "error: the model folder is broken: no weights\n"
-        assert "the model folder is broken" in (tmp_path / "logs" / "critic_0.log").read_text()
+        for rank in range(2):
+            log = (tmp_path / "logs" / f"critic_{rank}.log").read_text()
+            assert "the model folder is broken" in log or "another rank has failed" in log
+            assert "Traceback" not in log
     finally:
         group.stop()
