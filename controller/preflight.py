@@ -70,7 +70,8 @@ def check_config(config: Config) -> None:
     for phase in config.in_every_phase:
         try_estimator(phase.algorithm, num_samples=phase.rollout.n)
     if config.services.launch == "local":
-        check_rollout_packages(config)
+        for role in config.samplers:
+            check_rollout_packages(config, role)
         for phase in config.in_every_phase:
             phase.actor.policy_loss.check_file()
 

@@ -96,7 +96,7 @@ class Session:
             self._phase = "closing"
             await self._abandon()
             await self._groups.close()
-            if self._config.sampler == "rollout" or self._config.checkpoint.weights_save_freq:
+            if "rollout" in self._config.samplers or self._config.checkpoint.weights_save_freq:
                 shutil.rmtree(self._config.weights_folder_of(self._folder.lease.run_id), ignore_errors=True)
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal

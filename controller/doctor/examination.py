@@ -205,7 +205,7 @@ def _run_facts(config: Config) -> RunFacts:
     disk = _disk_of(run_dir)
     facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
     # A folder of its own may be on the groups' machine alone.
-    if config.sampler == "rollout" and (facts.launch == "local" or not config.rollout.sync_dir):
+    if "rollout" in config.samplers and (facts.launch == "local" or not config.rollout.sync_dir):
         folder = config.weights_folder
         facts.weights_dir, facts.weights_free_bytes = str(folder), _disk_of(folder).free
         num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "**/version_*/*")

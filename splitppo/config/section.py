@@ -98,8 +98,16 @@ def _is_count_or_auto(value: Any) -> bool:
     return value == "auto" or (type(value) is int and value >= 1)
 
 
+def _is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
 NumberOrAuto = Annotated[
     int | Literal["auto"], BeforeValidator(expected("auto, or a number of at least 1", _is_count_or_auto))
+]
+ShareOrAuto = Annotated[
+    float | Literal["auto"],
+    BeforeValidator(expected("auto, or a number from 0 to 1", lambda share: share == "auto" or _is_share(share))),
 ]
 Range = Annotated[
     tuple[float, float], AfterValidator(expected("a number, then a higher one", lambda ends: ends[0] < ends[1]))

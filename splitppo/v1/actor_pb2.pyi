@@ -20,16 +20,18 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_response_length: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("header", "slot", "sampling", "num_parts")
+    __slots__ = ("header", "slot", "sampling", "num_parts", "sleep_after")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_AFTER_FIELD_NUMBER: _ClassVar[int]
     header: _worker_pb2.CommandHeader
     slot: _batch_pb2.Slot
     sampling: SamplingParams
     num_parts: int
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_parts: _Optional[int] = ...) -> None: ...
+    sleep_after: bool
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_parts: _Optional[int] = ..., sleep_after: _Optional[bool] = ...) -> None: ...
 
 class ComputeLogProbsRequest(_message.Message):
     __slots__ = ("header", "slot")

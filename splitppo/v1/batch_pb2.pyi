@@ -22,6 +22,7 @@ class SlotKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_KIND_EVALUATION: _ClassVar[SlotKind]
     SLOT_KIND_CANDIDATES: _ClassVar[SlotKind]
     SLOT_KIND_GREEDY: _ClassVar[SlotKind]
+    SLOT_KIND_SHARE: _ClassVar[SlotKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_INT32: DType
 DTYPE_INT64: DType
@@ -32,6 +33,7 @@ SLOT_KIND_EXPERIENCE: SlotKind
 SLOT_KIND_EVALUATION: SlotKind
 SLOT_KIND_CANDIDATES: SlotKind
 SLOT_KIND_GREEDY: SlotKind
+SLOT_KIND_SHARE: SlotKind
 
 class Slot(_message.Message):
     __slots__ = ("kind", "step", "part")

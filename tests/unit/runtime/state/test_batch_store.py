@@ -77,7 +77,7 @@ def test_slots_without_a_kind_are_refused() -> None:
 
 @pytest.mark.parametrize("part", [-1, MAX_PARTS + 1])
 def test_experience_has_a_bounded_number_of_parts(part: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"parts 0 to {MAX_PARTS}, got {part}"):
+    with pytest.raises(InvalidArgument, match=f"part {part}: expected a part from 0 to {MAX_PARTS}"):
         BatchStore().put(experience(1, part), PROMPTS, 0)
 
 
