@@ -41,8 +41,8 @@ class Trainer:
     state: RunState
 
     def __post_init__(self) -> None:
-        self.schedule = self.config.run.schedule
-        self.end = RunEnd.of(self.config, self.rollouts.prompts)
+        self.schedule, self.end = self.config.run.schedule, RunEnd.of(self.config, self.rollouts.prompts)
+        self.workers.sampler.after_critic_update = self.join_critic
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)

@@ -112,17 +112,19 @@ class PartCalls:
     ) -> Batch:
         """Sends each part to the worker group `host`, which computes a column for it; returns the column of all rows.
 
-        The critic's group first ends its update of the step before. The rows are sent during that update.
+        The critic's group first ends its update of the step before, and a rollout group on its devices ends sampling.
+        The rows are sent meanwhile.
         """
         columns, record = [], self.step.record
         async for part in self.rollouts.parts():
             await send(part)
-            if host is self.step.workers.critic:
-                async with self._preparing_critic:  # one call alone waits, so that the time counts once
-                    await self.step.after_critic_update()
-            with record.timed(name):
-                reply = await compute(part.slot, base_step=self.step.base_step)
-                columns.append(await host.get_batch(part.slot, [column]))
+            async with self.step.workers.sampler.turn_of(host):
+                if host is self.step.workers.critic:
+                    async with self._preparing_critic:  # one call alone waits, so that the time counts once
+                        await self.step.after_critic_update()
+                with record.timed(name):
+                    reply = await compute(part.slot, base_step=self.step.base_step)
+                    columns.append(await host.get_batch(part.slot, [column]))
             record.add_reply(host.role, name, reply)
         return in_order(columns, self.rollouts.order)
 

@@ -23,8 +23,9 @@ class Probe:
     """
 
     def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
-        config = step.config
-        self._step = step
+        config, rollout = step.config, step.workers.sampler.rollout
+        assert rollout is not None, "the actor needs no probe"
+        self._step, self._client = step, rollout
         self._slot = Slot(kind=SLOT_KIND_EVALUATION, step=step.base_step, part=_PART)
         asked = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
         self._seeded = asked.to_batch(config.run.seed, step.number, 1)
@@ -34,12 +35,13 @@ class Probe:
     async def sample(self) -> Batch:
         """Samples the responses to the first of the prompts; returns prompts, responses and rollout_log_probs."""
         step = self._step
-        reply, rows = await step.workers.sampler.sample(step.base_step, step.record.add_reply, self._attempt)
+        sampler = step.workers.sampler
+        reply, rows = await sampler.sample(self._client, step.base_step, step.record.add_reply, self._attempt)
         step.record.add_reply("rollout", "probe", reply)
         return self._seeded.select(("prompts",)).merge(rows)
 
     async def _attempt(self) -> tuple[CommandReply, Batch]:
-        client = self._step.workers.sampler.client
+        client = self._client
         await client.put_batch(self._slot, self._seeded)
         reply = await client.generate(self._slot, self._sampling, base_step=self._step.base_step)
         return reply, await client.get_batch(self._slot, ["responses", "rollout_log_probs"])

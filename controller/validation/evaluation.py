@@ -1,9 +1,8 @@
-"""Validates the policy: the group that samples answers held-out prompts, and the scorer scores the answers."""
+"""Validates the policy: the groups that sample answer held-out prompts, and the scorer scores the answers."""
 
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
 
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
@@ -11,10 +10,12 @@ from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
-from controller.workers.sampler import Sampler
+from controller.workers.concurrency import gather_calls
+from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import sampling_params
+from controller.workers.share import Share, deal
 from controller.workers.span import Span
-from splitppo.batch import Batch
+from splitppo.batch import Batch, join_parts
 from splitppo.config import Config
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
@@ -60,13 +61,12 @@ class Evaluator:
 
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
-            seeded = prompts.to_batch(self.config.run.seed, step, evaluation.n)
-            reply, responses = await self.sampler.sample(step, on_reply, partial(self._answers, slot, seeded, sampling))
+            shares = deal(self.sampler, prompts.to_batch(self.config.run.seed, step, evaluation.n), slot)
+            answers = await gather_calls(*(self._answers(share, sampling, on_reply) for share in shares))
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)
-            parts.append(await self.scorer.score(asked, responses, num_examine=examined))
-            on_reply(self.sampler.client.role, "testing", reply)
+            parts.append(await self.scorer.score(asked, join_parts(answers), num_examine=examined))
             spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
@@ -74,8 +74,8 @@ class Evaluator:
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
 
-    async def _answers(self, slot: Slot, seeded: Batch, sampling: SamplingParams) -> tuple[CommandReply, Batch]:
-        client = self.sampler.client
-        await client.put_batch(slot, seeded)
-        reply = await client.generate(slot, sampling, base_step=slot.step)
-        return reply, await client.get_batch(slot, ["responses"])
+    async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply) -> Batch:
+        rows: list[Batch] = []
+        reply = await share.sample(share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append)
+        on_reply(share.client.role, "testing", reply)
+        return rows[0]

@@ -1,17 +1,20 @@
-"""The worker group that samples responses, brought to the version of the policy that a caller needs.
+"""The worker groups that sample responses, brought to the version of the policy that a caller needs.
 
 The actor's own group always has its version. A rollout group gets it by files: the actor publishes its weights, then
 the group loads them. The controller names the version, so that it never is "the newest one". A rollout group that is
-lost is started again, and loads the same files: no other group is disturbed.
+lost is started again, and loads the same files: no other group is disturbed. On devices of the critic's group it takes
+turns with that group.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NoReturn, TypeVar
 
 from controller.workers.actor_client import ActorClient
+from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import run_watched
 from controller.workers.rollout_client import RolloutClient
@@ -30,6 +33,10 @@ async def _nothing_to_watch() -> NoReturn:
     raise AssertionError("nothing resolves it")
 
 
+async def _no_update() -> None:
+    pass
+
+
 async def raise_error(error: Exception) -> None:
     """Raises the error: the rollout group is not started again."""
     raise error
@@ -37,13 +44,14 @@ async def raise_error(error: Exception) -> None:
 
 @dataclass(eq=False)
 class Sampler:
-    """The group that samples, and the versions of the policy that were published for it.
+    """The groups that sample, and the versions of the policy that were published for the rollout group.
 
     Attributes:
-        rollout: None if the actor's group samples.
+        rollout: None if the actor's group alone samples.
         watch: raises as soon as a process of the rollout group has ended; never returns.
         restart: starts the rollout group again, and connects it; raises the error if it was no loss of the group, or if
             no restart is left.
+        after_critic_update: waits for the critic's update of the step before, if it still runs.
     """
 
     config: Config
@@ -52,16 +60,33 @@ class Sampler:
     _: KW_ONLY
     watch: Callable[[], Coroutine[Any, Any, NoReturn]] = _nothing_to_watch
     restart: Callable[[Exception], Awaitable[None]] = raise_error
+    after_critic_update: Callable[[], Awaitable[None]] = _no_update
 
     def __post_init__(self) -> None:
         self._manifests: dict[int, str] = {}  # sha256 by version
         self._held: tuple[int, int] | None = None  # connection, version
         self._lock = asyncio.Lock()
+        self._publishing, self._turn = asyncio.Lock(), asyncio.Lock()
 
     @property
-    def client(self) -> SamplerClient:
-        """The gRPC client of the group that samples."""
-        return self.rollout or self.actor
+    def share(self) -> float:
+        """The share of the prompts that the rollout group answers, from 0 to 1; the actor's group answers the rest."""
+        assert self.config.rollout.share != "auto", "load resolves it"
+        return 0.0 if self.rollout is None else self.config.rollout.share
+
+    def takes_turns(self, client: WorkerClient) -> bool:
+        """Returns True if this group and another one share devices, so that only one of them computes at a time."""
+        shares = self.rollout is not None and self.config.rollout_shares_devices
+        return shares and client.role in ("critic", "rollout")
+
+    @asynccontextmanager
+    async def turn_of(self, client: WorkerClient) -> AsyncIterator[None]:
+        """Gives a group the devices that it shares with another group, while the `with` block runs."""
+        if not self.takes_turns(client):
+            yield
+            return
+        async with self._turn:
+            yield
 
     async def publish(self, version: int, on_reply: OnReply) -> None:
         """Makes the actor publish its weights, which are those of `version`, if somebody needs them."""
@@ -73,14 +98,25 @@ class Sampler:
         self._manifests[version] = reply.result.manifest_sha256
         on_reply("actor", "publish", reply)
 
-    async def sample(self, version: int, on_reply: OnReply, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def sample(
+        self, client: SamplerClient, version: int, on_reply: OnReply, attempt: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
         """Returns the result of `attempt`, which samples by `client` with the policy of `version`.
 
-        After the loss of the rollout group the attempt is made again, with an empty slot.
+        After the loss of the rollout group the attempt is made again, with an empty slot. On the critic's devices, the
+        critic's update of the step before ends first.
         """
-        if (rollout := self.rollout) is None:
+        if self.rollout is None or client is not self.rollout:
+            await self._publish_once(version, on_reply)  # before the actor's group is busy
             return await attempt()
+        async with self.turn_of(client):
+            if self.takes_turns(client):
+                await self.after_critic_update()
+            return await self._sample(self.rollout, version, on_reply, attempt)
 
+    async def _sample(
+        self, rollout: RolloutClient, version: int, on_reply: OnReply, attempt: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
         async def hold_and_try() -> T:
             await self.hold(version, on_reply)
             return await attempt()
@@ -109,8 +145,7 @@ class Sampler:
             if self._held == (rollout.connection, version):
                 return
             self._held = None
-            if version not in self._manifests:
-                await self.publish(version, on_reply)
+            await self._publish_once(version, on_reply)
             try:
                 reply = await rollout.sync_weights(version, self._manifests[version])
             except NotFound as error:
@@ -122,6 +157,11 @@ class Sampler:
                 reply = await self._load_again(rollout, version, on_reply, error)
             on_reply("rollout", "sync", reply)
             self._held = (rollout.connection, version)
+
+    async def _publish_once(self, version: int, on_reply: OnReply) -> None:
+        async with self._publishing:
+            if self.rollout is not None and version not in self._manifests:
+                await self.publish(version, on_reply)
 
     async def _load_again(
         self, rollout: RolloutClient, version: int, on_reply: OnReply, damage: DataLoss

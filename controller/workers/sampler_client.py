@@ -21,6 +21,7 @@ class SamplerClient(WorkerClient):
         *,
         base_step: int,
         num_parts: int = 1,
+        sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
         """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
@@ -28,6 +29,7 @@ class SamplerClient(WorkerClient):
         The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
         `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
         number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
+        With `sleep_after` the group has given back the memory of its devices when this method returns.
 
         Raises:
             WrongPolicy: the responses were sampled with the weights of another step.
@@ -43,7 +45,9 @@ class SamplerClient(WorkerClient):
             check_policy(part.policy_version)
             on_part(part.part)
 
-        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0)
+        request = actor_pb2.GenerateRequest(
+            slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0, sleep_after=sleep_after
+        )
         reply = await self._command("Generate", request, base_step, on_part=on_ready)
         check_policy(reply.result.policy_version)
         return reply

@@ -30,7 +30,7 @@ from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
-from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
+from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.call_log import CallLog, Stream
 
@@ -162,7 +162,7 @@ class FakeClient(WorkerClient):
 
     def _parts(self, slot: Slot) -> list[Batch]:
         """Returns the batches that were put to the parts of a whole slot, in their order."""
-        if slot.kind != SLOT_KIND_EXPERIENCE or slot.part:
+        if slot.kind not in (SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE) or slot.part:
             return []
         slots = [part_of(slot, part).SerializeToString() for part in range(1, NUM_PROMPTS + 1)]
         return [self._slots[name] for name in slots if name in self._slots]
@@ -179,6 +179,7 @@ class FakeSampler(FakeClient, SamplerClient):
     Attributes:
         rollout_offsets: by step, the error of the rollout backend's log-probs in nats; 0 in other steps.
         sync_s: by committed step, the seconds for which its first generation reports to have loaded the weights.
+        slept: the number of generations after which the backend slept.
     """
 
     def __init__(self, log: CallLog) -> None:
@@ -186,6 +187,7 @@ class FakeSampler(FakeClient, SamplerClient):
         self.sampling: list[tuple[Slot, SamplingParams]] = []
         self.rollout_offsets: dict[int, float] = {}
         self.sync_s: dict[int, float] = {}
+        self.slept = 0
 
     async def generate(
         self,
@@ -194,10 +196,12 @@ class FakeSampler(FakeClient, SamplerClient):
         *,
         base_step: int,
         num_parts: int = 1,
+        sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
         """Generates in parts; a part is in the log as ("ready", "actor.part", part), or "rollout.part"."""
         self.sampling.append((slot, sampling))
+        self.slept += sleep_after
 
         async def stream() -> None:
             answers = self._answers(self._slot(slot), slot.step, sampling)

@@ -67,7 +67,7 @@ class Samplers:
                 raise outcome
             return outcome
 
-        answer = await self.sampler.sample(version, self.note, attempt)
+        answer = await self.sampler.sample(self.rollout, version, self.note, attempt)
         assert not left
         return answer
 
@@ -125,9 +125,8 @@ async def test_the_version_before_stays_as_long_as_it_may_be_needed(
 async def test_without_a_rollout_group_nothing_is_published(tmp_path: Path) -> None:
     actor = FakeActor(CallLog())
     sampler = Sampler(make_config(tmp_path), actor)
-    assert sampler.client is actor
     await sampler.publish(0, lambda *_: None)
-    assert await sampler.sample(0, lambda *_: None, lambda: asyncio.sleep(0, "answer")) == "answer"
+    assert await sampler.sample(actor, 0, lambda *_: None, lambda: asyncio.sleep(0, "answer")) == "answer"
     assert actor.published == []
 
 
@@ -162,7 +161,7 @@ async def test_a_group_that_has_ended_is_noticed_while_nothing_fails(tmp_path: P
         return "answer"
 
     sampler = Sampler(make_config(tmp_path, **GROUP), FakeActor(log), rollout, watch=watch, restart=restart)
-    assert await sampler.sample(0, lambda *_: None, attempt) == "answer"
+    assert await sampler.sample(rollout, 0, lambda *_: None, attempt) == "answer"
     assert len(rollout.restarts) == 1
 
 
@@ -177,7 +176,7 @@ async def test_callers_that_lose_the_group_together_restart_it_once(group: Sampl
             raise error
         return group.rollout.committed_step
 
-    answers = await asyncio.gather(*(group.sampler.sample(0, group.note, attempt) for _ in range(3)))
+    answers = await asyncio.gather(*(group.sampler.sample(group.rollout, 0, group.note, attempt) for _ in range(3)))
     assert answers == [0, 0, 0]
     assert len(group.rollout.restarts) == 1
     assert group.loads == [(PUBLISH, 0), *[(SYNC, 0)] * 2]
@@ -200,13 +199,14 @@ async def test_the_loss_of_the_actor_while_it_publishes_is_the_callers(group: Sa
 
 async def test_a_restart_that_is_not_allowed_ends_the_call(tmp_path: Path) -> None:
     log = CallLog()
-    sampler = Sampler(make_config(tmp_path, **GROUP), FakeActor(log), FakeRollout(log))
+    rollout = FakeRollout(log)
+    sampler = Sampler(make_config(tmp_path, **GROUP), FakeActor(log), rollout)
 
     async def attempt() -> None:
         raise lost()
 
     with pytest.raises(Unavailable):
-        await sampler.sample(0, lambda *_: None, attempt)
+        await sampler.sample(rollout, 0, lambda *_: None, attempt)
 
 
 async def test_a_damaged_version_is_published_once_more(group: Samplers) -> None:
