@@ -42,9 +42,11 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.schedule, self.end = self.config.run.schedule, RunEnd.of(self.config, self.rollouts.prompts)
-        self.workers.sampler.after_critic_update = self.join_critic
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
-        self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
+        self.critic_update = BackgroundTask(
+            self.recorder.complete_oldest, timer=lambda: self.recorder.current.timed("stall_critic")
+        )
+        self.workers.sampler.after_critic_update = self.critic_update.wait
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
 
     @property
@@ -73,13 +75,13 @@ class Trainer:
 
     async def join(self) -> None:
         """Waits for the critic's update and the checkpoint of the last step, if they still run."""
-        await self.join_critic()
+        await self.critic_update.join()
         await self.checkpoints.join()
 
     async def train_step(self) -> None:
         """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
         config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
-        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
+        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.critic_update.join)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
         await run_calls(self.schedule, look_ahead, partial(self.learn, calls))
@@ -122,11 +124,6 @@ class Trainer:
                 await update_actor()
             else:
                 await run_calls(self.schedule, update_actor, update_critic)
-
-    async def join_critic(self) -> None:
-        """Waits for the critic's update of the step before, if it still runs, and completes that step."""
-        if self.critic_update.is_pending:
-            await self.critic_update.join(self.recorder.current.timed("stall_critic"))
 
     async def abandon(self) -> None:
         """Stops waiting for background checkpoints and updates; the workers finish their commands nevertheless."""

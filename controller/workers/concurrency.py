@@ -41,11 +41,16 @@ async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, N
 class BackgroundTask:
     """Runs one coroutine at a time in the background, and raises the coroutine's error when it is joined.
 
-    `on_done` is called once after each coroutine that has succeeded, when it is joined.
+    `on_done` is called once after each coroutine that has succeeded, when it is joined. `timer` makes a context manager
+    that is entered for the time that a caller waits.
     """
 
-    def __init__(self, on_done: Callable[[], None] = lambda: None) -> None:
-        self._on_done = on_done
+    def __init__(
+        self,
+        on_done: Callable[[], None] = lambda: None,
+        timer: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._on_done, self._timer = on_done, timer
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -63,14 +68,20 @@ class BackgroundTask:
         if self._task is not None and self._task.done():
             self._finish(self._task)
 
-    async def join(self, timer: AbstractContextManager[object] | None = None) -> None:
+    async def wait(self) -> None:
+        """Waits for the background coroutine, which is still to be joined; raises the coroutine's error."""
+        if (task := self._task) is not None:
+            with self._timer():
+                await asyncio.wait([task])
+            task.result()
+
+    async def join(self) -> None:
         """Waits for the background coroutine, and raises the coroutine's error, in all callers that wait.
 
-        The coroutine survives the cancellation of a caller. `timer` is entered for the wait alone, and left before
-        `on_done` is called.
+        The coroutine survives the cancellation of a caller.
         """
         if (task := self._task) is not None:
-            with timer or nullcontext():
+            with self._timer():
                 await asyncio.wait([task])
             self._finish(task)
 

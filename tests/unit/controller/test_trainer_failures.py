@@ -118,7 +118,7 @@ async def test_a_cancelled_wait_leaves_the_critics_update_running(tmp_path: Path
     with pytest.raises(asyncio.CancelledError):
         await fitting
     finish_update.set()
-    await run.trainer.join_critic()
+    await run.trainer.critic_update.join()
     await run.trainer.checkpoints.join()
     assert run.critic.committed_step == 1
 

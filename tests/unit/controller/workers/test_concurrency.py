@@ -98,6 +98,19 @@ async def test_what_is_done_is_said_once_to_the_first_who_joins() -> None:
     assert done == [True]
 
 
+async def test_who_waits_gets_the_error_and_leaves_the_work_to_be_joined() -> None:
+    task = BackgroundTask(lambda: pytest.fail("nothing was joined"))
+    await task.wait()
+    task.start(asyncio.sleep(0))
+    await task.wait()
+    assert task.is_pending
+    await task.abandon()
+    task.start(fail())
+    for _ in range(2):
+        with pytest.raises(KeyError, match="the cause"):
+            await task.wait()
+
+
 async def test_a_check_raises_only_what_is_known_already() -> None:
     task = BackgroundTask()
     task.check()
