@@ -28,6 +28,8 @@ MORE_GROUPS = ("reward", "rollout")
 NUM_STEPS = 25  # more than the quickstart has: room for one incident after the other
 LONGER = f"run.total_steps={NUM_STEPS}"
 PERIOD = 2  # steps between incidents
+# Of the run with all groups: the responses of its second step are sampled with weights that the first has published.
+ALL_GROUPS = f"{REWARD_GROUP} run.total_steps=2 evaluation.val_before_train=false evaluation.min_accuracy=0"
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Story:
     health_of_more_groups: dict[str, str] = field(default_factory=dict)
     of_all_groups: RunFolder | None = None
     exit_code_of_all_groups: int | None = None
+    all_groups_locally: RunFolder | None = None
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,8 @@ def tell(stack: Stack, folder: Path) -> Story:
     stack.fetch_run()
     prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
     start_with_all_groups(stack, folder)  # meanwhile:
-    story.undisturbed = run_undisturbed(prepared, folder)
+    story.undisturbed = run_locally(folder / "undisturbed", prepared, LONGER)
+    story.all_groups_locally = run_all_groups_locally(prepared, folder)
     story.exit_code_of_all_groups = stack.wait_controller()
     story.health_of_more_groups = {role: stack.state(role, ".State.Health.Status") for role in MORE_GROUPS}
     story.of_all_groups = stack.fetch_run()
@@ -124,28 +128,32 @@ def ask_from_outside(story: Story, folder: Path) -> None:
 
 
 def start_with_all_groups(stack: Stack, folder: Path) -> None:
-    """Another run in the same project, of one step, with a reward model and a sampler in containers of their own."""
+    """Another run in the same project, with a reward model and a sampler in containers of their own."""
     stack.add_reward_model(folder)
-    short = "run.total_steps=1 evaluation.val_before_train=false evaluation.min_accuracy=0"
     profiles = ",".join(MORE_GROUPS)
-    stack.environment |= {"COMPOSE_PROFILES": profiles, "RUN": "all-groups", "OVERRIDES": f"{REWARD_GROUP} {short}"}
+    stack.environment |= {"COMPOSE_PROFILES": profiles, "RUN": "all-groups", "OVERRIDES": ALL_GROUPS}
     stack.folder = RunFolder(folder / "all-groups")
     stack.up()
 
 
-def run_undisturbed(prepared: Path, folder: Path) -> RunFolder:
+def run_all_groups_locally(prepared: Path, folder: Path) -> RunFolder:
+    """The run of `start_with_all_groups` without containers, with as many ranks and threads in each group."""
+    model = f"reward_model.model={folder / 'reward_model'}"
+    one_thread = [f"services.{role}.threads=1" for role in MORE_GROUPS]  # their containers have one core each
+    return run_locally(folder / "locally", prepared, *ALL_GROUPS.split(), model, *one_thread)
+
+
+def run_locally(folder: Path, prepared: Path, *overrides: str) -> RunFolder:
     """The same recipe without containers and without incidents, on the model and the prompts that were prepared."""
-    run = RunFolder(folder / "undisturbed")
-    overrides = [
-        LONGER,
-        f"run.dir={run.path}",
+    placed = [
+        f"run.dir={folder}",
         f"actor.model={prepared / 'model'}",
         *(f"data.{name}_files={prepared / name}.parquet" for name in ("train", "val")),
     ]
-    command = [sys.executable, "-m", "controller", "--config", "recipes/sort_letters/cpu.yaml", *overrides]
+    command = [sys.executable, "-m", "controller", "--config", "recipes/sort_letters/cpu.yaml", *placed, *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=600)
-    return run
+    return RunFolder(folder)
 
 
 def test_the_images_say_their_version_run_without_rights_and_the_controllers_is_the_small_one(images: None) -> None:
@@ -208,15 +216,25 @@ def test_a_run_with_a_container_for_each_of_four_groups_is_completed(story: Stor
 
 def test_a_reward_group_in_a_container_of_its_own_scores_the_responses(story: Story) -> None:
     assert story.of_all_groups is not None
-    (step,) = [line for line in story.of_all_groups.metrics if "reward/model/mean" in line]
-    assert step["reward/model/min"] < step["reward/model/max"]
+    metrics = story.of_all_groups.metrics
+    assert [line["step"] for line in metrics if line["reward/model/min"] < line["reward/model/max"]] == [1, 2]
 
 
 def test_a_rollout_group_in_a_container_of_its_own_samples_the_responses(story: Story) -> None:
     assert story.of_all_groups is not None
-    (step,) = [line for line in story.of_all_groups.metrics if "critic/score/mean" in line]
-    assert step["timing_s/publish"] > 0
-    assert step["timing_s/sync"] > 0
+    metrics = story.of_all_groups.metrics
+    assert [line["step"] for line in metrics if line["timing_s/publish"] > 0 and line["timing_s/sync"] > 0] == [1, 2]
+
+
+def test_four_groups_in_containers_end_with_the_weights_of_the_same_groups_without_containers(story: Story) -> None:
+    assert story.of_all_groups is not None
+    assert story.all_groups_locally is not None
+    in_containers, locally = (
+        {(process["role"], process["rank"]) for process in run.processes}
+        for run in (story.of_all_groups, story.all_groups_locally)
+    )
+    assert in_containers == locally
+    assert story.of_all_groups.summary["weights_sha256"] == story.all_groups_locally.summary["weights_sha256"]
 
 
 def test_code_answers_are_contained_in_the_controllers_container_and_refused_without_leave_for_sandboxes(
