@@ -152,7 +152,7 @@ class WorkerGroups:
             ),
         )
         # A group may have ended while another group started.
-        await run_watched(self._greet(), self.watch())
+        await run_watched(self._greet(), self.watch(ROLES))
         return self._workers
 
     async def _greet(self) -> None:
@@ -197,7 +197,7 @@ class WorkerGroups:
     async def watch(self, roles: Collection[str] = _LOST_WITH_STATE) -> NoReturn:
         """Polls the groups until one has ended, then raises, so that a loss is noticed between calls; never returns.
 
-        The loss of a rollout group counts only for who waits for its samples, and asks for this role.
+        The loss of a rollout group counts only for who waits for it, and asks for this role.
 
         Raises:
             Unavailable: a group that was started here has ended, or one of its ranks has.
@@ -242,7 +242,7 @@ class WorkerGroups:
             address = (await self._launcher.groups[role].start()).address
         self._caller = replace(self._caller, connection=self._caller.connection + 1)
         await client.reopen(address, self._caller.connection)
-        await client.handshake(self._config.services.start_timeout_s)
+        await run_watched(client.handshake(self._config.services.start_timeout_s), self.watch((role,)))
 
     async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
         """Makes every trained role load the checkpoint of `step`, at the same time; step 0 is the initial model.

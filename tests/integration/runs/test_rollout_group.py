@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from splitppo.rpc.errors import StaleEpoch
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.external import ExternalGroups
-from tests.support.runs import EACH_STEP, STALE, RunFolder, started
+from tests.support.runs import EACH_STEP, RUN_TIMEOUT_S, STALE, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,6 +47,32 @@ def test_a_run_whose_group_and_actor_are_lost_ends_as_an_undisturbed_run_without
     assert log.count("starting the rollout group again in ") == 2
     assert log.count("recovering in ") == log.count("back to the checkpoint of step 2; steps made again: 1") == 1
     assert verdict.folder.metrics[-1]["recovery/num_restarts"] == 3
+
+
+def test_a_group_that_ends_before_the_handshake_is_started_again_at_once(
+    config: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+) -> None:
+    services = {**config["services"], "rollout": GROUP, "start_timeout_s": 2 * RUN_TIMEOUT_S}
+    killed = {"failpoints": {"rollout.generate": {"step": 3}}}
+    known: list[int] = []
+
+    def kill_a_new_rank(folder: RunFolder) -> bool:
+        with contextlib.suppress(FileNotFoundError, ValueError):  # the file is being replaced
+            [rank] = json.loads((folder.path / "services" / "rollout.json").read_text())["processes"]
+            if rank["pid"] not in known:
+                os.kill(rank["pid"], signal.SIGKILL)
+                known.append(rank["pid"])
+                return True
+        return False
+
+    with started({**config, "services": services, "debug": killed}, tmp_path / "run") as controller:
+        controller.wait_until(kill_a_new_rank, "the first start")
+        known += controller.wait_until(lambda folder: folder.pids("rollout"), "the second start")
+        controller.wait_until(kill_a_new_rank, "the start after the kill in step 3")
+        controller.complete()
+    assert controller.folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    assert controller.output.count("recovering in ") == 1
+    assert controller.output.count("starting the rollout group again in ") == 2
 
 
 async def test_a_controller_killed_while_the_group_samples_ahead_is_replaced_and_the_old_one_is_refused(
