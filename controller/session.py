@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import signal
 from typing import Literal, NoReturn
 
@@ -96,8 +95,7 @@ class Session:
             self._phase = "closing"
             await self._abandon()
             await self._groups.close()
-            if "rollout" in self._config.samplers or self._config.checkpoint.weights_save_freq:
-                shutil.rmtree(self._config.weights_folder_of(self._folder.lease.run_id), ignore_errors=True)
+            self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal
         return self._outcome.exit_status()
@@ -117,6 +115,7 @@ class Session:
     def _leave_at_once(self) -> NoReturn:
         try:
             self._groups.kill()
+            self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored, with_report=False)
             self._folder.release()
             logging.shutdown()

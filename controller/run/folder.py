@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -92,6 +93,7 @@ class RunFolder:
         self.config_file = self.path / "config.yaml"
         self.checkpoints = CheckpointStore(self.path / "checkpoints")
         self.config = config
+        self._published_by = [config]  # this start and the last one
         self.changes: list[str] = []
         self._config_before = b""
         self.lease = Caller("", 0)
@@ -117,6 +119,14 @@ class RunFolder:
         """Unlocks the run folder and removes this start's nonce file. The next controller removes nonces left over."""
         with self._lock, suppress(OSError):
             (self.path / self.lease.nonce).unlink(missing_ok=True)
+
+    def remove_published_weights(self) -> None:
+        """Removes the versions of the policy that this start and the last one have published, as far as possible."""
+        for folder in {config.weights_folder_of(self.lease.run_id) for config in self._published_by}:
+            with suppress(OSError):  # nor can it be removed if it is a link, or holds something else
+                for version in folder.glob("version_*"):
+                    shutil.rmtree(version, ignore_errors=True)
+                folder.rmdir()
 
     def put_config_back(self) -> None:
         """Restores the config.yaml of the previous start, because this start has trained nothing."""
@@ -154,6 +164,8 @@ class RunFolder:
         stored = self._stored()
         used = self._used(stored)
         self.config = resolve_run(self.config, used, permitted_cores())
+        is_copied = used is not None and used.run.dir != self.config.run.dir  # the other folder's run may go on
+        self._published_by = [self.config] if used is None or is_copied else [self.config, used]
         if stored is not None:
             if self.config.run.resume == "disable":
                 advice = "remove it, choose another folder, or set run.resume=auto"

@@ -75,6 +75,21 @@ def test_a_group_that_ends_before_the_handshake_is_started_again_at_once(
     assert controller.output.count("starting the rollout group again in ") == 2
 
 
+def test_a_second_signal_leaves_no_published_weights(config: dict[str, Any], tmp_path: Path) -> None:
+    with_group = {**config, "services": {**config["services"], "rollout": GROUP}}
+    stopped = {"failpoints": {"rollout.generate": {"step": 2, "action": "stop"}}}
+    shared = tmp_path / "shared"
+    with started(
+        {**with_group, "debug": stopped}, tmp_path / "run", "evaluation.test_freq=-1", f"rollout.sync_dir={shared}"
+    ) as controller:
+        controller.wait_until(lambda _: [*shared.glob("splitppo-*/version_1")], "the weights of step 1")
+        for _ in range(2):
+            controller.signal(signal.SIGINT)
+            controller.wait_until(lambda _: "finishing step" in controller.output, "an answer to the first")
+        assert controller.wait() == 130, controller.output
+    assert not any(shared.iterdir())
+
+
 async def test_a_controller_killed_while_the_group_samples_ahead_is_replaced_and_the_old_one_is_refused(
     stale: RunFolder, groups: ExternalGroups
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -211,6 +212,38 @@ def test_the_folder_is_free_again_after_a_run(make: Callable[..., Config]) -> No
     run_session(config)
     with RunFolder(config) as folder:
         assert folder.lease.epoch == 2
+
+
+def test_a_start_removes_the_weights_that_a_killed_one_has_published_also_where_it_publishes_no_more(
+    make: Callable[..., Config], tmp_path: Path
+) -> None:
+    killed = make(rollout__sync_dir=str(tmp_path / "memory"))
+    with RunFolder(killed) as folder:
+        (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
+        in_memory = killed.weights_folder_of(folder.lease.run_id)
+    on_disk = tmp_path / "disk"
+    (killed.run.dir / "weights").symlink_to(on_disk)
+    for weights in (in_memory, on_disk):
+        (weights / "version_1").mkdir(parents=True)
+        (weights / "version_1" / "manifest.json").touch()
+    other_run = in_memory.with_name("splitppo-other") / "version_1"
+    other_run.mkdir(parents=True)
+    assert run_session(make()) == 2  # no service answers
+    assert not in_memory.exists()
+    assert not any(on_disk.iterdir())
+    assert other_run.exists()
+
+
+def test_a_copy_of_a_run_leaves_the_weights_of_the_run_alone(make: Callable[..., Config], tmp_path: Path) -> None:
+    config = make(rollout__sync_dir=str(tmp_path / "memory"))
+    with RunFolder(config) as folder:
+        (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
+        version = config.weights_folder_of(folder.lease.run_id) / "version_1"
+    version.mkdir(parents=True)
+    copy = config.changed("rollout", {"sync_dir": ""}).changed("run", {"dir": tmp_path / "copy"})
+    shutil.copytree(config.run.dir, copy.run.dir)
+    assert run_session(copy) == 2  # no service answers
+    assert version.exists()
 
 
 def test_a_folder_that_may_not_be_used_gets_nothing_written(make: Callable[..., Config]) -> None:
