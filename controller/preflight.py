@@ -1,6 +1,7 @@
 """Loads and checks the inputs of a run before any worker group is started: models, tokenizers, prompts, rewards."""
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ def check_config(config: Config) -> None:
 
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
-            used; ranks that are started here would not find the rollout backend or the file of a policy loss.
+            used; ranks that are started here would not find the rollout backend or the file of a policy loss, or could
+            not write to `rollout.sync_dir`.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
@@ -72,8 +74,19 @@ def check_config(config: Config) -> None:
     if config.services.launch == "local":
         for role in config.samplers:
             check_rollout_packages(config, role)
+        if config.rollout.sync_dir:
+            _check_can_be_made(Path(config.rollout.sync_dir), "rollout.sync_dir")
         for phase in config.in_every_phase:
             phase.actor.policy_loss.check_file()
+
+
+def _check_can_be_made(folder: Path, key: str) -> None:
+    try:
+        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    except OSError as error:  # e.g. the name is too long
+        raise ConfigError(f"{key}: {folder} cannot be used: {error.strerror}") from error
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise ConfigError(f"{key}: expected a folder that can be made or written, but {nearest} is none")
 
 
 def load_inputs(config: Config) -> Inputs:

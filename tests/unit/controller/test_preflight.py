@@ -311,3 +311,21 @@ def test_a_users_sampler_is_tried_before_anything_starts(tmp_path: Path, make: A
     unseeded = make(**sampler | {"data__train_batch_size": 32}, data__sampler__class_name="Unseeded")
     with pytest.raises(ConfigError, match="could not be resumed"):
         load_inputs(unseeded)
+
+
+@pytest.mark.parametrize(
+    ("inside", "reason"),
+    [
+        ("train.jsonl", "expected a folder that can be made or written, but {folder}/train.jsonl is none"),
+        ("train.jsonl/weights", "expected a folder that can be made or written, but {folder}/train.jsonl is none"),
+        ("x" * 300, "{folder}/" + "x" * 300 + " cannot be used: File name too long"),
+    ],
+)
+def test_a_folder_for_weights_that_cannot_be_made_is_named_before_any_group_starts(
+    tmp_path: Path, make: Any, inside: str, reason: str
+) -> None:
+    check_config(make(rollout__sync_dir=str(tmp_path / "new" / "folder")))
+    with pytest.raises(ConfigError) as refused:
+        check_config(make(rollout__sync_dir=str(tmp_path / inside)))
+    assert str(refused.value) == f"rollout.sync_dir: {reason.format(folder=tmp_path)}"
+    check_config(make(rollout__sync_dir=str(tmp_path / inside), services={"launch": "external"}))  # on another machine
