@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeGuard, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -51,6 +52,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
+        for name, value in self:
+            texts = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(text, str | Path) and "\0" in str(text) for text in texts):
+                raise ValueError(f"{name}: expected text without NUL characters")
         self._check_keys()
         return self
 

@@ -21,7 +21,7 @@ MIN_TEMPERATURE = 0.01
 
 
 def _is_absolute_or_empty(folder: str) -> bool:
-    return not folder or (Path(folder).is_absolute() and "\0" not in folder)
+    return not folder or Path(folder).is_absolute()
 
 
 class VllmConfig(Section):

@@ -23,6 +23,8 @@ from tests.support.configs import MINIMAL, load, mistake
         ("actor.lr=fast", "key 'actor.lr': input should be a valid number"),
         ("actor.lr=-1", "key 'actor.lr': input should be greater than or equal to 0, got -1"),
         ("actor.lr=.nan", "key 'actor.lr': input should be a finite number, got nan"),
+        ('run.dir="/a\\0b"', "key 'run.dir': expected text without NUL characters"),
+        ('data.train_files=[a, "b\\0"]', "key 'data.train_files': expected text without NUL characters"),
         ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
         ("run.total_steps=2.5", "key 'run.total_steps': input should be a valid integer"),
         (

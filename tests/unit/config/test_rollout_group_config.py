@@ -93,7 +93,6 @@ def test_frozen_models_stay_where_they_are_placed(tmp_path: Path, host: str) -> 
         ),
         (("rollout.sync_dir=weights",), "key 'rollout.sync_dir': expected an absolute path, got 'weights'"),
         (("rollout.sync_dir='~/weights'",), "key 'rollout.sync_dir': expected an absolute path, got '~/weights'"),
-        (('rollout.sync_dir="/a\\0b"',), r"key 'rollout.sync_dir': expected an absolute path, got '/a\x00b'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_keys_to_change(
