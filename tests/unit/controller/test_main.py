@@ -73,6 +73,9 @@ def test_check_shows_only_the_keys_that_differ_from_their_defaults(
         *(3, {"threads": 1}),
         False,
     )
+    assert check(config_file, "services.rollout={num_processes: 1}") == 0
+    shown = yaml.safe_load(capsys.readouterr().out.partition("\nstep: ")[0])
+    assert shown["services"]["rollout"] == {}  # all of its keys are at their defaults, but it makes a group
 
 
 @pytest.mark.parametrize(
