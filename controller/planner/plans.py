@@ -107,10 +107,11 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
             f" ({', '.join(config.roles)})"
         )
     for other in measurements[1:]:
-        if step_work(other.config) != step_work(config):
+        theirs = step_work(other.config)
+        if different := [key for key, value in step_work(config).items() if theirs[key] != value]:
             raise ConfigError(
                 f"{other.config.run.dir} does other work than {config.run.dir}: expected the same models, batch and"
-                " lengths, on other devices"
+                f" lengths, on other devices; different: {', '.join(different)}"
             )
     model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
     run_places = [Place(run.config.run.schedule, run.devices, run.config.reference_host) for run in measurements]
