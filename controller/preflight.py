@@ -1,7 +1,6 @@
 """Loads and checks the inputs of a run before any worker group is started: models, tokenizers, prompts, rewards."""
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.memory.model_shape import read_tensor_shapes
 from controller.ppo.advantages.registry import try_estimator
+from controller.run.folder import check_folder
 from controller.tracking.trackers.process import check_trackers
+from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
 from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources
@@ -65,7 +66,7 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
             used; ranks that are started here would not find the rollout backend or the file of a policy loss, or could
-            not write to `rollout.sync_dir`.
+            not make the folder of the published weights; a group that is started elsewhere has no address.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
@@ -74,19 +75,17 @@ def check_config(config: Config) -> None:
     if config.services.launch == "local":
         for role in config.samplers:
             check_rollout_packages(config, role)
-        if config.rollout.sync_dir:
-            _check_can_be_made(Path(config.rollout.sync_dir), "rollout.sync_dir")
         for phase in config.in_every_phase:
             phase.actor.policy_loss.check_file()
-
-
-def _check_can_be_made(folder: Path, key: str) -> None:
-    try:
-        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    except OSError as error:  # e.g. the name is too long
-        raise ConfigError(f"{key}: {folder} cannot be used: {error.strerror}") from error
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise ConfigError(f"{key}: expected a folder that can be made or written, but {nearest} is none")
+        if "rollout" in config.samplers and config.rollout.sync_dir:
+            try:
+                check_folder(config.weights_folder)
+            except OSError as error:
+                raise ConfigError(
+                    f"rollout.sync_dir: cannot use the folder: {error.strerror}: {error.filename}"
+                ) from error
+    else:
+        configured_addresses(config)
 
 
 def load_inputs(config: Config) -> Inputs:

@@ -57,6 +57,15 @@ def read_epoch(record: Path) -> tuple[str, int]:
     )
 
 
+def check_folder(path: Path) -> None:
+    """Raises OSError if this process can neither make this folder nor write into it; makes nothing."""
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+    if not os.access(nearest, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
+
+
 def is_held(run_dir: Path) -> bool:
     """Returns True if a controller has locked the run folder. Locks it briefly; a controller that starts then waits."""
     try:
@@ -143,11 +152,7 @@ class RunFolder:
         if (resume := self.config.run.resume) not in ("auto", "disable"):
             named_step(Path(resume))
         with self._errors_named():
-            nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-            if not nearest.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
-            if not os.access(nearest, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
+            check_folder(self.path)
             return resolve_run(self.config, self._used(self._stored()), permitted_cores())
 
     @contextmanager

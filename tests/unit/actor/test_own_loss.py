@@ -101,4 +101,5 @@ def test_what_shows_when_the_file_is_used_is_said_when_the_actor_starts(
 def test_a_controller_whose_workers_are_elsewhere_does_not_look_for_the_file(tmp_path: Path) -> None:
     file = "/there/mine.py"
     own = f"actor.policy_loss={{custom_path: {file}, loss_mode: mine}}"
-    check_on_controller(load(tmp_path, own, "services.launch=external"))
+    addresses = ("services.actor.address=localhost:7001", "services.critic.address=localhost:7002")
+    check_on_controller(load(tmp_path, own, "services.launch=external", *addresses))

@@ -16,6 +16,10 @@ from tests.support.fake_services import make_config
 
 LETTERS = "abcdefghij"
 HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+EXTERNAL = {
+    "services__launch": "external",
+    **{f"services__{role}__address": f"localhost:{port}" for port, role in enumerate(("actor", "critic"), 7001)},
+}
 
 
 def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **more: int) -> str:
@@ -164,7 +168,22 @@ def test_only_ranks_that_are_started_here_must_find_their_engine_here(make: Any)
     elsewhere = {"rollout__backend": "vllm", "services__actor__devices": [0]}  # no test environment has the CUDA build
     with pytest.raises(ConfigError, match="make setup VLLM=1 LOCK=cuda"):
         check_config(make(**elsewhere))
-    check_config(make(**elsewhere, services__launch="external"))
+    check_config(make(**elsewhere, **EXTERNAL))
+
+
+def test_a_group_that_others_start_needs_an_address(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^services\.rollout\.address: expected host:port, because"):
+        check_config(make(**EXTERNAL, services__rollout={}))
+
+
+def test_a_folder_for_weights_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "file").touch()
+    there = {"rollout__sync_dir": str(tmp_path / "file" / "weights")}
+    with pytest.raises(ConfigError, match=r"^rollout\.sync_dir: cannot use the folder: Not a directory: .*file$"):
+        check_config(make(**there, services__rollout={}))
+    check_config(make(**there))  # the actor samples, and publishes nothing
+    check_config(make(rollout__sync_dir=str(tmp_path / "new"), services__rollout={}))
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_estimator_without_critic_does_not_read_its_model(make: Any) -> None:
@@ -186,7 +205,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, 
 
 def test_external_services_may_have_their_models_elsewhere(tmp_path: Path, make: Any) -> None:
     tokenizer = write_model(tmp_path / "tokenizer")
-    external = {"services__launch": "external", "actor__model": "/there/policy", "data__tokenizer": tokenizer}
+    external = {**EXTERNAL, "actor__model": "/there/policy", "data__tokenizer": tokenizer}
     assert load_inputs(make(**external)).tokenizer.vocab_size == len(LETTERS)
 
 
