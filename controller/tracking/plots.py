@@ -45,13 +45,14 @@ PHASES = {
     "adv": ("advantages", "#bab0ac", False),
     "update_actor": ("update", "#f58518", False),
     "publish": ("publish", "#e45756", True),
-    "sync": ("sync", "#e45756", True),
+    "sync": ("sync", "#b5cf6b", False),
     "probe": ("probe", "#79706e", True),
     "update_critic": ("update", "#f58518", False),
     "testing": ("validation", "#d4a6c8", False),
     "save_checkpoint": ("checkpoint", "#9d755d", True),
     "load_checkpoint": ("restore", "#54a24b", True),
 }
+_SAMPLING = frozenset({"gen", "score", "reward_model"})  # the spans of a step's responses
 _MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 
@@ -142,13 +143,10 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
     """Chooses the step that the timeline shows: between two others, near the median duration; None without steps."""
-    calls: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.is_call:
-            calls[span.step].append(span)
     lengths = {
-        step: max(span.finished_s for span in own) - min(span.started_s for span in own)
-        for step, own in sorted(calls.items())
+        step: max(call.finished_s for call in calls) - min(call.started_s for call in calls)
+        for step, made in sorted(_made_in(spans).items())
+        if (calls := [span for span in made if span.is_call])
     }
     inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
     if not inner:
@@ -158,19 +156,30 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
 
 
 def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
-    """Returns the start of a step, the end of the last work for it, and the start of the next step, in unix seconds.
+    """Returns the start of a step, the end of its last work, and the start of the next step, in unix seconds.
 
     If the run paused or ended after the step, the third time is the end of the last work.
     """
-    own = _own(spans, step)
-    start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
-    next_start = min((span.started_s for span in spans if span.step == step + 1 and span.is_call), default=end)
+    made = _made_in(spans)
+    start, end = min(span.started_s for span in made[step]), max(span.finished_s for span in made[step])
+    next_start = min((span.started_s for span in made[step + 1] if span.is_call), default=end)
     return start, end, next_start if next_start <= end + _MARGIN * (end - start) else end
 
 
-def _own(spans: Sequence[Span], step: int) -> list[Span]:
-    """Returns a step's spans without those of restores to the step, which may come much later."""
-    return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
+def _made_in(spans: Sequence[Span]) -> dict[int, list[Span]]:
+    """Returns the spans by the step in whose time they were made, without restores, which may come much later.
+
+    Responses that were sampled before the actor's update of the step before (rollout.staleness 1) belong to that step.
+    """
+    updated_s = {span.step: span.finished_s for span in spans if span.name == "update_actor"}
+    ahead = {
+        span.step for span in spans if span.name == "gen" and span.started_s < updated_s.get(span.step - 1, -math.inf)
+    }
+    made = defaultdict(list)
+    for span in spans:
+        if span.name != "load_checkpoint":
+            made[span.step - (span.step in ahead and span.name in _SAMPLING)].append(span)
+    return made
 
 
 def _draw_chart(axes: Any, chart: Chart) -> None:
@@ -225,8 +234,8 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
     axes.set_yticks(range(len(pools)), labels=pools, fontsize=12)
     axes.set_ylim(len(pools) - 0.5, -0.5)
     axes.set_xlim(-margin, end - start + margin)
-    axes.set_xlabel("seconds since the step began (dashed: the step's own time; pale: neighbouring steps)")
-    own = sorted(_own(spans, step), key=lambda span: span.started_s)
+    axes.set_xlabel("seconds since the step began (dashed: the step's own time; pale: work for neighbouring steps)")
+    own = sorted(_made_in(spans)[step], key=lambda span: span.started_s)
     phases = dict.fromkeys(PHASES[span.name] for span in [*own, *shown])
     axes.legend(
         handles=[Patch(color=colour, label=label) for label, colour, _ in phases],

@@ -94,6 +94,21 @@ def test_a_step_lasts_until_the_next_one_begins_unless_the_run_paused_in_between
     assert times_of(first, 1) == (10.0, 20.0, 20.0)
 
 
+def test_responses_that_were_sampled_ahead_belong_to_the_time_of_the_step_before() -> None:
+    spans = [Span("rollout", "gen", 1, -1.0, 0.0)]
+    for step in range(1, 5):
+        start = 10.0 * step
+        spans += [
+            Span("actor", "old_log_prob", step, start, start + 1),
+            Span("rollout", "gen", step + 1, start + 0.5, start + 8),
+            Span("actor", "update_actor", step, start + 1, start + 5),
+            Span("scoring", "score", step + 1, start + 8, start + 9.5),  # after the update
+        ]
+    assert times_of(spans, 2) == (20.0, 29.5, 30.0)
+    assert times_of(spans, 1) == (-1.0, 19.5, 20.0)
+    assert step_to_show(spans) in (2, 3)
+
+
 @pytest.mark.parametrize(("num_steps", "critic"), [(120, True), (3, False), (1, True), (0, False)])
 def test_the_picture_has_its_size_whatever_is_missing(num_steps: int, critic: bool) -> None:
     png = render_report(metrics_of(num_steps, critic=critic), spans_of(num_steps), title="a run · overlap · 1 min 2 s")
