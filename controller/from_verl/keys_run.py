@@ -192,7 +192,7 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.renamed("default_local_dir", "run.dir", folder, note="checkpoints, metrics and logs")
     loggers = f"{', '.join(_TRACKERS)}; console and metrics.jsonl are always written"
     yield trainer.changed("logger", "tracking.trackers", loggers, _loggers)
-    gpus = "in verl both models use all GPUs; here each has its own, three to one unless --gpus is given"
+    gpus = "in verl all models use all GPUs; here a critic has its own, one of four unless --gpus is given"
     yield trainer.changed("n_gpus_per_node", "services.*.devices", gpus, _gpus)
     several = "on several machines you start the groups, with services.*.nnodes and master_addr: docs/hosts.md"
     yield trainer.changed("nnodes", "services.*.num_processes", several, _machines)

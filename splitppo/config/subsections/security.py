@@ -28,8 +28,8 @@ class SecurityConfig(Section):
     """A PEM file with the certificates of the authorities that both sides trust."""
 
     cert_file: Path | None = None
-    """A PEM file with the certificate of the process. {role} in the path stands for actor, critic, reward or
-    controller."""
+    """A PEM file with the certificate of the process. {role} in the path stands for actor, critic, reward, rollout
+    or controller."""
 
     key_file: Path | None = None
     """A PEM file with the private key of that certificate, without a passphrase. {role} in the path as in cert_file."""
