@@ -77,7 +77,8 @@ def check_config(config: Config) -> None:
             check_rollout_packages(config, role)
         for phase in config.in_every_phase:
             phase.actor.policy_loss.check_file()
-        if "rollout" in config.samplers and config.rollout.sync_dir:
+        publishes = "rollout" in config.samplers or config.checkpoint.weights_save_freq
+        if publishes and config.rollout.sync_dir:
             try:
                 check_folder(config.weights_folder)
             except OSError as error:
