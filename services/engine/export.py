@@ -25,6 +25,8 @@ def export(checkpoint: Path, output: Path) -> None:
         verify_files(checkpoint, read_manifest(checkpoint))
     if (checkpoint / "actor").is_dir():
         raise ValueError(f"{checkpoint} is a pair: expected the folder of one role, such as {checkpoint / 'actor'}")
+    if (checkpoint / "config.json").is_file():
+        raise ValueError(f"{checkpoint} is a Hugging Face folder already: expected a checkpoint, global_step_N/actor")
     read_entries(checkpoint)  # refuses what is not complete before anything is written
     hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
     write_hf_weights(checkpoint, output)

@@ -228,6 +228,12 @@ def test_a_save_never_removes_the_folder_that_another_rank_may_be_making(policy:
         os.close(descriptor)
 
 
+def test_weights_that_are_a_hugging_face_folder_need_no_export(policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a Hugging Face folder already: expected a checkpoint"):
+        export.export(policy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Path, tmp_path: Path) -> None:
     engine = updated(policy)
     digest = engine.compute_weights_digest()
