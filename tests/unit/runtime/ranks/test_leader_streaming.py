@@ -44,20 +44,23 @@ def gives_up(batch: Batch, report: Any) -> None:
     raise CommandCancelled
 
 
-def part_of_step_1(part: int) -> batch_pb2.Slot:
-    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1, part=part)
+def step_1(kind: batch_pb2.SlotKind = batch_pb2.SLOT_KIND_EXPERIENCE, *, part: int = 0) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=kind, step=1, part=part)
 
 
-def test_parts_can_be_fetched_and_are_announced_in_the_order_in_which_they_end(service: Service) -> None:
-    service.worker.slots.put(experience(1), ROWS, 0)
+@pytest.mark.parametrize("kind", [batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE])
+def test_parts_can_be_fetched_and_are_announced_in_the_order_in_which_they_end(
+    service: Service, kind: batch_pb2.SlotKind
+) -> None:
+    service.worker.slots.put(step_1(kind), ROWS, 0)
     service.role.num_parts, service.role.working = 2, reports_parts(2, 1)
-    call = service.submit("ComputeValues", slot=experience(1))
+    call = service.submit("ComputeValues", slot=step_1(kind))
     service.work()
     assert [(part.part, part.num_parts, part.policy_version) for part in parts_of(call)] == [(2, 2, 5), (1, 2, 5)]
     assert result_of(call).policy_version == 5
-    assert service.worker.slots.get(part_of_step_1(1))["values"].values.tolist() == [5.0, 6.0]
-    assert service.worker.slots.get(part_of_step_1(1))["places"].values.tolist() == [1]
-    whole = service.worker.slots.get(experience(1))
+    assert service.worker.slots.get(step_1(kind, part=1))["values"].values.tolist() == [5.0, 6.0]
+    assert service.worker.slots.get(step_1(kind, part=1))["places"].values.tolist() == [1]
+    whole = service.worker.slots.get(step_1(kind))
     assert whole["values"].values.tolist() == [4.0, 5.0, 6.0]
     assert "places" not in whole
 
@@ -76,8 +79,15 @@ def test_parts_of_a_command_that_is_not_streamed_are_a_bug(service: Service) -> 
         service.do("ComputeValues", slot=experience(1))
 
 
-def test_an_evaluation_is_not_worked_on_in_parts(service: Service) -> None:
-    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0)
+@pytest.mark.parametrize(
+    "slot",
+    [
+        batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0),
+        step_1(batch_pb2.SLOT_KIND_CANDIDATES),
+        step_1(batch_pb2.SLOT_KIND_SHARE, part=1),
+    ],
+)
+def test_no_other_slot_is_worked_on_in_parts(service: Service, slot: batch_pb2.Slot) -> None:
     service.worker.slots.put(slot, ROWS, 0)
     service.role.num_parts = 2
     with pytest.raises(InvalidArgument, match="only a whole slot of experience or a share"):
@@ -116,7 +126,7 @@ def test_a_command_that_is_finished_before_it_notices_is_answered(service: Servi
     service.work()
     assert result_of(call).committed_step == 0
     assert [part.part for part in parts_of(call)] == [1, 2]
-    assert service.worker.slots.get(part_of_step_1(2)).num_rows == 1
+    assert service.worker.slots.get(step_1(part=2)).num_rows == 1
 
 
 def test_a_command_that_gives_up_without_being_asked_has_a_bug(service: Service) -> None:

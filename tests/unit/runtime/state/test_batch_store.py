@@ -25,10 +25,15 @@ def candidates(step: int, part: int = 0) -> batch_pb2.Slot:
     return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_CANDIDATES, step=step, part=part)
 
 
+def share(step: int, part: int = 0) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_SHARE, step=step, part=part)
+
+
 def greedy(step: int) -> batch_pb2.Slot:
     return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_GREEDY, step=step)
 
 
+MakeSlot = Callable[..., batch_pb2.Slot]
 PROMPTS = Batch.from_rows(prompts=[[1, 2], [3]])
 
 
@@ -57,17 +62,19 @@ def test_columns_that_do_not_align_with_the_responses_are_refused() -> None:
     assert "values" not in store.get(experience(1))
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_the_next_two_steps_have_room(step: int) -> None:
+@pytest.mark.parametrize("kind", [experience, share])
+def test_the_next_two_steps_have_room(kind: MakeSlot) -> None:
     store = BatchStore()
-    store.put(experience(step), PROMPTS, 0)
-    assert store.get(experience(step)).num_rows == 2
+    for step in (1, 2):
+        store.put(kind(step), PROMPTS, 0)
+    assert [store.get(kind(step)).num_rows for step in (1, 2)] == [2, 2]
 
 
+@pytest.mark.parametrize("kind", [experience, share])
 @pytest.mark.parametrize("step", [-1, 0, 3])
-def test_other_steps_are_refused(step: int) -> None:
+def test_other_steps_are_refused(kind: MakeSlot, step: int) -> None:
     with pytest.raises(WrongState, match="steps 1 and 2"):
-        BatchStore().put(experience(step), PROMPTS, 0)
+        BatchStore().put(kind(step), PROMPTS, 0)
 
 
 def test_slots_without_a_kind_are_refused() -> None:
@@ -75,10 +82,11 @@ def test_slots_without_a_kind_are_refused() -> None:
         BatchStore().put(batch_pb2.Slot(step=1), PROMPTS, 0)
 
 
+@pytest.mark.parametrize("kind", [experience, share])
 @pytest.mark.parametrize("part", [-1, MAX_PARTS + 1])
-def test_experience_has_a_bounded_number_of_parts(part: int) -> None:
+def test_experience_and_shares_have_a_bounded_number_of_parts(kind: MakeSlot, part: int) -> None:
     with pytest.raises(InvalidArgument, match=f"part {part}: expected a part from 0 to {MAX_PARTS}"):
-        BatchStore().put(experience(1, part), PROMPTS, 0)
+        BatchStore().put(kind(1, part), PROMPTS, 0)
 
 
 def with_parts() -> BatchStore:
@@ -107,13 +115,14 @@ def test_the_whole_of_parts_can_be_read_before_anything_is_put_to_it_and_grows_w
     assert store.get(experience(1)).num_rows == 4
 
 
-def test_the_whole_has_every_row_of_its_parts_at_its_place() -> None:
+@pytest.mark.parametrize("kind", [experience, share])
+def test_the_whole_has_every_row_of_its_parts_at_its_place(kind: MakeSlot) -> None:
     store = BatchStore()
-    store.put(experience(1, 1), Batch.from_rows(responses=[[1], [2, 3]], places=[[1], [3]]), 0)
-    store.put(experience(1, 2), Batch.from_rows(responses=[[4, 5], [6]], places=[[0], [2]]), 0)
-    assert [row.tolist() for row in store.get(experience(1))["responses"].rows()] == [[4, 5], [1], [6], [2, 3]]
-    store.put(experience(1), Batch.from_rows(returns=[[4.0, 5.0], [1.0], [6.0], [2.0, 3.0]]), 0)
-    assert set(store.get(experience(1)).columns) == {"responses", "returns"}
+    store.put(kind(1, 1), Batch.from_rows(responses=[[1], [2, 3]], places=[[1], [3]]), 0)
+    store.put(kind(1, 2), Batch.from_rows(responses=[[4, 5], [6]], places=[[0], [2]]), 0)
+    assert [row.tolist() for row in store.get(kind(1))["responses"].rows()] == [[4, 5], [1], [6], [2, 3]]
+    store.put(kind(1), Batch.from_rows(returns=[[4.0, 5.0], [1.0], [6.0], [2.0, 3.0]]), 0)
+    assert set(store.get(kind(1)).columns) == {"responses", "returns"}
 
 
 @pytest.mark.parametrize("places", [[[0], [0]], [[0], [2]], [[-1], [1]], [[1], [0, 0]], [[0, 1], []]])
@@ -147,24 +156,38 @@ def test_a_whole_with_a_gap_between_its_parts_is_refused() -> None:
         store.put(experience(1), PROMPTS, 0)
 
 
-def test_parts_that_a_command_has_finished_lie_beside_the_whole_until_their_step_is_committed() -> None:
+@pytest.mark.parametrize("kind", [experience, share])
+def test_parts_that_a_command_has_finished_lie_beside_the_whole_until_their_step_is_committed(kind: MakeSlot) -> None:
     store = BatchStore()
-    store.put(experience(1), PROMPTS, 0)
-    store.add_part(experience(1), 1, Batch.from_rows(responses=[[1]]))
-    store.put(experience(1), Batch.from_rows(responses=[[1], [2]]), 0)
-    assert store.get(experience(1, 1))["responses"].values.tolist() == [1]
-    assert store.get(experience(1)).num_rows == 2
+    store.put(kind(1), PROMPTS, 0)
+    store.add_part(kind(1), 1, Batch.from_rows(responses=[[1]]))
+    store.put(kind(1), Batch.from_rows(responses=[[1], [2]]), 0)
+    assert store.get(kind(1, 1))["responses"].values.tolist() == [1]
+    assert store.get(kind(1)).num_rows == 2
     store.commit(1)
     assert store.slots() == []
 
 
-def test_parts_of_a_command_that_was_given_up_are_dropped_and_the_whole_stays() -> None:
+@pytest.mark.parametrize(("kind", "other"), [(experience, share), (share, experience)])
+def test_parts_of_a_command_that_was_given_up_are_dropped_and_the_whole_stays(kind: MakeSlot, other: MakeSlot) -> None:
     store = BatchStore()
-    store.put(experience(1), PROMPTS, 0)
+    store.put(kind(1), PROMPTS, 0)
     store.put(evaluation(0, 1), PROMPTS, 0)
-    store.add_part(experience(1), 1, Batch.from_rows(responses=[[1]]))
-    store.drop_parts(experience(1))
-    assert store.slots() == [experience(1), evaluation(0, 1)]
+    store.put(other(1, 1), PROMPTS, 0)
+    store.add_part(kind(1), 1, Batch.from_rows(responses=[[1]]))
+    store.drop_parts(kind(1))
+    assert store.slots() == [kind(1), evaluation(0, 1), other(1, 1)]
+
+
+def test_a_share_and_the_experience_that_is_put_together_from_shares_are_slots_of_their_own() -> None:
+    store = BatchStore()
+    store.put(share(1), PROMPTS, 0)
+    store.add_part(share(1), 1, Batch.from_rows(responses=[[1]]))
+    store.put(experience(1), Batch.from_rows(responses=[[1], [2], [3]]), 0)
+    assert store.slots() == [share(1), share(1, 1), experience(1)]
+    assert set(store.get(share(1)).columns) == {"prompts"}
+    with pytest.raises(NotFound, match="no share slot of step 2, part 1"):
+        store.get(share(2, 1))
 
 
 def test_a_part_of_a_slot_that_has_gone_is_refused() -> None:
@@ -172,10 +195,11 @@ def test_a_part_of_a_slot_that_has_gone_is_refused() -> None:
         BatchStore().add_part(experience(1), 1, PROMPTS)
 
 
-def test_a_commit_drops_the_experience_of_its_step_and_keeps_the_next_one() -> None:
+@pytest.mark.parametrize("kind", [experience, share])
+def test_a_commit_drops_the_slots_of_its_step_and_keeps_the_next_one(kind: MakeSlot) -> None:
     store = BatchStore()
-    store.put(experience(1), PROMPTS, 0)
-    store.put(experience(2), PROMPTS, 0)
+    store.put(kind(1), PROMPTS, 0)
+    store.put(kind(2), PROMPTS, 0)
     store.commit(1)
     assert [slot.step for slot in store.slots()] == [2]
 
