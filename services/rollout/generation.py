@@ -1,6 +1,7 @@
 """Runs the command Generate with any rollout backend, and frees the backend's memory before other commands."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,10 +19,14 @@ from splitppo.v1 import actor_pb2
 
 
 class Generation:
-    """The rollout backend of one rank, with the policy whose weights it samples with; built on every rank together."""
+    """The rollout backend of one rank, with the policy whose weights it samples with; built on every rank together.
 
-    def __init__(self, context: RankContext, policy: PolicyWeights) -> None:
-        self._policy, self._device = policy, context.device
+    Args:
+        rest: moves the policy's weights away from the device until the backend needs them again, see `give_back`.
+    """
+
+    def __init__(self, context: RankContext, policy: PolicyWeights, *, rest: Callable[[], None] = lambda: None) -> None:
+        self._policy, self._device, self._rest = policy, context.device, rest
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 
     def command(self, service: ServiceDescriptor | None = None) -> Command:
@@ -47,8 +52,23 @@ class Generation:
         if weights_change:
             self._backend.policy_version = None
 
+    def give_back(self) -> None:
+        """Frees the device memory of backend and policy, because another group computes on this device next."""
+        self.suspend()
+        self._rest()
+
     def generate(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
-        """Samples one response per seed of each prompt on this rank; result rows are ordered by prompt, then seed."""
+        """Samples one response per seed of each prompt on this rank; result rows are ordered by prompt, then seed.
+
+        With `sleep_after` device memory is given back at the end, also of a generation that was cancelled or failed.
+        """
+        try:
+            return self._sample(request, batch, report)
+        finally:
+            if request.sleep_after:
+                self.give_back()
+
+    def _sample(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
         version = request.header.base_step
         metrics = self.update_weights(version)
         parts = StreamedParts(batch, request.num_parts, report, version)

@@ -34,7 +34,9 @@ class RolloutRole:
         backend = BACKENDS[context.config.rollout.backend]
         backend.check(context.config)
         self._weights = SyncedWeights(context, holds_copy=backend.samples_with_policy)
-        self._generation = Generation(context, self._weights)
+        self._generation = Generation(context, self._weights, rest=self._weights.rest)
+        if context.config.rollout_shares_devices:
+            self._generation.give_back()  # the critic's group computes before the first sync
         self.num_parameters = self._weights.num_parameters
 
     def commands(self) -> Sequence[Command]:

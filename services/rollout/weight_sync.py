@@ -23,7 +23,8 @@ class SyncedWeights:
     """The policy of a rollout group as its backend sees it (`PolicyWeights`), with the weights of one version.
 
     A backend that samples with a model of its own gets the weights from the version's files. For the backend that
-    samples with this model (`holds_copy`), every rank has a whole copy.
+    samples with this model (`holds_copy`), every rank has a whole copy. The files of the version stay open: a backend
+    that has dropped its weights gets them again from there.
 
     Raises:
         ValueError: the model cannot be built.
@@ -31,7 +32,7 @@ class SyncedWeights:
 
     def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
         config = context.config
-        self._config, self._dtype = config, dtype_of(config)
+        self._config, self._device, self._dtype = config, context.device, dtype_of(config)
         self._holds_copy = holds_copy
         # On other machines the same files may look different. Later vLLM sets this variable to something else.
         self._is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -69,7 +70,13 @@ class SyncedWeights:
     @contextmanager
     def gathered(self) -> Iterator[Any]:
         """Gives a `with` block the model with whole weights; see `PolicyWeights`."""
-        yield self.model
+        yield self.model.to(self._device)
+
+    def rest(self) -> None:
+        """Moves the whole copy, if there is one on a GPU, to main memory until it is sampled with again."""
+        if self._holds_copy and self._device.type == "cuda":
+            self.model.to("cpu")
+            torch.cuda.empty_cache()
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields the name and values of each weight of the version; see `PolicyWeights`."""

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_ch
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.follower import Follower
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import CheckpointedRole, Role
+from services.runtime.role import CheckpointedRole, Command, Outcome, Role
 from services.runtime.rpc.server import Server
 from services.runtime.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.runtime.state.batch_store import BatchStore
@@ -99,6 +100,8 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
         values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
         raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
     config.services.of(role_name)  # refuses a rollout group that the run does not have
+    if role_name == "rollout" and role_name not in config.samplers:
+        raise ConfigError("this run has no rollout group: rollout.share is 0, expected more")
 
 
 def _describe(role_name: RoleName, config: Config) -> str:
@@ -147,7 +150,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     if isinstance(role, CheckpointedRole):
         ledger = Ledger()
         checkpoint_commands = CheckpointCommands(role, context, ledger, slots).commands()
-    commands = [*role.commands(), *checkpoint_commands]
+    commands = give_cache_back([*role.commands(), *checkpoint_commands], context)
     if any(command.syncs for command in commands):
         ledger = Ledger(committed_step=-1)
     channel = ControlChannel(world_size, context.control_group)
@@ -162,6 +165,24 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         Follower(commands, channel, failure, parts_channel, activity).serve()
     log.info("leaving")
     dist.destroy_process_group()
+
+
+def give_cache_back(commands: Sequence[Command], context: RankContext) -> Sequence[Command]:
+    """Lets the critic's commands free cached GPU memory at their end if the rollout group takes turns on its GPUs."""
+    config = context.config
+    takes_turns = context.role_name == "critic" and "rollout" in config.samplers and config.rollout_shares_devices
+    if not takes_turns or context.device.type != "cuda":
+        return commands
+
+    def giving_back(command: Command) -> Command:
+        def run(*arguments: Any) -> Outcome:
+            outcome = command.run(*arguments)
+            torch.cuda.empty_cache()
+            return outcome
+
+        return replace(command, run=run)
+
+    return [giving_back(command) for command in commands]
 
 
 def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:

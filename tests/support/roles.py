@@ -92,10 +92,10 @@ def command_of(role: Role, method: str) -> Command:
     return next(entry for entry in role.commands() if entry.method == method)
 
 
-def publish(role: Role, version: int, *, run_id: str = "run") -> str:
+def publish(role: Role, version: int, *, run_id: str = "run", keep_from: int = 0) -> str:
     """Publishes an actor's weights as those of a step; returns the sha256 of the manifest."""
     header = worker_pb2.CommandHeader(run_id=run_id, base_step=version)
-    request = actor_pb2.PublishWeightsRequest(header=header)
+    request = actor_pb2.PublishWeightsRequest(header=header, keep_from=keep_from)
     published = command_of(role, "PublishWeights").run(request, b"", RecordedProgress()).durable
     assert published is not None
     return published.result()
@@ -111,10 +111,13 @@ def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run",
     return entry.run(request, b"", RecordedProgress())
 
 
-def generate_request(*, num_parts: int = 0, base_step: int = 0, **changes: Any) -> actor_pb2.GenerateRequest:
+def generate_request(
+    *, num_parts: int = 0, base_step: int = 0, sleep_after: bool = False, **changes: Any
+) -> actor_pb2.GenerateRequest:
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": 6, **changes}
     header = worker_pb2.CommandHeader(base_step=base_step)
-    return actor_pb2.GenerateRequest(header=header, sampling=actor_pb2.SamplingParams(**params), num_parts=num_parts)
+    sampling = actor_pb2.SamplingParams(**params)
+    return actor_pb2.GenerateRequest(header=header, sampling=sampling, num_parts=num_parts, sleep_after=sleep_after)
 
 
 def update_request(step: int = 1, **changes: Any) -> actor_pb2.ActorUpdateRequest:

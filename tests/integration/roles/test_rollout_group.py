@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from splitppo.batch import Batch
+from splitppo.batch import Batch, join_parts
 from splitppo.rpc.errors import DataLoss, NotFound, PeerDied, StorageFailed, Unavailable, WireError, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
@@ -188,17 +188,26 @@ def test_every_version_is_sampled_as_by_the_actor_also_an_older_one(groups: Grou
     assert log_probs[0].tobytes() != log_probs[1].tobytes()
 
 
-def test_parts_of_a_generation_two_steps_ahead_are_handed_on(groups: Groups) -> None:
+@pytest.mark.parametrize("kind", [batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE])
+def test_parts_of_a_generation_two_steps_ahead_are_handed_on(groups: Groups, kind: batch_pb2.SlotKind) -> None:
+    """Also those of a share, after which the group sleeps."""
     groups.at(1)
-    rollout, slot = groups.rollout, experience(3)
+    rollout, slot = groups.rollout, batch_pb2.Slot(kind=kind, step=3)
     rollout.put(slot, **rows())
-    events = [*rollout.generate(slot, base_step=1, num_parts=NUM_PARTS, max_response_length=MAX_RESPONSE)]
+    is_share = kind == batch_pb2.SLOT_KIND_SHARE
+    options = {"num_parts": NUM_PARTS, "sleep_after": is_share, "max_response_length": MAX_RESPONSE}
+    events = [*rollout.generate(slot, base_step=1, **options)]
     parts = [event.part.part for event in events if event.HasField("part")]
     assert parts == list(range(1, NUM_PARTS + 1))
+    assert events[-1].result.policy_version == 1
     whole = rollout.get(slot, "responses")["responses"]
     np.testing.assert_array_equal(whole.values, groups.sampled[1]["responses"].values)
-    with pytest.raises(WrongState, match="no room for experience slot of step 4: steps 2 and 3 are taken now"):
-        rollout.put(experience(4), **rows())
+    parted = [rollout.get(batch_pb2.Slot(kind=kind, step=3, part=part), "responses", "places") for part in parts]
+    np.testing.assert_array_equal(join_parts(parted)["responses"].values, whole.values)
+    slot.step = 4
+    with pytest.raises(WrongState, match=r"no room for (experience|share) slot of step 4: steps 2 and 3 are taken"):
+        rollout.put(slot, **rows())
+    groups.check_samples(1)
 
 
 def test_a_damaged_version_is_refused_and_the_group_goes_on_with_the_one_it_has(groups: Groups) -> None:

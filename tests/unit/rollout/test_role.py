@@ -192,7 +192,17 @@ def test_storage_that_cannot_be_read_is_named_and_no_damage(model: Path, tmp_pat
     sync(rollout, 0, digest)
 
 
-def test_an_actor_beside_a_rollout_group_samples_nothing(model: Path) -> None:
+def test_an_actor_that_shares_the_prompts_with_a_rollout_group_samples_as_that_group_does(
+    model: Path, tmp_path: Path
+) -> None:
+    sections = {"rollout": {"n": 3, "share": 0.5, "sync_dir": str(tmp_path)}, "services": {"rollout": {}}}
+    actor = ActorRole(context_of("actor", actor={"model": str(model)}, **sections))
+    rollout = RolloutRole(context_of("rollout", actor={"model": str(model)}, **sections))
+    sync(rollout, 0, publish(actor, 0))
+    assert_same(sample(actor, 0), sample(rollout, 0))
+
+
+def test_an_actor_beside_a_rollout_group_that_answers_all_prompts_samples_nothing(model: Path) -> None:
     actor = ActorRole(context_of("actor", actor={"model": str(model)}, services={"rollout": {}}))
     with pytest.raises(ValueError, match=r"the actor group samples nothing: services\.rollout has a group of its own"):
         call(actor, "Generate", generate_request(), prompts())

@@ -76,7 +76,12 @@ def test_a_rollout_group_that_the_run_has_not_is_bad_input(
     assert run("rollout", build_nothing, ["--config", str(config_file), "--check"]) == 2
     sentence = "this run has no rollout group: services.rollout is null, expected its keys"
     assert capsys.readouterr().err == f"error: {sentence}\n"
-    assert run("rollout", build_nothing, ["--config", str(config_file), "--check", "services.rollout.threads=1"]) == 0
+    group = ["--config", str(config_file), "--check", "services.rollout.threads=1"]
+    assert run("rollout", build_nothing, [*group, "rollout.share=0"]) == 2
+    sentence = "this run has no rollout group: rollout.share is 0, expected more"
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+    for share in ("auto", "0.5", "1"):
+        assert run("rollout", build_nothing, [*group, f"rollout.share={share}"]) == 0
 
 
 def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
