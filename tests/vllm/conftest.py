@@ -40,18 +40,24 @@ class Groups:
         model: str = "qwen2",
         stop: tuple[str, ...] = (),
         actor: str = "",
+        share: float | None = None,
         **vllm: Any,
     ) -> Found:
         """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm.
 
-        With `actor`, the name of a run that has published weights, the ranks are a rollout group.
+        With `actor`, the name of a run that has published weights, the ranks are a rollout group. With `share`, the
+        groups of an actor and of rollouts sample.
         """
         if name not in self.results:
-            rollout = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
-            services = {"rollout" if actor else "actor": {"num_processes": world_size}}
+            rollout: dict[str, Any] = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
+            role = "rollout" if actor else "actor"
+            services = {role: {"num_processes": world_size}}
+            if share is not None:
+                rollout["share"] = share
+                services.setdefault("rollout", {})
             run = {"dir": str(self._run_dir(actor or name)), "total_steps": 1}
             tree = {"run": run, "rollout": rollout, "services": services}
-            self.results[name] = self._run(name, scenarios, world_size, model, tree)
+            self.results[name] = self._run(name, (role, *scenarios), world_size, model, tree)
         return self.results[name]
 
     def model(self, name: str) -> Path:
@@ -64,7 +70,7 @@ class Groups:
     def _run_dir(self, name: str) -> Path:
         return self.folder / f"run_{name}"
 
-    def _run(self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, tree: dict[str, Any]) -> Found:
+    def _run(self, name: str, arguments: tuple[str, ...], world_size: int, model: str, tree: dict[str, Any]) -> Found:
         folder = self._run_dir(name)
         folder.mkdir()
         config = {
@@ -75,7 +81,7 @@ class Groups:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [
             *(sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(world_size)),
-            *("-m", "tests.vllm.worker", str(folder), *scenarios),
+            *("-m", "tests.vllm.worker", str(folder), *arguments),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(

@@ -36,4 +36,13 @@ def test_it_samples_every_version_as_the_actor_that_published_it(
         np.testing.assert_allclose(found["log_probs"], expected["log_probs"], atol=MAX_LOG_PROB_DIFF)
     for kind in zip(*(version["responses"] for version in versions), strict=True):
         assert len({json.dumps(responses) for responses in kind}) == len(versions)
+    assert leader["again"] == leader["versions"][-1]["responses"]
     assert [version["rows"] for rank in others for version in rank["versions"]] == [[]] * len(ORDER) * len(others)
+
+
+def test_an_actor_and_a_group_answer_half_of_the_prompts_each_as_one_of_them_answers_all(groups: Groups) -> None:
+    options: dict[str, Any] = {"share": 0.5, "max_num_seqs": 64}
+    actor = groups.run("half_of_actor", "shared", **options)[0]["shared"]
+    versions = json.dumps([actor["version"]])
+    [group] = groups.run("half_of_group", versions, actor="half_of_actor", **options)
+    assert [actor["half"], group["half"]] == [actor["all"][::2], actor["all"][1::2]]

@@ -1,7 +1,7 @@
 """A rank of an actor's or a rollout group that samples with vLLM, the actor also with the policy; torchrun runs it.
 
 Every rank writes what it found to `<output>/rank_<rank>.json`; the tests compare. Arguments: a folder with
-config.yaml, and for an actor names of scenarios, for a rollout group the versions of the weights as JSON.
+config.yaml, a role, and for an actor names of scenarios, for a rollout group the versions of the weights as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
+from splitppo.config.section import RoleName
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 from tests.support.roles import RecordedProgress, command_of, publish, sync
 
@@ -53,6 +54,7 @@ class Sampler:
         *,
         report: RecordedProgress | None = None,
         num_parts: int = 0,
+        sleep_after: bool = False,
         **sampling: Any,
     ) -> tuple[list[int], Batch]:
         """The rows of this rank (of the whole), and prompts, responses and log-probs for them."""
@@ -62,6 +64,7 @@ class Sampler:
             slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step + 1),
             sampling=actor_pb2.SamplingParams(**params),
             num_parts=num_parts,
+            sleep_after=sleep_after,
         )
         command = command_of(self.role, "Generate")
         whole = command.prepare(request, batch)
@@ -263,6 +266,18 @@ def samples(sampler: Sampler) -> dict[str, Any]:
     return {"rows": rows, "responses": [*map(lists, (best, drawn, behind))], "log_probs": log_probs}
 
 
+def half(sampler: Sampler, first: int) -> list[list[int]]:
+    """Drawn responses to every second prompt from the first one on, in two parts, after which the engine may sleep."""
+    chosen = make_prompts().take(np.arange(first, NUM_PROMPTS, 2))
+    return lists(sampler.generate(chosen, num_parts=2, sleep_after=True)[1])
+
+
+def shared(actor: Actor) -> dict[str, Any]:
+    """The weights of a step, and the responses that they sample: to one half of the prompts, and to all of them."""
+    version = [actor.step, publish(actor.role, actor.step)]
+    return {"version": version, "half": half(actor, 0), "all": lists(actor.generate(make_prompts())[1])}
+
+
 def published(actor: Actor) -> dict[str, Any]:
     """The versions of three steps, and what the actor samples with each of them."""
     found = []
@@ -274,12 +289,13 @@ def published(actor: Actor) -> dict[str, Any]:
 
 
 def synced(sampler: Sampler, versions: list[Any]) -> dict[str, Any]:
-    """What a rollout group samples with one version after the other."""
+    """What a rollout group samples with one version after the other, and with the last one once it was dropped."""
     found = []
     for sampler.step, manifest_sha256 in versions:
         sync(sampler.role, sampler.step, manifest_sha256, rank=sampler.rank)
         found.append(samples(sampler))
-    return {"versions": found}
+    sampler.role._generation._backend.policy_version = None  # as at sleep level 2 on a GPU
+    return {"versions": found, "again": samples(sampler)["responses"], "half": half(sampler, 1)}
 
 
 def random_state(actor: Actor) -> dict[str, Any]:
@@ -311,18 +327,19 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         streaming,
         cancellation,
         published,
+        shared,
     )
 }
 
 
-def main(folder: Path, arguments: list[str]) -> None:
+def main(folder: Path, role: RoleName, arguments: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     config = load_config(folder / "config.yaml")
-    context = RankContext(config.samplers[-1], rank, world_size, CPU, dist.new_group(backend="gloo"), config)
+    context = RankContext(role, rank, world_size, CPU, dist.new_group(backend="gloo"), config)
     seed_all()
-    if "rollout" in config.samplers:
+    if role == "rollout":
         found = synced(Sampler(config, RolloutRole(context), rank, world_size), json.loads(arguments[0]))
     else:
         actor = Actor(config, ActorRole(context), rank, world_size)
@@ -333,4 +350,4 @@ def main(folder: Path, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), cast(RoleName, sys.argv[2]), sys.argv[3:])
