@@ -26,6 +26,7 @@ from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.keys import may_change
 from splitppo.config.load import validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
+from splitppo.config.rules.table import check_rules
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
 
@@ -147,13 +148,13 @@ class RunFolder:
 
         Raises:
             ConfigError: the run could not start: its folder cannot be made or written, or `run.resume` names no
-                checkpoint, or a key has changed that may not change.
+                checkpoint, or a value that is kept does not fit the others.
         """
         if (resume := self.config.run.resume) not in ("auto", "disable"):
             named_step(Path(resume))
         with self._errors_named():
             check_folder(self.path)
-            return resolve_run(self.config, self._used(self._stored()), permitted_cores())
+            return self._checked(resolve_run(self.config, self._used(self._stored()), permitted_cores()))
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -181,9 +182,19 @@ class RunFolder:
             if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
                 way = self.checkpoints.way_to_other_keys()
                 raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
+            self._checked(self.config)
             self.changes = list(lines.values())
         self._config_before = self.config_file.read_bytes() if stored is not None else b""
         write_atomically(self.config_file, dump_config(self.config))
+
+    def _checked(self, config: Config) -> Config:
+        """Returns `config`; ConfigError if values that a resumed run keeps break a rule between keys."""
+        try:
+            check_rules(config)
+        except ValueError as error:
+            kept = f"with the values of {self.config_file}, which a resumed run keeps"
+            raise ConfigError(f"run.dir: {kept}, {error}") from error
+        return config
 
     def _used(self, stored: Any) -> Config | None:
         """Parses the stored configuration of the folder's run, with defaults for keys that its version did not have.

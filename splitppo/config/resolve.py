@@ -77,16 +77,13 @@ def _share(config: Config) -> float:
     """Chooses `rollout.share` for `auto`: a rollout group on the critic's devices samples beside the actor's group.
 
     It answers as many prompts per rank as the actor's group. An update of the critic that is longer than the actor's is
-    hidden behind generation only if the critic's devices do not sample.
+    hidden behind generation only if the critic's devices do not sample. With staleness 1 the actor's group learns while
+    the next responses are sampled, so the rollout group samples all of them.
     """
-    rollout = config.services.rollout
-    if rollout is None or not config.rollout_shares_devices:
+    if not config.rollout_shares_devices or config.rollout.staleness:
         return 1.0
-    return (
-        0.0
-        if _is_critic_late(config)
-        else rollout.num_processes / (rollout.num_processes + config.services.actor.num_processes)
-    )
+    ranks, actor_ranks = (config.services.of(role).num_processes for role in ("rollout", "actor"))
+    return 0.0 if _is_critic_late(config) else ranks / (ranks + actor_ranks)
 
 
 def _is_critic_late(config: Config) -> bool:
@@ -117,8 +114,8 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     """
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
-    samples = "rollout" in config.samplers and config.rollout_shares_devices
-    return "critic" if config.uses_critic and has_time and not (samples or _is_critic_late(config)) else "actor"
+    has_time = has_time and not (config.rollout_shares_devices or _is_critic_late(config))
+    return "critic" if config.uses_critic and has_time else "actor"
 
 
 OPEN_KEYS = (
@@ -158,7 +155,9 @@ def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) ->
     is_external = config.services.launch == "external"
     if stored is not None:
         config = _kept(config, stored, is_external=is_external)
-    return config if is_external else _with_threads(config, threads_of_groups(config.groups, cores))
+    if is_external:
+        return config
+    return _with_threads(config, threads_of_groups(config.groups, cores, in_turns=config.roles_in_turns))
 
 
 def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:

@@ -138,17 +138,31 @@ class Config(Section):
 
     @property
     def rollout_shares_devices(self) -> bool:
-        """True if the rollout group has GPUs or cores of the critic's group, so that the two groups take turns.
+        """True if the rollout group samples on devices of the critic's group, so that the two groups take turns.
 
-        The same indices on other machines are other devices. So in groups that the controller does not start, they are
-        the same devices only with `services.allow_shared_devices`.
+        The devices of a group are its GPUs, or without GPUs the cores that `cpus` names. The same indices on other
+        machines are other devices. So in groups that the controller does not start, they are the same devices only with
+        `services.allow_shared_devices`.
         """
-        services, rollout = self.services, self.services.rollout
-        if rollout is None or not self.uses_critic:
+        if "rollout" not in self.samplers or not self.uses_critic:
             return False
+        services, rollout = self.services, self.services.of("rollout")
         are_here = services.launch == "local" or services.allow_shared_devices
-        shares_gpu = bool({*rollout.devices} & {*services.critic.devices})
-        return are_here and (shares_gpu or bool({*rollout.cpus} & {*services.critic.cpus}))
+        if rollout.devices or services.critic.devices:
+            return are_here and not {*rollout.devices}.isdisjoint(services.critic.devices)
+        return are_here and not {*rollout.cpus}.isdisjoint(services.critic.cpus)
+
+    @property
+    def roles_in_turns(self) -> tuple[RoleName, ...]:
+        """The roles whose groups compute one at a time: critic and rollout if their groups share devices, else none."""
+        return ("critic", "rollout") if self.rollout_shares_devices else ()
+
+    @property
+    def gpus_in_turns(self) -> frozenset[int]:
+        """The GPUs on which the critic's group and the rollout group take turns."""
+        if not self.rollout_shares_devices:
+            return frozenset()
+        return frozenset(self.services.critic.devices).intersection(self.services.of("rollout").devices)
 
     @property
     def weights_folder(self) -> Path:
@@ -178,10 +192,14 @@ class Config(Section):
 
     @property
     def shared_devices(self) -> tuple[int, ...]:
-        """The indices of the GPUs that several worker groups use; empty if the controller does not start the groups."""
+        """The indices of the GPUs that several worker groups use, and not in turns.
+
+        Empty if the controller does not start the groups.
+        """
         if self.services.launch == "external":
             return ()
         counts = Counter(device for group in self.groups.values() for device in set(group.devices))
+        counts.subtract(self.gpus_in_turns)  # two groups count once
         return tuple(sorted(device for device, count in counts.items() if count > 1))
 
 

@@ -6,7 +6,7 @@ not counted.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from math import floor
 from typing import TypeVar
@@ -20,14 +20,22 @@ MAX_GPU_THREADS = 8
 R = TypeVar("R", bound=str)  # a role, or any other name of a group of this machine
 
 
-def threads_of_groups(groups: Mapping[R, ServiceConfig], cores: PermittedCores) -> dict[R, int]:
+def threads_of_groups(
+    groups: Mapping[R, ServiceConfig], cores: PermittedCores, *, in_turns: Collection[R] = ()
+) -> dict[R, int]:
     """Returns the compute threads of each rank, by role: an equal share of every core that the rank may use.
 
-    A share is a whole number of threads, at least 1, and at most MAX_GPU_THREADS for a rank with a GPU.
+    A share is a whole number of threads, at least 1, and at most MAX_GPU_THREADS for a rank with a GPU. The groups of
+    the roles `in_turns` compute one at a time, so on each core only the one with more ranks counts.
     """
-    ranks_on: Counter[int] = Counter()
-    for group in groups.values():
-        ranks_on.update(dict.fromkeys(_cores_of(group, cores), group.num_processes))
+    ranks_on, most_in_turns = Counter[int](), Counter[int]()
+    for role, group in groups.items():
+        ranks = Counter(dict.fromkeys(_cores_of(group, cores), group.num_processes))
+        if role in in_turns:
+            most_in_turns |= ranks
+        else:
+            ranks_on += ranks
+    ranks_on += most_in_turns
     granted = Fraction(1) if cores.quota is None else min(Fraction(1), cores.quota / len(ranks_on))
     threads = {}
     for role, group in groups.items():
@@ -49,7 +57,9 @@ def crowding(config: Config, cores: PermittedCores) -> str | None:
     Returns None if there are enough cores, or if the controller does not start the groups itself (`services.launch:
     external`).
     """
-    return None if config.services.launch == "external" else _crowding(config.groups, cores)
+    if config.services.launch == "external":
+        return None
+    return _crowding(config.groups, cores, config.roles_in_turns)
 
 
 def crowding_of_group(role: str, service: ServiceConfig, num_ranks: int, cores: PermittedCores) -> str | None:
@@ -62,17 +72,20 @@ def _cores_of(group: ServiceConfig, cores: PermittedCores) -> frozenset[int]:
     return frozenset(group.cpus) or cores.indices
 
 
-def _crowding(groups: Mapping[R, ServiceConfig], cores: PermittedCores) -> str | None:
+def _crowding(groups: Mapping[R, ServiceConfig], cores: PermittedCores, in_turns: Collection[R] = ()) -> str | None:
     threads = {role: int(group.threads) for role, group in groups.items()}
     of_each = {role: _cores_of(group, cores) for role, group in groups.items()}
     of_all = PermittedCores(frozenset[int]().union(*of_each.values()), cores.quota)
-    for roles, available in [(list(groups), of_all.num_whole), *(([role], len(of_each[role])) for role in groups)]:
+    waiting = sorted(in_turns, key=lambda role: threads[role] * groups[role].num_processes)[:-1]
+    at_once = [role for role in groups if role not in waiting]
+    for roles, available in [(at_once, of_all.num_whole), *(([role], len(of_each[role])) for role in groups)]:
         total = sum(threads[role] * groups[role].num_processes for role in roles)
         if total <= available:
             continue
-        better = threads_of_groups(groups, cores)
+        named = groups if roles is at_once else roles  # also a group whose turn is shorter
+        better = threads_of_groups(groups, cores, in_turns=in_turns)
         counted = [f"{groups[role].num_processes} x services.{role}.threads ({threads[role]})" for role in roles]
-        lower = [f"services.{role}.threads to {better[role]}" for role in roles if threads[role] > better[role]]
+        lower = [f"services.{role}.threads to {better[role]}" for role in named if threads[role] > better[role]]
         price = "wait for each other, which can take several times as long" if lower else "take turns"
         fewer = "lower services.*.num_processes, or " if any(groups[role].num_processes > 1 for role in roles) else ""
         advice = f"set {' and '.join(lower)}" if lower else f"{fewer}permit more cores"

@@ -17,7 +17,7 @@ def frozen_models_have_a_group(config: Config) -> None:
 def groups_share_no_gpu(config: Config) -> None:
     """Checks that no GPU belongs to two worker groups, unless `services.allow_shared_devices` is true.
 
-    Actor and rollout group never share a GPU: they work at the same time.
+    Actor and rollout group never share a GPU: they work at the same time. Critic and rollout group may, in turns.
     """
     for shared in config.shared_devices:
         devices = {role: list(group.devices) for role, group in config.groups.items() if shared in group.devices}
@@ -29,3 +29,14 @@ def groups_share_no_gpu(config: Config) -> None:
             )
         if not config.services.allow_shared_devices:
             raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
+
+
+def gpus_in_turns_are_given_back(config: Config) -> None:
+    """Checks that vLLM gives GPU memory back between generations if critic and rollout group take turns on a GPU."""
+    rollout, services = config.rollout, config.services
+    if rollout.backend == "vllm" and rollout.vllm.sleep_level == 0 and config.gpus_in_turns:
+        raise ValueError(
+            "rollout.vllm.sleep_level 0 keeps vLLM's memory while the critic computes, and services.critic.devices"
+            f" {list(services.critic.devices)} and services.rollout.devices {list(services.of('rollout').devices)}"
+            " overlap: set it to 1 or 2, or give each group its own GPUs"
+        )

@@ -84,6 +84,20 @@ def staleness_is_corrected(config: Config) -> None:
         )
 
 
+def share_has_two_samplers(config: Config) -> None:
+    """Checks that a `rollout.share` between 0 and 1 has a rollout group, and an actor's group with time to sample."""
+    share = config.rollout.share
+    if share in (0, 1):
+        return
+    if config.services.rollout is None:
+        raise ValueError(f"rollout.share ({share}) is the share of a rollout group: expected services.rollout")
+    if config.rollout.staleness:
+        raise ValueError(
+            f"rollout.share ({share}) and rollout.staleness 1 exclude each other: the actor's group learns while the"
+            " responses of the next step are sampled; set rollout.share to 1 or 0"
+        )
+
+
 def overlong_buffer_fits(config: Config) -> None:
     """Checks that the span of the penalty for long responses is not longer than `data.max_response_length`."""
     buffer, limit = config.reward.overlong_buffer, config.data.max_response_length

@@ -16,8 +16,9 @@ class PlacementConfig(Section):
 
     reference: ReferenceHost = "auto"
     """The group that holds the frozen reference model and computes its log-probs: actor or critic. auto: the critic, if
-    there is one, if it has time (responses are streamed, or it has more ranks than the actor), and if its update takes
-    no longer than the actor's; else the actor. A resumed run keeps its place."""
+    there is one, if it has time (responses are streamed, or it has more ranks than the actor; and no rollout group
+    samples on its devices), and if its update takes no longer than the actor's; else the actor. A resumed run keeps its
+    place."""
 
     reward_model: RewardModelHost = "auto"
     """The group that holds the reward model and computes its scores. critic: the group of the critic. reward: a group

@@ -31,7 +31,7 @@ class VllmConfig(Section):
     """
 
     tensor_model_parallel_size: PositiveInt = 1
-    """The number of ranks that share one engine. It divides the ranks of the group that samples; the other ranks
+    """The number of ranks that share one engine. It divides the ranks of each group that samples; the other ranks
     hold further engines."""
 
     max_model_len: PositiveInt | None = None
@@ -60,8 +60,9 @@ class VllmConfig(Section):
     """If true, vLLM uses no CUDA graphs. On a CPU there are none in any case."""
 
     sleep_level: Literal[0, 1, 2] = 1
-    """The GPU memory that vLLM gives back while it does not generate. 0: none. 1: the KV cache, and the weights, which
-    move to main memory. 2: KV cache and weights, both dropped."""
+    """The GPU memory that vLLM gives back while it does not generate. 0: none, which is refused for a rollout group
+    on GPUs of the critic. 1: the KV cache, and the weights, which move to main memory. 2: KV cache and weights, both
+    dropped."""
 
 
 class RolloutConfig(Section):
@@ -103,8 +104,9 @@ class RolloutConfig(Section):
     share: ShareOrAuto = "auto"
     """The share of the prompts that the group of services.rollout answers, from 0 to 1; the actor's group answers the
     rest. 1: that group samples all responses; 0: the actor's group does, and that group is not started. auto: 1, unless
-    services.rollout has the devices or cpus of services.critic; then its ranks divided by the ranks of both groups that
-    sample, or 0 if the critic's update is longer than the actor's. A resumed run keeps its share."""
+    services.rollout has the devices or cpus of services.critic, and staleness is 0; then its ranks divided by the ranks
+    of both groups that sample, or 0 if the critic's update is longer than the actor's. A resumed run keeps its
+    share."""
 
     sync_dir: Annotated[str, MAY_CHANGE, AfterValidator(expected("an absolute path", _is_absolute_or_empty))] = ""
     """The absolute path of the folder in which the actor publishes the weights for the group of services.rollout. Both

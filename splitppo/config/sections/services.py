@@ -76,7 +76,9 @@ class ServicesConfig(Section):
 
     allow_shared_devices: bool = False
     """If true, several groups may use the same GPUs. Their memory must be enough for all of them. The groups of actor
-    and rollout never share a GPU, because they work at the same time."""
+    and rollout never share a GPU, because they work at the same time. The groups of critic and rollout may share GPUs
+    without this key, because they take turns. With launch external, they take turns only if this key is true and they
+    have a device or core with the same number."""
 
     start_timeout_s: float = Field(300.0, gt=0.0)
     """The number of seconds that the controller waits until a group answers after its start."""

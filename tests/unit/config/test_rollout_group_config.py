@@ -40,12 +40,16 @@ def test_actor_and_rollout_group_never_share_a_gpu(tmp_path: Path, overrides: tu
     )
 
 
-def test_a_rollout_group_shares_a_gpu_with_the_critic_where_that_is_allowed(tmp_path: Path) -> None:
-    gpus = devices(actor=0, critic=1, rollout=1)
-    assert mistake(tmp_path, *gpus).startswith(
-        "services.critic.devices [1] and services.rollout.devices [1] overlap; give each group its own GPUs"
+def test_a_rollout_group_shares_a_gpu_with_the_critic_on_purpose_and_with_a_reward_group_where_that_is_allowed(
+    tmp_path: Path,
+) -> None:
+    assert load(tmp_path, *devices(actor=0, critic=1, rollout=1)).gpus_in_turns == {1}
+    gpus = devices(actor=0, critic=1, reward=2, rollout=2)
+    reward = (*gpus, "reward_model.model=rm", "placement.reward_model=reward")
+    assert mistake(tmp_path, *reward).startswith(
+        "services.reward.devices [2] and services.rollout.devices [2] overlap; give each group its own GPUs"
     )
-    assert load(tmp_path, *gpus, SHARED).shared_devices == (1,)
+    assert load(tmp_path, *reward, SHARED).shared_devices == (2,)
 
 
 def test_groups_that_others_start_may_have_the_same_indices_on_their_own_machines(tmp_path: Path) -> None:

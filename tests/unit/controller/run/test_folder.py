@@ -91,6 +91,37 @@ def test_the_number_of_parts_is_stored_and_kept(run_dir: Path) -> None:
         reopen(run_dir, rollout={"n": 2, "stream_groups": 3})
 
 
+ON_CORES: dict[str, Any] = {"actor": {"cpus": [0]}, "critic": {"cpus": [1]}, "rollout": {"cpus": [1]}}
+
+
+def test_the_share_of_a_rollout_group_is_stored_and_kept_wherever_the_group_is(run_dir: Path) -> None:
+    leave_a_run(run_dir, services=ON_CORES)
+    moved = ON_CORES | {"rollout": {"cpus": [2]}}
+    for share in ({}, {"rollout__share": "auto"}, {"rollout__share": 0.5}):
+        assert RunFolder(make_config(run_dir, services=moved, **share)).resolve().rollout.share == 0.5
+    with RunFolder(make_config(run_dir, services=moved)) as folder:
+        assert folder.changes == ["services.rollout.cpus: [1] in the folder, [2] now"]
+        assert load_config(folder.config_file).rollout.share == 0.5
+    with pytest.raises(
+        ConfigError, match=r"another config:\n  rollout\.share: 0\.5 in the folder, 0\.25 now\na resumed run keeps"
+    ):
+        reopen(run_dir, services=ON_CORES, rollout__share=0.25)
+
+
+def test_a_share_that_is_kept_needs_its_group(run_dir: Path) -> None:
+    leave_a_run(run_dir, services=ON_CORES)
+    without = make_config(run_dir)
+    sentence = (
+        f"run.dir: with the values of {run_dir}/config.yaml, which a resumed run keeps, rollout.share (0.5) is the"
+        " share of a rollout group: expected services.rollout"
+    )
+    for start in (RunFolder(without).resolve, RunFolder(without).__enter__):
+        with pytest.raises(ConfigError) as refused:
+            start()
+        assert str(refused.value) == sentence
+    reopen(run_dir, services=ON_CORES)  # nothing was changed
+
+
 def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
     with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
         pass
