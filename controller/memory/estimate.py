@@ -18,6 +18,7 @@ GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
 # benchmarks.memory. On a GPU: the CUDA context, work space of libraries and buffers of NCCL; not measured.
 CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
+AT_REST = "at rest"  # the phase in which another group computes on the same GPUs
 _LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
@@ -99,7 +100,8 @@ def estimate_group(
         weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
 
     Phases are "generate" (the actor, if its group samples), "log-probs" (the critic: "values"), "reference", "reward",
-    "backward" (a micro-batch of an update, with its forward pass) and "optimizer step". A checkpoint may be written
+    "backward" (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (the critic, if a
+    rollout group samples on its GPUs). A checkpoint may be written
     during any of them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have
     the maximum length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores
     in memory.
@@ -147,6 +149,8 @@ def estimate_group(
         key=lambda terms: terms.total,
     )
     phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
+    if role in config.roles_in_turns and config.gpus_in_turns:
+        phases[AT_REST] = kept
     memory = GroupMemory(role, num_ranks, service.devices, phases)
     training = Terms(process=CPU_PROCESS_BYTES) if service.devices else memory.peak
     saving = replace(
@@ -183,7 +187,8 @@ def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | N
     """Estimates the memory of each rank of a worker group that only samples, with weights that the actor publishes.
 
     Every rank has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine. Published files are
-    mapped, and count as no memory. `gpu_bytes` is that of `estimate_group`.
+    mapped, and count as no memory. On GPUs of the critic, the phase "at rest" has neither: the engine sleeps.
+    `gpu_bytes` is that of `estimate_group`.
     """
     service, is_vllm = config.services.of("rollout"), config.rollout.backend == "vllm"
     kept = Terms(
@@ -192,6 +197,8 @@ def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | N
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
     phases = {"generate": _generation(config, "rollout", model, kept)}
+    if config.gpus_in_turns:
+        phases[AT_REST] = Terms(process=kept.process)
     return GroupMemory("rollout", service.num_processes, service.devices, phases)
 
 
@@ -349,9 +356,11 @@ def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) 
     gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
     gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
     kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
-    waiting = ceil(data.draw_size / num_ranks) * rollout.n
+    shares = {"rollout": float(rollout.share), "actor": 1.0 - float(rollout.share)}
+    share = shares[role] if len(config.samplers) > 1 else 1.0
+    waiting = ceil(data.draw_size * share / num_ranks) * rollout.n
     if data.val_files:
-        waiting = max(waiting, ceil(config.evaluation.batch_size / num_ranks) * config.evaluation.n)
+        waiting = max(waiting, ceil(config.evaluation.batch_size * share / num_ranks) * config.evaluation.n)
     rows = min(rollout.max_batch_size, waiting)
     prompts = rows if data.val_files else ceil(rows / rollout.n)
     tokens = prompts * data.max_prompt_length

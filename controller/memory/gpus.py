@@ -1,7 +1,7 @@
 """Finds the GPUs of this machine, and checks that the worker groups of a run fit into their memory."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from controller.memory.estimate import GIB, GroupMemory, label
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
@@ -30,26 +30,35 @@ def check_devices(config: Config, gpus: Collection[int]) -> None:
 def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:
     """Finds the first GPU whose worker groups need more memory than it has, and returns a sentence; None if all fit.
 
-    Peaks are added up where ranks share a GPU. The sentence names the GPU, both numbers, the largest part of the memory
-    and the key that lowers it.
+    Peaks are added up where ranks share a GPU; of groups that take turns there, only one is at its peak. The sentence
+    names the GPU, both numbers, the largest part of the memory and the key that lowers it.
     """
     groups = list(groups)
     for device, available in gpus.items():
         here = [(group, count) for group in groups if (count := Counter(group.devices)[device])]
-        needed = sum(group.peak.total * count for group, count in here)
+        roles = config.roles_in_turns if device in config.gpus_in_turns else ()
+        needed = bytes_in_turns([group for group, _ in here if group.role in roles])
+        needed += sum(group.peak.total * count for group, count in here if group.role not in roles)
         if 0 < available < needed:
             return _sentence(config, here, device, available, needed)
     return None
+
+
+def bytes_in_turns(groups: Sequence[GroupMemory]) -> int:
+    """Returns the peak bytes of a device that several worker groups share: one computes, the others only keep data."""
+    at_rest = [min(terms.total for terms in group.phases.values()) for group in groups]
+    peaks = (group.peak.total - rest for group, rest in zip(groups, at_rest, strict=True))
+    return sum(at_rest) + max(peaks, default=0)
 
 
 def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: int, available: int, needed: int) -> str:
     groups = [group for group, _ in here]
     roles = " and ".join(f"{group.role} ({group.peak.total / GIB:.1f} GiB per rank)" for group in groups)
     group = max(groups, key=lambda group: getattr(group.peak, group.peak.largest))
-    term = group.peak.largest
+    term, turns = group.peak.largest, ", in turns" if device in config.gpus_in_turns else ""
     return (
         f"GPU {device} (services.{group.role}.devices) has {available / GIB:.1f} GiB, but the {roles} would need about"
-        f" {needed / GIB:.1f} GiB there; the largest term is {label(term)} of the {group.role} in its phase"
+        f" {needed / GIB:.1f} GiB there{turns}; the largest term is {label(term)} of the {group.role} in its phase"
         f" {group.peak_phase} ({getattr(group.peak, term) / GIB:.1f} GiB): {way_out(config, group, term)}"
     )
 

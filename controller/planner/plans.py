@@ -6,6 +6,7 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any, get_args
 
 from controller.memory.estimate import GIB, GroupMemory
+from controller.memory.gpus import bytes_in_turns
 from controller.memory.plan import memory_plan
 from controller.planner.measured import Measurement, host_of
 from controller.planner.part_shares import response_share
@@ -204,7 +205,7 @@ class _Memory:
         gib: dict[str, float | None] = {role: peaks.get(role) for role in counts}
         if place.layout != "colocated":
             return gib
-        shared = _shared_bytes([groups[role] for role in trained]) / GIB if groups.keys() >= {*trained} else None
+        shared = bytes_in_turns([groups[role] for role in trained]) / GIB if groups.keys() >= {*trained} else None
         return {"all": shared, **{role: gib[role] for role in gib if role not in trained}}
 
     def _groups(self, counts: Mapping[RoleName, int], host: RoleName | None) -> dict[str, GroupMemory]:
@@ -228,9 +229,3 @@ class _Memory:
             return {"num_processes": count, "devices": list(devices)}
         num_ranks = service.num_processes if count % service.num_processes == 0 else count
         return {"num_processes": num_ranks, "threads": count // num_ranks}
-
-
-def _shared_bytes(groups: Sequence[GroupMemory]) -> int:
-    """Returns the peak bytes of a device that several worker groups share: one computes, the others only keep data."""
-    at_rest = [min(terms.total for terms in group.phases.values()) for group in groups]
-    return sum(at_rest) + max(group.peak.total - rest for group, rest in zip(groups, at_rest, strict=True))

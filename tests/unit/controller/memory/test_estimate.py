@@ -190,6 +190,31 @@ def test_vllm_in_a_rollout_group_has_a_share_of_that_groups_gpu_and_no_second_co
     assert sampling(on_cpu).vllm == GIB + 4 * 1000
 
 
+@pytest.mark.parametrize(("share", "rows"), [(0.25, (6, 2)), (0.5, (4, 4)), (0.75, (2, 6))])
+def test_two_groups_that_sample_each_have_the_kv_cache_of_their_share(
+    tmp_path: Path, share: float, rows: tuple[int, int]
+) -> None:
+    batch = {"data__train_batch_size": 4, "rollout__n": 2, "rollout__share": share}
+    shared = config(tmp_path, **batch, data__max_response_length=94, services__rollout={})
+    of_both = (phases(shared)["generate"].kv_cache, sampling(shared).kv_cache)
+    # 100 + 64 positions, 2 layers, keys and values of 4 numbers.
+    assert of_both == tuple(164 * 2 * 2 * 4 * 4 * count for count in rows)
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_on_gpus_of_the_critic_each_group_rests_while_the_other_computes(tmp_path: Path, backend: str) -> None:
+    gpus = {f"services__{role}__devices": [gpu] for role, gpu in (("actor", 0), ("critic", 1), ("rollout", 1))}
+    shared = config(tmp_path, **gpus, rollout__backend=backend)
+    critic = phases(shared, "critic", gpu_bytes=10 * GIB)
+    rollout = estimate_rollout_group(shared, MODEL, 10 * GIB).phases
+    process = critic["at rest"].process
+    assert critic["at rest"] == Terms(weights=4 * 1000, optimizer=8 * 1000, process=process)
+    assert (list(rollout), rollout["at rest"]) == (["generate", "at rest"], Terms(process=process))
+    on_its_own = config(tmp_path, **gpus | {"services__rollout__devices": [2]}, rollout__backend=backend)
+    assert {"at rest"} == {*critic} - {*phases(on_its_own, "critic", gpu_bytes=10 * GIB)}
+    assert "at rest" not in phases(shared, "actor", gpu_bytes=10 * GIB)
+
+
 @pytest.mark.parametrize(("packed", "tokens"), [(False, 20), (True, 25)])
 def test_a_dynamic_micro_batch_fills_its_budget(tmp_path: Path, packed: bool, tokens: int) -> None:
     budget = {"critic__ppo_micro_batch_size_per_gpu": None, "critic__ppo_max_token_len_per_gpu": 25}

@@ -136,6 +136,22 @@ def test_groups_that_share_a_gpu_add_up(tmp_path: Path, model: str) -> None:
     assert " but the actor (1.0 GiB per rank) and critic (1.0 GiB per rank) " in misfit
 
 
+def test_groups_that_take_turns_on_a_gpu_are_not_both_at_their_peak(tmp_path: Path, model: str) -> None:
+    many = {"data__max_response_length": 1 << 10, "rollout__n": 4096, "rollout__max_batch_size": 4096}
+    large = {"critic__ppo_max_token_len_per_gpu": 1 << 18}
+    config = on_gpus(tmp_path, model, services__rollout={"devices": [1]}, **many | large)
+    _, critic, rollout = memory_plan(config, {}).groups
+    in_turns = max(
+        critic.peak.total + rollout.phases["at rest"].total, critic.phases["at rest"].total + rollout.peak.total
+    )
+    assert in_turns < critic.peak.total + rollout.peak.total - GIB
+    assert memory_plan(config, {1: in_turns}).misfit is None
+    misfit = str(memory_plan(config, {1: in_turns - 1}).misfit)
+    assert misfit.startswith("GPU 1 ")
+    assert " but the critic (" in misfit
+    assert f" would need about {in_turns / GIB:.1f} GiB there, in turns; the largest term is " in misfit
+
+
 def test_gpus_that_nvml_does_not_know_are_no_misfit(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
