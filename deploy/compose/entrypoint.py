@@ -88,7 +88,8 @@ def command_of(
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
     """Makes the configuration overrides of this deployment, which worker groups and controller apply to the recipe.
 
-    A place for a rollout group makes the run have one; the other groups exist by keys of the recipe.
+    A place for a rollout group makes the run have one; the other groups exist by keys of the recipe. GPUs of the critic
+    in the list of the rollout group make the two groups take turns.
 
     Args:
         environment: the environment of the container.
@@ -97,9 +98,12 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
     """
     groups = [role for role in PORTS if role != "rollout" or has_rollout_group(environment)]
     places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in groups}
-    quickstart = () if environment.get("RECIPE") else QUICKSTART
+    more = [] if environment.get("RECIPE") else [*QUICKSTART]
+    if "rollout" in places and "rollout" in gpus:
+        takes_turns = not set(gpus["rollout"]).isdisjoint(gpus["critic"])
+        more.append(f"services.allow_shared_devices={str(takes_turns).lower()}")
     run_dir = f"/runs/{run_name(environment)}"
-    return overrides(run_dir, "/secrets", places, environment, quickstart)
+    return overrides(run_dir, "/secrets", places, environment, more)
 
 
 def has_rollout_group(environment: Mapping[str, str]) -> bool:
@@ -113,7 +117,7 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
     Only a container whose `role` is reward or rollout must have that group's list.
 
     Raises:
-        Refused: a list makes no sense, a list is missing, or two lists overlap.
+        Refused: a list makes no sense, a list is missing, or two lists overlap that are not of critic and rollout.
     """
     lists = {group: environment.get(f"{group.upper()}_GPUS", "") for group in PORTS}
     gpus = {group: value.split(",") for group, value in lists.items() if value}
@@ -122,7 +126,8 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
             name = f"{group.upper()}_GPUS"
             raise Refused(f"{name} is {lists[group]!r}, expected different GPUs with commas between, such as 0,1,2")
     for (group, own), (other, others) in itertools.combinations(gpus.items(), 2):
-        if shared := ",".join(sorted(set(own) & set(others))):
+        shared = ",".join(sorted(set(own) & set(others)))
+        if shared and (group, other) != ("critic", "rollout"):
             both = f"{group.upper()}_GPUS ({','.join(own)}) and {other.upper()}_GPUS ({','.join(others)})"
             raise Refused(f"{both} overlap in {shared}: give each group its own GPUs")
     for group in PORTS if gpus else ():

@@ -114,6 +114,16 @@ def test_a_container_numbers_its_own_gpus_from_zero(root: Path) -> None:
     assert (rollout.num_processes, rollout.devices) == (3, (0, 1, 2))
 
 
+@pytest.mark.parametrize(("rollout", "takes_turns"), [("2,3", True), ("3,4", True), ("4,5", False)])
+def test_a_rollout_group_on_gpus_of_the_critic_takes_turns_with_it(root: Path, rollout: str, takes_turns: bool) -> None:
+    lists = {"ACTOR_GPUS": "0,1", "CRITIC_GPUS": "2,3", "ROLLOUT_GPUS": rollout}
+    (root / "recipe.yaml").write_text(QUICKSTART.replace("launch: local", "allow_shared_devices: true"))
+    for role in ("actor", "critic", "rollout", "controller"):
+        config = config_of(role, root, {**lists, **ROLLOUT})
+        assert config.rollout_shares_devices is takes_turns
+    assert not config_of("actor", root, lists).rollout_shares_devices
+
+
 @pytest.mark.parametrize(
     ("actor", "critic", "reward", "sentence"),
     [
