@@ -20,6 +20,7 @@ from tests.support.models import save_policy, save_reward_model
 RECIPES = PROJECT / "recipes"
 NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")
 CONFIGS = sorted(file for name in NAMES for file in (RECIPES / name).glob("*.yaml"))
+SHARES = RECIPES / "competition_math" / "qwen2.5-1.5b-shares.yaml"
 GPU_CONFIGS = [file for file in CONFIGS if file.name != "cpu.yaml"]
 # An input row of each recipe, by hand.
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -36,7 +37,15 @@ def name_of(file: Path) -> str:
 
 def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
     assert {file.parent.name for file in GPU_CONFIGS} == set(NAMES)
-    assert len(CONFIGS) == 2 * len(NAMES)
+    assert len(CONFIGS) == 2 * len(NAMES) + 1  # SHARES
+
+
+def test_of_a_recipe_with_a_share_all_gpus_sample_the_critics_in_turns() -> None:
+    config, plain = load_config(SHARES), load_config(SHARES.with_name("qwen2.5-1.5b.yaml"))
+    assert (config.samplers, config.rollout.share) == (("actor", "rollout"), 0.5)
+    assert config.gpus_in_turns == {4, 5, 6, 7}
+    for section in ("data", "algorithm", "actor", "critic"):
+        assert getattr(config, section) == getattr(plain, section)
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=name_of)
@@ -88,6 +97,8 @@ def test_check_passes_with_prepared_rows_and_local_models(
     if load_config(file).reward_model.model:
         judge = save_reward_model(tmp_path / "judge", max_position_embeddings=2048)
         local.append(f"reward_model.model={judge}")
+    if load_config(file).rollout.backend == "vllm":  # the tests' environment has vLLM for CPUs, or none
+        local.append("rollout.backend=hf")
     capsys.readouterr()
     assert main(["--config", str(file), "--check", *local]) == 0, capsys.readouterr().err
     assert "step: 240 prompts x 1 samples = 240 responses" in capsys.readouterr().out
