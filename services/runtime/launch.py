@@ -169,8 +169,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
 
 def give_cache_back(commands: Sequence[Command], context: RankContext) -> Sequence[Command]:
     """Lets the critic's commands free cached GPU memory at their end if the rollout group takes turns on its GPUs."""
-    config = context.config
-    takes_turns = context.role_name == "critic" and "rollout" in config.samplers and config.rollout_shares_devices
+    takes_turns = context.role_name == "critic" and context.config.rollout_shares_devices
     if not takes_turns or context.device.type != "cuda":
         return commands
 

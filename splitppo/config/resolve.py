@@ -77,10 +77,9 @@ def _share(config: Config) -> float:
     """Chooses `rollout.share` for `auto`: a rollout group on the critic's devices samples beside the actor's group.
 
     It answers as many prompts per rank as the actor's group. An update of the critic that is longer than the actor's is
-    hidden behind generation only if the critic's devices do not sample. With staleness 1 the actor's group learns while
-    the next responses are sampled, so the rollout group samples all of them.
+    hidden behind generation only if the critic's devices do not sample.
     """
-    if not config.rollout_shares_devices or config.rollout.staleness:
+    if not config.rollout_shares_devices:
         return 1.0
     ranks, actor_ranks = (config.services.of(role).num_processes for role in ("rollout", "actor"))
     return 0.0 if _is_critic_late(config) else ranks / (ranks + actor_ranks)

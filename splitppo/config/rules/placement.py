@@ -31,6 +31,15 @@ def groups_share_no_gpu(config: Config) -> None:
             raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
 
 
+def groups_in_turns_need_not_overlap(config: Config) -> None:
+    """Checks that a rollout group on devices of the critic's group does not sample ahead, while the critic learns."""
+    if config.rollout.staleness and config.rollout_shares_devices:
+        raise ValueError(
+            "rollout.staleness 1 samples while the critic learns, and services.rollout has devices or cpus of"
+            " services.critic: give the rollout group its own, or set rollout.staleness to 0"
+        )
+
+
 def gpus_in_turns_are_given_back(config: Config) -> None:
     """Checks that vLLM gives GPU memory back between generations if critic and rollout group take turns on a GPU."""
     rollout, services = config.rollout, config.services

@@ -13,6 +13,7 @@ RULES = (
     sampling.validation_has_prompts,
     sampling.dynamic_sampling_fits,
     sampling.staleness_is_corrected,
+    placement.groups_in_turns_need_not_overlap,
     sampling.share_has_two_samplers,
     sampling.overlong_buffer_fits,
     placement.groups_share_no_gpu,

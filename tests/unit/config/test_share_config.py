@@ -62,7 +62,6 @@ def test_the_share_says_which_groups_sample(
         pytest.param(gpus(actor=[0, 1], critic=[2], rollout=[2]), 0.0, id="a critic that is late"),
         pytest.param((*ON_CRITIC, "critic.ppo_epochs=2"), 0.0, id="a critic with more epochs"),
         pytest.param((*ON_CRITIC, "algorithm.adv_estimator=reinforce_plus_plus"), 1.0, id="no critic"),
-        pytest.param((*ON_CRITIC, *STALE), 1.0, id="one step ahead"),
         pytest.param((*ON_CRITIC, EXTERNAL), 1.0, id="equal numbers on other machines"),
         pytest.param((*ON_CRITIC, EXTERNAL, SHARED), 0.5, id="groups that others start, on the same GPUs"),
         pytest.param(
@@ -92,6 +91,11 @@ def test_auto_is_the_share_of_the_ranks_on_the_critics_devices_and_else_everythi
             (GROUP, HALF, *STALE),
             "rollout.share (0.5) and rollout.staleness 1 exclude each other: the actor's group learns while the"
             " responses of the next step are sampled; set rollout.share to 1 or 0",
+        ),
+        (
+            (*ON_CRITIC, *STALE),
+            "rollout.staleness 1 samples while the critic learns, and services.rollout has devices or cpus of"
+            " services.critic: give the rollout group its own, or set rollout.staleness to 0",
         ),
         (
             (*gpus(actor=[0], critic=[1], rollout=[0]), HALF),
