@@ -160,7 +160,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         (
             "overlap/{bubble_actor,bubble_critic,bubble_reward,bubble_rollout}",
             "1",
-            "share of step time without a call in the engine",
+            "share of step time without a call in the engine; if the rollout group has the critic's devices,"
+            " bubble_critic is that of both groups, and bubble_rollout is left out",
         ),
         ("overlap/idle_fraction", "1", "share of step time in which no call ran in any engine"),
         ("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),

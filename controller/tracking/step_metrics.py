@@ -4,6 +4,7 @@ B responses, T response tokens, right-padded. A metric over nothing (no token, n
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,8 @@ def timing_metrics(
 ) -> dict[str, float]:
     """Computes timing_s/..., timing_per_token_ms/... and perf/... from the seconds of a step's parts and of the step.
 
-    `num_tokens` counts tokens of prompts and responses, `num_ranks` the processes (GPUs) of all pools.
+    `num_tokens` counts tokens of prompts and responses, `num_ranks` the processes (GPUs) of all pools;
+    groups that take turns on devices count once.
     """
     metrics = {f"timing_s/{name}": seconds for name, seconds in {**timings_s, "step": step_s}.items()}
     for name in ("gen", "ref", "values", "adv", "update_critic", "update_actor"):
@@ -144,7 +146,9 @@ def timing_metrics(
     return metrics
 
 
-def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_s: float) -> dict[str, float]:
+def overlap_metrics(
+    spans: Sequence[Span], *, step: int, started_s: float, step_s: float, takes_turns: bool = False
+) -> dict[str, float]:
     """Computes overlap/...: the shares of a step's time in which the pools worked at the same time, or were idle.
 
         efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]
@@ -154,10 +158,13 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_
 
     `spans` has all work of the worker groups in the step's own time, also for neighbouring steps (an overlapped critic
     update runs into the next step), and both updates of the step, also if they end later. Only calls of the step count,
-    and not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either.
+    and not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either. If
+    critic and rollout group take turns on their devices, the spans of both are those of one pool, the critic's.
     """
     finished_s = started_s + step_s
     calls = [span for span in spans if span.is_call and span.pool in ENGINE_POOLS]
+    if takes_turns:
+        calls = [replace(span, pool="critic") if span.pool == "rollout" else span for span in calls]
     if not calls or step_s <= 0.0:
         return {}
     metrics = {"overlap/idle_fraction": 1.0 - busy_s(calls, started_s, finished_s) / step_s}

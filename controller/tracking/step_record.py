@@ -107,6 +107,8 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
     extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
+    takes_turns = config.rollout_shares_devices
+    shared = min(num_ranks["critic"], num_ranks["rollout"]) if takes_turns else 0
     metrics = {
         **record.metrics,
         **experience.metrics,
@@ -123,9 +125,11 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
             num_response_tokens=int(response_lengths.sum()),
             num_tokens=experience.num_tokens,
             step_s=record.step_s,
-            num_ranks=sum(num_ranks.values()),
+            num_ranks=sum(num_ranks.values()) - shared,
         ),
-        **overlap_metrics(spans, step=record.step, started_s=record.started_s, step_s=record.step_s),
+        **overlap_metrics(
+            spans, step=record.step, started_s=record.started_s, step_s=record.step_s, takes_turns=takes_turns
+        ),
         "rpc/bytes_sent": float(record.traffic.bytes_sent),
         "rpc/bytes_received": float(record.traffic.bytes_received),
         "training/global_step": float(record.step),

@@ -33,7 +33,7 @@ class Overlap(_Part):
 
     efficiency: float = Field(description="share of the shorter update that was hidden behind the longer one")
     bubble_actor: float = Field(description="share of step time in which the actor pool was idle")
-    bubble_critic: float = Field(description="share of step time in which the critic pool was idle")
+    bubble_critic: float = Field(description="share of step time in which the critic's devices were idle")
 
     @classmethod
     def over(cls, lines: Sequence[Mapping[str, Any]]) -> Self | None:

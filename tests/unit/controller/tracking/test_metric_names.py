@@ -195,13 +195,15 @@ def test_timings_per_token_and_throughput_by_hand() -> None:
     check_declared(metrics)
 
 
-def overlap(*spans: tuple[str, str, float, float], until: float = 10.0, step: int = 3) -> dict[str, float]:
+def overlap(
+    *spans: tuple[str, str, float, float], until: float = 10.0, step: int = 3, takes_turns: bool = False
+) -> dict[str, float]:
     """overlap/... of step 3, which lasts from 0 to `until`; names ending in "before" belong to step 2."""
     made = [
         Span(pool, name.removesuffix(" before"), 2 if name.endswith(" before") else 3, start, end)
         for pool, name, start, end in spans
     ]
-    metrics = overlap_metrics(made, step=step, started_s=0.0, step_s=until)
+    metrics = overlap_metrics(made, step=step, started_s=0.0, step_s=until, takes_turns=takes_turns)
     check_declared(metrics)
     return {name.removeprefix("overlap/"): pytest.approx(value) for name, value in metrics.items()}
 
@@ -236,6 +238,21 @@ def test_a_critic_update_that_runs_into_the_next_step_counts_in_each_step_as_far
         ("actor", "update_actor", 5, 10),
         ("critic", "update_critic", 5, 15),
     ) == {"efficiency": 1.0, "bubble_actor": 0.0, "bubble_critic": 0.3, "idle_fraction": 0.0}
+
+
+def test_critic_and_rollout_group_are_one_pool_if_they_take_turns_on_their_devices() -> None:
+    calls = [
+        ("critic", "update_critic before", -1, 1),
+        ("rollout", "sync", 1, 1.5),
+        ("rollout", "gen", 1.5, 4),
+        ("actor", "gen", 0, 4),
+        ("critic", "values", 4.5, 5),
+        ("actor", "update_actor", 6, 10),
+        ("critic", "update_critic", 6, 9),
+    ]
+    shared = {"efficiency": 1.0, "bubble_actor": 0.2, "idle_fraction": 0.15}
+    assert overlap(*calls) == {**shared, "bubble_critic": 0.55, "bubble_rollout": 0.7}  # type: ignore[arg-type]
+    assert overlap(*calls, takes_turns=True) == {**shared, "bubble_critic": 0.25}  # type: ignore[arg-type]
 
 
 def test_without_a_critic_there_is_no_efficiency_and_other_pools_do_not_count() -> None:

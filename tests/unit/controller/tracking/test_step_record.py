@@ -155,6 +155,30 @@ def test_without_a_critic_there_are_no_values_and_one_pool(tmp_path: Path) -> No
     assert metrics["perf/throughput"] == pytest.approx(8.0 / (10.0 * 2))
 
 
+@pytest.mark.parametrize(
+    ("cpus", "num_ranks", "bubbles"),
+    [([1, 2], 5, {"actor": 0.5, "critic": 0.3}), ([3, 4], 7, {"actor": 0.5, "critic": 0.7, "rollout": 0.6})],
+)
+def test_devices_of_critic_and_rollout_group_count_once(
+    tmp_path: Path, cpus: list[int], num_ranks: int, bubbles: dict[str, float]
+) -> None:
+    groups = {
+        "services__actor": {"num_processes": 2},
+        "services__critic": {"num_processes": 3, "cpus": [0, 1, 2]},
+        "services__rollout": {"num_processes": 2, "cpus": cpus},
+    }
+    config = make_config(tmp_path, rollout__share=0.5, **groups)
+    spans = [
+        Span("actor", "gen", 3, 100.0, 105.0),
+        Span("rollout", "gen", 3, 100.0, 104.0),
+        Span("critic", "values", 3, 104.0, 107.0),
+    ]
+    metrics = metrics_line(closed_record(config), spans, config)
+    assert metrics["perf/throughput"] == pytest.approx(8.0 / (10.0 * num_ranks))
+    assert {pool: metrics.get(f"overlap/bubble_{pool}") for pool in bubbles} == pytest.approx(bubbles)
+    assert ("overlap/bubble_rollout" in metrics) == ("rollout" in bubbles)
+
+
 def test_the_overlap_of_the_updates_comes_from_the_spans(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     spans = [Span("actor", "update_actor", 3, 104.0, 108.0), Span("critic", "update_critic", 3, 105.0, 107.0)]
