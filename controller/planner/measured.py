@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import floor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,16 +15,22 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
-# actor publishes weights, and a rollout group loads them ("sync").
-_EXPERIENCE = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv")
+# actor publishes weights, and a rollout group loads them ("sync") and samples ("gen_rollout").
+_EXPERIENCE = ("gen", "gen_rollout", "old_log_prob", "ref", "values", "reward_model", "score", "adv")
 PHASES = ("sync", *_EXPERIENCE, "update_actor", "update_critic", "publish")
 _HOSTS: Mapping[str, RoleName] = {
-    "sync": "rollout",
-    **dict.fromkeys(("old_log_prob", "update_actor", "publish"), "actor"),
+    **dict.fromkeys(("sync", "gen_rollout"), "rollout"),
+    **dict.fromkeys(("gen", "old_log_prob", "update_actor", "publish"), "actor"),
     **dict.fromkeys(("values", "update_critic"), "critic"),
 }
 # A probe of new weights delays what its group does next.
-_COUNTED_AS = {("rollout", "probe"): "sync", ("actor", "probe"): "old_log_prob"}
+_COUNTED_AS = {
+    ("rollout", "gen"): "gen_rollout",
+    ("rollout", "probe"): "sync",
+    ("actor", "probe"): "old_log_prob",
+}
+# Groups that may work at the same time.
+ENGINES = frozenset({"actor", "critic", "rollout"})
 _FIRST_STEPS = 1  # slower than the rest: left out if there are more
 
 
@@ -34,7 +41,8 @@ class Measurement:
     Attributes:
         phase_s: median seconds of each phase. The parts of a phase are added up, and a step without the phase counts as
             0 s. Phases with a median of 0 s are left out.
-        shared_s: the median seconds of each phase in which actor and critic worked at the same time.
+        shared_s: the median seconds of each phase of the actor, critic and rollout group in which another one of these
+            groups worked at the same time.
         idle_s: median seconds of a step in which no group worked: transfers and calls outside all phases.
         step_s: median wall time of a step.
         num_steps: the number of steps behind the medians.
@@ -54,11 +62,21 @@ class Measurement:
         host = host_of(self.config, phase)
         return self.devices[host] if host else 0
 
+    @property
+    def share(self) -> float:
+        """The share of the prompts that a rollout group answered; 0 if the actor's group answered all."""
+        return float(self.config.rollout.share) if "rollout" in self.config.samplers else 0.0
+
+
+def rows_of(config: Config, share: float) -> dict[str, float]:
+    """Returns the part of a step's responses that actor ("gen") and rollout group ("gen_rollout") sample, 0 to 1."""
+    num_prompts = config.data.train_batch_size
+    by_group = floor(num_prompts * share) / num_prompts
+    return {"gen": 1.0 - by_group, "gen_rollout": by_group}
+
 
 def host_of(config: Config, phase: str) -> RoleName | None:
     """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
-    if phase == "gen":
-        return config.samplers[-1]
     if phase in ("ref", "reward_model"):
         return config.reference_host if phase == "ref" else config.reward_model_host
     return _HOSTS.get(phase)
@@ -132,9 +150,9 @@ def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finish
 
 
 def _shared_s(span: Span, spans: Sequence[Span]) -> float:
-    """Returns the seconds of an actor's or critic's span in which the other works, too; 0 for spans of other groups."""
-    others = {"actor": "critic", "critic": "actor"}
-    working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
+    """Returns the seconds of a span of one of ENGINES in which another one works, too; 0 for spans of other pools."""
+    others = ENGINES - {span.pool} if span.pool in ENGINES else ()
+    working = (other for other in spans if other.pool in others and other.name in PHASES)
     return busy_s(working, span.started_s, span.finished_s)
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from controller.memory.estimate import GIB, GroupMemory
 from controller.memory.gpus import bytes_in_turns
 from controller.memory.plan import memory_plan
-from controller.planner.measured import Measurement, host_of
+from controller.planner.measured import Measurement, host_of, rows_of
 from controller.planner.part_shares import response_share
 from controller.planner.scaling import PhaseTimes, phase_times
 from controller.planner.step_model import Layout, step_time
@@ -27,11 +27,15 @@ class Place:
         layout: the schedule, or "colocated".
         devices: the number of devices of each group; if actor and critic are colocated, "all" has those of both.
         reference: the host of the reference; None without a reference.
+        share: the share of the prompts that a rollout group answers; 0 if the actor's group answers all.
+        takes_turns: True if the devices of the rollout group are those of the critic.
     """
 
     layout: Layout
     devices: Mapping[str, int]
     reference: RoleName | None
+    share: float
+    takes_turns: bool
 
     def devices_of(self, role: str) -> int:
         """Returns the number of devices that a role's worker group has or shares; 0 if there is no such group."""
@@ -64,8 +68,12 @@ class Plans:
     Attributes:
         measured: the measurement of the first run.
         fitted_s: seconds of a step that the model predicts for the first run's own layout.
-        slowdown: the factor by which work of actor and critic takes longer while both work.
+        slowdown: the factor by which work of a group takes longer while another group works, too.
         rows: the plans, fastest first.
+        shares: plans of the first run's own layout with other values of rollout.share, lowest first; without a rollout
+            group, with one on the critic's devices. Empty if the run has neither a rollout group nor a critic, or has
+            rollout.staleness 1, where one group samples all.
+        times: the measured seconds of each phase.
         refused: a sentence for each layout that is not possible, with the reason.
     """
 
@@ -74,6 +82,8 @@ class Plans:
     slowdown: float
     rows: tuple[Plan, ...]
     refused: tuple[str, ...]
+    shares: tuple[Plan, ...]
+    times: Mapping[str, PhaseTimes]
 
     @property
     def error(self) -> float:
@@ -101,11 +111,11 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     """
     first = measurements[0]
     config, (times, slowdown) = first.config, phase_times(measurements)
-    total = sum(first.devices.values()) if num_devices is None else num_devices
-    if total < len(config.roles) or total < 2:
+    own = _own_devices(first)
+    total = sum(own.values()) if num_devices is None else num_devices
+    if total < len(own) or total < 2:
         raise ConfigError(
-            f"--gpus {total}: expected at least {max(2, len(config.roles))}, one for each group"
-            f" ({', '.join(config.roles)})"
+            f"--gpus {total}: expected at least {max(2, len(own))}, one for each group ({', '.join(own)})"
         )
     for other in measurements[1:]:
         theirs = step_work(other.config)
@@ -115,9 +125,18 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
                 f" lengths, on other devices; different: {', '.join(different)}"
             )
     model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
-    run_places = [Place(run.config.run.schedule, run.devices, run.config.reference_host) for run in measurements]
+    run_places = [
+        Place(
+            run.config.run.schedule,
+            run.devices,
+            run.config.reference_host,
+            run.share,
+            run.config.rollout_shares_devices,
+        )
+        for run in measurements
+    ]
     rows, refused = [], []
-    for place in _places(config, total, first.devices.get("reward", 0)):
+    for place in _places(first, total):
         try:
             rows.append(model.plan(place, memory.of(place), is_measured=place in run_places))
         except ConfigError as why:
@@ -125,26 +144,54 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
     rows.sort(key=lambda row: row.step_s)
-    return Plans(first, model.plan(run_places[0], {}).step_s, slowdown, tuple(rows), tuple(refused))
+    fitted_s = model.plan(run_places[0], {}).step_s
+    shares = tuple(model.plan(place, {}) for place in _shares(config, run_places[0])) if "gen" in times else ()
+    return Plans(first, fitted_s, slowdown, tuple(rows), tuple(refused), shares, times)
 
 
-def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
+def _own_devices(measured: Measurement) -> dict[str, int]:
+    """Returns the number of devices of each group that has devices of its own."""
+    shares = measured.config.rollout_shares_devices
+    return {role: count for role, count in measured.devices.items() if not (shares and role == "rollout")}
+
+
+def _shares(config: Config, own: Place) -> Iterator[Place]:
+    """Yields the layout of a run with other shares; without a rollout group, with one that has the critic's devices.
+
+    A reference on the critic's devices also moves to the actor then, as `placement.reference: auto` does.
+    """
+    devices, takes_turns, hosts = own.devices, own.takes_turns, [own.reference]
+    if config.rollout.staleness or not (own.share or config.uses_critic):
+        return
+    if not own.share:
+        devices, takes_turns = {**devices, "rollout": devices["critic"]}, True
+        hosts += ["actor"] * (own.reference == "critic")
+    for share in sorted({own.share, *(number / 20 for number in range(21))}):
+        yield from (Place(own.layout, devices, host, share, takes_turns) for host in (hosts if share else hosts[:1]))
+
+
+def _places(measured: Measurement, total: int) -> Iterator[Place]:
     """Yields all ways to place a run on `total` devices.
 
-    A reward group keeps its devices; the others have all the rest. A rollout group always has devices of its own.
+    A reward group keeps its devices; the others have all the rest. A rollout group has devices of its own, or those of
+    the critic, as in the measured run.
     """
+    config, takes_turns = measured.config, measured.config.rollout_shares_devices
+    rollout = (measured.share, takes_turns)
     hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
     schedules: Sequence[Schedule] = [name for name in get_args(Schedule) if config.uses_critic or name != "overlap"]
-    kept = {"reward": for_rewards} if for_rewards else {}
-    total -= for_rewards
-    split = [role for role in config.roles if role != "reward"]
-    if config.uses_critic and config.samplers == ("actor",):
-        yield Place("colocated", {"all": total, **kept}, hosts[0])
+    kept = {role: count for role, count in measured.devices.items() if role == "reward"}
+    total -= sum(kept.values())
+    split = [role for role in _own_devices(measured) if role != "reward"]
+    if config.uses_critic and not measured.share:
+        yield Place("colocated", {"all": total, **kept}, hosts[0], *rollout)
     for schedule in schedules:
         for ends in combinations(range(1, total), len(split) - 1):
             counts = (end - begin for begin, end in pairwise((0, *ends, total)))
             devices: dict[str, int] = {**dict(zip(split, counts, strict=True)), **kept}
-            yield from (Place(schedule, devices, host) for host in hosts)
+            if takes_turns:
+                devices["rollout"] = devices["critic"]
+            yield from (Place(schedule, devices, host, *rollout) for host in hosts)
 
 
 @dataclass(frozen=True)
@@ -157,12 +204,16 @@ class _StepModel:
     idle_s: float
 
     def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
+        parts = rows_of(self.config, place.share)
+        has_group, saves = parts["gen_rollout"] > 0.0, self.config.checkpoint.weights_save_freq > 0
+        parts |= {"sync": float(has_group), "publish": float(has_group or saves)}
         phase_s, laws = {}, set()
         for name, times in self.times.items():
-            host = place.reference if name == "ref" else host_of(self.config, name)
-            if host not in (None, *self.config.roles):  # another run has a rollout group
+            if (rows := parts.get(name, 1.0)) == 0.0:  # of another run, or of another share
                 continue
-            phase_s[name], law = times.on(place.devices_of(host or ""))
+            host = place.reference if name == "ref" else host_of(self.config, name)
+            seconds, law = times.on(place.devices_of(host or ""))
+            phase_s[name] = seconds * times.factor(rows)
             laws.add(law)
         predicted = step_time(
             phase_s,
@@ -172,7 +223,8 @@ class _StepModel:
             num_parts=int(self.config.rollout.stream_groups),
             response_share=response_share(self.config),
             has_reward_group=self.config.reward_model_host == "reward",
-            sampler=self.config.samplers[-1],
+            rollout_rows=parts["gen_rollout"],
+            takes_turns=place.takes_turns,
             staleness=self.config.rollout.staleness,
             slowdown=self.slowdown,
         )
@@ -199,7 +251,7 @@ class _Memory:
         counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
         if key not in self._estimated:
-            self._estimated[key] = self._groups(counts, place.reference)
+            self._estimated[key] = self._groups(counts, place)
         groups, trained = self._estimated[key], self._config.trained_roles
         peaks = {role: group.peak.total / GIB for role, group in groups.items()}
         gib: dict[str, float | None] = {role: peaks.get(role) for role in counts}
@@ -208,13 +260,19 @@ class _Memory:
         shared = bytes_in_turns([groups[role] for role in trained]) / GIB if groups.keys() >= {*trained} else None
         return {"all": shared, **{role: gib[role] for role in gib if role not in trained}}
 
-    def _groups(self, counts: Mapping[RoleName, int], host: RoleName | None) -> dict[str, GroupMemory]:
+    def _groups(self, counts: Mapping[RoleName, int], place: Place) -> dict[str, GroupMemory]:
         tree = self._config.model_dump(mode="json")
-        if host is not None:
-            tree["placement"]["reference"] = host
+        if place.reference is not None:
+            tree["placement"]["reference"] = place.reference
         # Indices of their own for each group: a rollout group never shares a GPU with the actor.
-        for (role, count), first in zip(counts.items(), accumulate((0, *counts.values())), strict=False):
-            tree["services"][role] |= self._service(role, range(first, first + count))
+        indices = {
+            role: range(first, first + count)
+            for (role, count), first in zip(counts.items(), accumulate((0, *counts.values())), strict=False)
+        }
+        if place.takes_turns:
+            indices["rollout"] = indices["critic"]
+        for role, devices in indices.items():
+            tree["services"][role] |= self._service(role, devices)
         config = validate(tree, ", ".join(f"{count} devices of the {role}" for role, count in counts.items()))
         batch_plan(config)
         return {group.role: group for group in memory_plan(config, {}).groups}

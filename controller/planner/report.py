@@ -34,6 +34,7 @@ def _as_json(plans: Plans) -> str:
         "measured": facts,
         "slowdown": plans.slowdown,
         "plans": [asdict(plan) for plan in plans.rows],
+        "shares": [{key: vars(plan)[key] for key in ("share", "reference", "step_s")} for plan in plans.shares],
         "refused": plans.refused,
         "explanation": explain(plans),
     }
@@ -61,6 +62,7 @@ def _measured(measured: Measurement, fitted_s: float) -> list[str]:
     devices = " + ".join(f"{count} {role}" for role, count in measured.devices.items())
     host = f", reference on the {config.reference_host}" if config.reference_host else ""
     phases = ", ".join(f"{name} {seconds:.3g}" for name, seconds in measured.phase_s.items())
+    host += f", rollout.share {measured.share:g}" if measured.share else ""
     sentences = (
         f"measured: {measured.step_s:.3g} s a step ({config.run.schedule}{host}, {devices}; median of"
         f" {measured.num_steps} steps); its phases give {fitted_s:.3g} s",
@@ -94,7 +96,7 @@ def explain(plans: Plans) -> list[str]:
         sentences.append(
             f"in these runs work takes {plans.slowdown:.2f} times as long while the other group works, too."
         )
-    elif plans.measured.config.uses_critic:
+    elif plans.measured.config.uses_critic or plans.measured.share:
         sentences.append(
             "one schedule alone does not show how much parallel work slows each group down: name the folders of a"
             " serial run and of a run with another schedule."
@@ -114,12 +116,30 @@ def explain(plans: Plans) -> list[str]:
         sentences.append("a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices.")
     if plans.measured.config.uses_reference:
         sentences.append(_reference(plans))
-    if "rollout" in plans.measured.devices:
-        sentences.append(_rollout_share(plans))
+    if plans.shares:
+        sentences.append(_share(plans))
+    if plans.measured.share and not plans.measured.config.rollout_shares_devices:
+        sentences.append(_rollout_devices(plans))
     return sentences
 
 
-def _rollout_share(plans: Plans) -> str:
+def _share(plans: Plans) -> str:
+    own, best, generation = plans.measured, min(plans.shares, key=lambda plan: plan.step_s), plans.times["gen"]
+    group = "" if own.share else " with services.rollout on the critic's devices"
+    if best.reference != own.config.reference_host:
+        group += " and the reference on the actor's"
+    if best.step_s < plans.fitted_s * (1.0 - 1e-9):
+        verdict = f", best {best.share:.3g}{group}: {best.step_s:.3g} s instead of {plans.fitted_s:.3g} s"
+    else:
+        verdict = f" is the best{group}: {plans.fitted_s:.3g} s"
+    half = f"half of the responses take {generation.factor(0.5):.2f} of the time of all"
+    if generation.fixed is None:
+        half += ", which is assumed: a run with another share shows it, name its folder too"
+    unknown = "" if "sync" in plans.times else "; publish and sync, which no run has measured, are left out"
+    return f"rollout.share: {own.share:.3g} in this run{verdict} a step (schedule {best.layout}; {half}{unknown})."
+
+
+def _rollout_devices(plans: Plans) -> str:
     staleness, best = plans.measured.config.rollout.staleness, plans.rows[0]
     own, shortest = (f"{of['rollout']} : {of['actor']}" for of in (plans.measured.devices, best.devices))
     return (

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from controller.planner.measured import ENGINES
 from controller.planner.part_shares import part_shares, part_work_shares
 from splitppo.config import Schedule
 from splitppo.config.section import RoleName
@@ -43,7 +44,8 @@ def step_time(
     num_parts: int = 1,
     response_share: float = 0.0,
     has_reward_group: bool = False,
-    sampler: RoleName = "actor",
+    rollout_rows: float = 0.0,
+    takes_turns: bool = False,
     staleness: int = 0,
     slowdown: float = 1.0,
 ) -> StepTime:
@@ -53,8 +55,14 @@ def step_time(
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
         overlap             the same, but the critic's update only delays the critic's next values
 
-    A rollout group adds publish, after the actor's update, and sync, before generate. With staleness 1 it generates
-    what the next step learns from, which is then scored, beside all other work:
+    A rollout group adds publish, after the actor's update, and sync, before generate. If it samples beside the actor's
+    group, generate is, with `late` for what the critic's update takes longer than the actor's update and publish:
+
+        gather              max(actor's gen, sync + gen_rollout)
+        overlap             the same, and on the critic's devices max(actor's gen, late + sync + gen_rollout)
+
+    On the critic's devices all work of the critic's group begins after gen_rollout. With staleness 1 the group
+    generates what the next step learns from, which is then scored, beside all other work:
 
         gather              max(sync + generate + max([reward model], scores),
                                 max(old [+ ref], values [+ ref]) + adv + max(update_actor + publish, update_critic))
@@ -67,22 +75,26 @@ def step_time(
         idle_s: seconds of a step in which no group works; they are added.
         layout: the schedule, or "colocated".
         reference: the host of the reference.
-        num_parts: the parts of a streamed generation. All groups but the actor begin with the first part. A part ends
-            when its share of the decoding is done, and has the share of tokens that `part_work_shares` gives.
+        num_parts: the parts of a streamed generation, of all groups that sample. All groups but the actor begin with
+            the first part. A part ends when its share of the decoding is done, and has the share of tokens that
+            `part_work_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
         has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
-        sampler: the role whose group generates, actor or rollout.
+        rollout_rows: the share of the responses that a rollout group samples ("gen_rollout"); the actor's group samples
+            the others ("gen").
+        takes_turns: True if the rollout group has the critic's devices.
         staleness: `rollout.staleness`; with 1, a step generates and scores the responses of the next one.
-        slowdown: the factor by which work of actor or critic takes longer while the other group works, too.
+        slowdown: the factor by which work of one of ENGINES takes longer while another one works, too.
     """
     at = defaultdict(float, phase_s)
     at["adv"] += idle_s
     rewards = "reward" if has_reward_group else "critic"
     hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
     scoring = {name: hosts.pop(name) for name in ("reward_model", "score") if staleness and at[name]}
-    takes_part = {sampler, *scoring.values()} & {"actor", "critic"}
+    takes_part = rollout_rows < 1.0 or {"actor", "critic"} & {*scoring.values()}
+    rollout = "critic" if takes_turns else "rollout"
+    samplers = (("actor", 0.0, at["gen"], 1.0 - rollout_rows), (rollout, at["sync"], at["gen_rollout"], rollout_rows))
     tasks: list[_Task] = []
-    shares, work_shares = part_shares(num_parts), part_work_shares(num_parts, response_share)
 
     def add(pool: str, work: float, *after: int) -> int:
         in_turn = layout in ("serial", "colocated") and tasks
@@ -91,18 +103,25 @@ def step_time(
 
     ends: list[_Numbers] = [()]
     for _ in range(_STEPS):
-        parts: list[int] = []
-        synced = add(sampler, at["sync"], *ends[-1])
-        for share in shares:
-            parts.append(add(sampler, at["gen"] * share, *(parts[-1:] or [synced])))
-        sampled: list[_Numbers] = [ends[-1] if staleness else (part,) for part in parts]
-        computed = [add("actor", at[name], *sampled[-1]) for name, pool in hosts.items() if pool == "actor"]
-        for after, share in zip(sampled, work_shares, strict=True):
+        parts: list[tuple[float, int, float]] = []  # (seconds until it ends, number, share of the tokens)
+        sampled: list[int] = []  # the last part of each group
+        for sampler, sync_s, gen_s, rows in samplers:
+            if rows == 0.0:
+                continue
+            last, ended_s, own_parts = add(sampler, sync_s, *ends[-1]), sync_s, max(1, round(num_parts * rows))
+            for share, work in zip(part_shares(own_parts), part_work_shares(own_parts, response_share), strict=True):
+                last, ended_s = add(sampler, gen_s * share, last), ended_s + gen_s * share
+                parts.append((ended_s, last, rows * work))
+            sampled.append(last)
+        whole = ends[-1] if staleness else sampled
+        computed = [add("actor", at[name], *whole) for name, pool in hosts.items() if pool == "actor"]
+        for _, part, share in sorted(parts):
+            after = ends[-1] if staleness else (part,)
             computed += [add(pool, at[name] * share, *after) for name, pool in hosts.items() if pool != "actor"]
-        scored = [add(pool, at[name], parts[-1]) for name, pool in scoring.items()]
-        ready = (add("", at["adv"], *computed), *(scored if takes_part else ()))
+        scored = [add(pool, at[name], *sampled) for name, pool in scoring.items()]
+        ready = (add("", at["adv"], *computed), *((*sampled, *scored) if takes_part else ()))
         actor, critic = add("actor", at["update_actor"], *ready), add("critic", at["update_critic"], *ready)
-        done = (parts[-1], *scored, add("actor", at["publish"], actor))
+        done = (*sampled, *scored, add("actor", at["publish"], actor))
         ends.append(done if layout == "overlap" else (*done, critic))
     started, ended = _run(tasks, slowdown)
     begin_s, end_s = (max(ended[number] for number in numbers) for numbers in ends[-2:])
@@ -113,7 +132,7 @@ def step_time(
     if layout == "colocated":
         busy["all"] = busy["actor"] + busy["critic"]
     pools = ["all"] if layout == "colocated" else ["actor", "critic"]
-    pools += ["reward"] * has_reward_group + ["rollout"] * (sampler == "rollout")
+    pools += ["reward"] * has_reward_group + ["rollout"] * (rollout_rows > 0.0 and not takes_turns)
     return StepTime(step_s, {pool: max(0.0, 1.0 - busy[pool] / step_s) for pool in pools})
 
 
@@ -126,8 +145,8 @@ def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[flo
         # A pool works on its first task alone, also while this task waits; delays need no pool.
         first = {tasks[number].pool or number: number for number in reversed(waiting)}
         ready = [number for number in first.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
-        both = {"actor", "critic"} <= {tasks[number].pool for number in ready if left[number] > 0.0}
-        slowed = ("actor", "critic") if both else ()
+        busy = ENGINES & {tasks[number].pool for number in ready if left[number] > 0.0}
+        slowed = busy if len(busy) > 1 else ()
         rates = {number: 1.0 / slowdown if tasks[number].pool in slowed else 1.0 for number in ready}
         step_s = min(left[number] / rate for number, rate in rates.items())
         for number, rate in rates.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 
 from controller.planner.step_model import step_time
@@ -89,7 +87,7 @@ def test_the_last_of_the_parts_has_more_tokens_than_responses() -> None:
     assert step_time(PHASES, 0.0, "gather", "critic", num_parts=2).step_s == pytest.approx(6 + 3 + 0.5 + 8)
 
 
-WITH_GROUP = PHASES | {"sync": 1.0, "publish": 0.5}
+WITH_GROUP = PHASES | {"sync": 1.0, "gen_rollout": 6.0, "publish": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -106,31 +104,31 @@ WITH_GROUP = PHASES | {"sync": 1.0, "publish": 0.5}
 def test_a_rollout_group_samples_before_the_rest_of_a_step_or_beside_it(
     layout: str, staleness: int, expected_s: float
 ) -> None:
-    step = step_time(WITH_GROUP, 0.0, layout, "actor", sampler="rollout", staleness=staleness)  # type: ignore[arg-type]
+    step = step_time(WITH_GROUP, 0.0, layout, "actor", rollout_rows=1.0, staleness=staleness)  # type: ignore[arg-type]
     assert step.step_s == pytest.approx(expected_s)
     assert step.bubbles["rollout"] == pytest.approx(1 - 7 / expected_s)
 
 
 @pytest.mark.parametrize(("gen_s", "expected_s"), [(6.0, 3 + 0.5 + 5 + 0.5), (20.0, 1 + 20)])
 def test_at_staleness_1_the_longer_one_of_sampling_and_learning_is_the_step(gen_s: float, expected_s: float) -> None:
-    phases = {"sync": 1.0, "gen": gen_s, "old_log_prob": 3.0, "adv": 0.5, "update_actor": 5.0, "publish": 0.5}
-    step = step_time(phases, 0.0, "gather", "actor", sampler="rollout", staleness=1)
+    phases = {"sync": 1.0, "gen_rollout": gen_s, "old_log_prob": 3.0, "adv": 0.5, "update_actor": 5.0, "publish": 0.5}
+    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=1.0, staleness=1)
     assert step.step_s == pytest.approx(expected_s)
     assert step.bubbles["actor"] == pytest.approx(1 - 8.5 / expected_s)
 
 
 def test_the_rollout_group_waits_until_what_it_sampled_is_scored() -> None:
-    phases = {"sync": 1.0, "gen": 6.0, "score": 4.0, "reward_model": 5.0, "update_actor": 5.0, "publish": 0.5}
-    step = step_time(phases, 0.0, "gather", "actor", sampler="rollout", staleness=1, has_reward_group=True)
+    phases = {"sync": 1.0, "gen_rollout": 6.0, "score": 4.0, "reward_model": 5.0, "update_actor": 5.0, "publish": 0.5}
+    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=1.0, staleness=1, has_reward_group=True)
     assert step.step_s == pytest.approx(1 + 6 + 5)
 
 
-@pytest.mark.parametrize(("sampler", "has_reward_group"), [("rollout", False), ("actor", True)])
+@pytest.mark.parametrize(("gen", "rows", "has_reward_group"), [("gen_rollout", 1.0, False), ("gen", 0.0, True)])
 def test_updates_wait_for_the_scores_of_the_next_step_if_their_groups_make_them(
-    sampler: Literal["actor", "rollout"], has_reward_group: bool
+    gen: str, rows: float, has_reward_group: bool
 ) -> None:
-    phases = {"gen": 6.0, "values": 2.0, "reward_model": 5.0, "update_actor": 5.0, "update_critic": 4.0}
-    step = step_time(phases, 0.0, "gather", "actor", sampler=sampler, staleness=1, has_reward_group=has_reward_group)
+    phases = {gen: 6.0, "values": 2.0, "reward_model": 5.0, "update_actor": 5.0, "update_critic": 4.0}
+    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=rows, staleness=1, has_reward_group=has_reward_group)
     assert step.step_s == pytest.approx(6 + 5 + 5)
 
 
@@ -138,3 +136,55 @@ def test_without_a_rollout_group_staleness_makes_no_step_of_the_actor_shorter() 
     phases = {"gen": 6.0, "old_log_prob": 3.0, "update_actor": 5.0}
     for staleness in (0, 1):
         assert step_time(phases, 0.0, "gather", "actor", staleness=staleness).step_s == pytest.approx(14.0)
+
+
+# Both groups sample half of the responses, in 4 and 3 s. PHASES without its generation takes 5 s of log-probs on the
+# actor, 4 s of values, 0.5 s of advantages, 5 and 8 s of updates.
+SHARED = PHASES | {"sync": 1.0, "gen": 4.0, "gen_rollout": 3.0, "publish": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("layout", "takes_turns", "expected_s"),
+    [
+        ("serial", True, 1 + 4 + 3 + (3 + 2 + 4 + 1) + 0.5 + 5 + 8 + 0.5),
+        ("gather", False, 4 + (3 + 2) + 0.5 + 8),  # sync and the group's share take 4 s, too; values begin then
+        ("gather", True, 4 + (3 + 2) + 0.5 + 8),
+        ("overlap", False, 4 + (3 + 2) + 0.5 + 5 + 0.5),  # the critic's update ends 2.5 s into the generation
+        ("overlap", True, (8 - 5 - 0.5) + 1 + 3 + (3 + 2) + 0.5 + 5 + 0.5),  # the group's devices are busy until then
+    ],
+)
+def test_two_groups_sample_at_the_same_time(layout: str, takes_turns: bool, expected_s: float) -> None:
+    step = step_time(SHARED, 0.0, layout, "actor", rollout_rows=0.5, takes_turns=takes_turns)  # type: ignore[arg-type]
+    assert step.step_s == pytest.approx(expected_s)
+    busy = {"actor": 4 + 5 + 5 + 0.5} | ({"critic": 1 + 3 + 12} if takes_turns else {"critic": 12, "rollout": 1 + 3})
+    assert step.bubbles == pytest.approx({pool: 1 - seconds / expected_s for pool, seconds in busy.items()})
+
+
+def test_a_late_update_of_the_critic_takes_the_gain_of_a_share_away() -> None:
+    """gen(all) - max(gen(actor's rows), late + load + gen(group's rows)) - publish."""
+    alone = step_time(PHASES, 0.0, "overlap", "actor").step_s
+    for update_critic, late in ((5.5, 0.0), (7.0, 1.5), (9.0, 3.5)):
+        phases = SHARED | {"update_critic": update_critic}
+        shared = step_time(phases, 0.0, "overlap", "actor", rollout_rows=0.5, takes_turns=True)
+        assert alone - shared.step_s == pytest.approx(6 - max(4, late + 1 + 3) - 0.5)
+
+
+def test_on_the_critics_devices_values_of_all_parts_wait_until_the_group_has_sampled() -> None:
+    # The actor samples half of the responses in 4 s, the group in 1 + 6 s. Beside the group the critic values the
+    # actor's two parts, of 1 s each, when they end: after 2 s and 4 s. Then 2 s of the group's parts at 4 s and 7 s.
+    phases = {"sync": 1.0, "gen": 4.0, "gen_rollout": 6.0, "values": 4.0, "update_actor": 5.0}
+    apart = step_time(phases, 0.0, "gather", "actor", num_parts=4, rollout_rows=0.5)
+    assert apart.step_s == pytest.approx(7 + 1 + 5)
+    in_turns = step_time(phases, 0.0, "gather", "actor", num_parts=4, rollout_rows=0.5, takes_turns=True)
+    assert in_turns.step_s == pytest.approx(7 + 4 + 5)
+    # Both groups' responses are long: the last of two parts has three quarters of a group's tokens.
+    long = step_time(phases, 0.0, "gather", "actor", num_parts=4, rollout_rows=0.5, response_share=1.0)
+    assert long.step_s == pytest.approx(7 + 1.5 + 5)
+
+
+def test_groups_that_sample_at_the_same_time_slow_each_other_down() -> None:
+    phases = {"gen": 4.0, "gen_rollout": 3.0, "update_actor": 5.0}
+    for takes_turns in (False, True):
+        step = step_time(phases, 0.0, "gather", "actor", rollout_rows=0.5, takes_turns=takes_turns, slowdown=1.25)
+        # Both work for 3.75 s, in which each does 3 s of work; then the actor has 1 s left, alone.
+        assert step.step_s == pytest.approx(3.75 + 1 + 5)
