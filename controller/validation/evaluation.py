@@ -3,14 +3,15 @@
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
+from controller.schedule import run_calls
 from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
-from controller.workers.concurrency import gather_calls
 from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import sampling_params
 from controller.workers.share import Share, deal
@@ -62,7 +63,8 @@ class Evaluator:
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
             shares = deal(self.sampler, prompts.to_batch(self.config.run.seed, step, evaluation.n), slot)
-            answers = await gather_calls(*(self._answers(share, sampling, on_reply) for share in shares))
+            calls = [partial(self._answers, share, sampling, on_reply) for share in shares]
+            answers = await run_calls(self.config.run.schedule, *calls)
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)

@@ -9,8 +9,10 @@ import pytest
 
 from controller.validation.evaluation import Evaluator
 from controller.workers.sampler import Sampler
+from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
 from tests.support.call_log import CallLog
+from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import FakeActor, FakeScorer, make_config, make_table
 
 
@@ -81,3 +83,21 @@ def test_without_validation_prompts_there_is_nothing_to_evaluate(tmp_path: Path)
     config = make_config(tmp_path, evaluation__val_before_train=True)
     evaluator = Evaluator(config, Sampler(config, FakeActor(log)), None, FakeScorer(log))
     assert not any(evaluator.is_due(step, is_last=step == 3) for step in (0, 1, 3))
+
+
+@pytest.mark.parametrize("schedule", ["serial", "gather", "overlap"])
+async def test_two_groups_that_sample_have_a_share_of_the_prompts_each(tmp_path: Path, schedule: Schedule) -> None:
+    changes: dict[str, Any] = {"evaluation__batch_size": 3, "evaluation__n": 2, "run__schedule": schedule}
+    alone, _ = make_evaluator(tmp_path, **changes)
+    evaluator, actor = make_evaluator(tmp_path, **changes, services__rollout={}, rollout__share=0.5)
+    rollout = FakeRollout(actor.log)
+    evaluator.sampler = Sampler(evaluator.config, actor, rollout)
+    result, expected = await evaluator.evaluate(4), await alone.evaluate(4)
+    assert result.scores.scores.tolist() == expected.scores.scores.tolist()
+    assert result.scores.prompt_indices.tolist() == expected.scores.prompt_indices.tolist()
+    assert [slot.part for slot, _ in rollout.sampling] == [0, 1]
+    assert [slot.part for slot, _ in actor.sampling] == [0, 1]
+    assert actor.log.order(("end", "actor.publish_weights", 4), ("begin", "actor.validate", 4))
+    assert actor.log.most_at_once() == (1 if schedule == "serial" else 2)
+    pools = [span.pool for span in result.spans if span.name == "testing"]
+    assert sorted(pools) == ["actor"] * 2 + ["rollout"] * 2 + ["scoring"] * 2
