@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from controller.data.prompts import NO_ROWS
 from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
 from controller.step.log_prob_check import LogProbCheck
@@ -19,8 +22,8 @@ from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place, Unavailable
-from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
-from tests.support.call_log import CallLog
+from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
+from tests.support.call_log import DEADLINE_S, CallLog
 from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import FakeActor, FakeScorer, make_config, make_table
 
@@ -34,8 +37,8 @@ class Rollout(FakeRollout):
         return super()._parts_of(rows[::-1] if self.restarts else rows, num_parts)
 
 
-def make_step(run_dir: Path, num_parts: int, *, has_group: bool = False) -> StepContext:
-    services = {"services__rollout": {}} if has_group else {}
+def make_step(run_dir: Path, num_parts: int, *, has_group: bool = False, share: float = 1.0) -> StepContext:
+    services: dict[str, Any] = {"services__rollout": {}, "rollout__share": share} if has_group else {}
     config, log = make_config(run_dir, rollout__stream_groups=num_parts, **services), CallLog()
     actor, rollout = FakeActor(log), Rollout(log)
     actor.committed_step = 2
@@ -149,3 +152,114 @@ async def test_parts_that_were_fetched_stay_and_the_others_get_the_rest_of_the_r
     for part_of_rows in found:
         assert part_of_rows.rollouts["places"].values.tolist() == part_of_rows.places.tolist()
     assert rollouts["responses"].values.tolist() == (await of_actor(tmp_path))["responses"].values.tolist()
+
+
+# Two groups sample. In the order of their lengths, the second and the fourth prompt are the rollout group's.
+
+COLUMNS = ["prompts", "responses", "rollout_log_probs", "seeds"]
+OF_ROLLOUT = {2, 3, 8, 9}
+PLACES = {"actor": set(range(10)) - OF_ROLLOUT, "rollout": OF_ROLLOUT}
+
+
+def two_samplers(run_dir: Path, num_parts: int = 1) -> tuple[StepContext, FakeActor, Rollout]:
+    step = make_step(run_dir, num_parts, has_group=True, share=0.5)
+    actor, rollout = step.workers.actor, step.workers.sampler.rollout
+    assert isinstance(actor, FakeActor)
+    assert isinstance(rollout, Rollout)
+    return step, actor, rollout
+
+
+def values_of(rows: Batch) -> dict[str, list[list[float]]]:
+    return {name: [row.tolist() for row in column.rows()] for name, column in rows.columns.items()}
+
+
+async def parts_of(stream: SampledRollouts) -> list[list[int]]:
+    """Checks the parts of complete rollouts, and returns the places of each."""
+    parts = [part async for part in stream.parts()]
+    assert [part.slot for part in parts] == [
+        Slot(kind=SLOT_KIND_EXPERIENCE, step=3, part=number) for number in range(1, len(parts) + 1)
+    ]
+    assert sorted(place for part in parts for place in part.places) == list(range(10))
+    for part in parts:
+        assert (np.diff(part.places) > 0).all()
+        assert part.rollouts["places"].values.tolist() == part.places.tolist()
+        assert part.prompts.row_indices.tolist() == PROMPTS.row_indices[part.places // 2].tolist()
+    return [part.places.tolist() for part in parts]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+async def test_whichever_group_is_faster_the_actor_gets_all_rows_in_the_order_of_the_prompts(
+    tmp_path: Path, num_parts: int
+) -> None:
+    together = []
+    for faster, slower in (("actor", "rollout"), ("rollout", "actor")):
+        step, actor, rollout = two_samplers(tmp_path, num_parts)
+        stream, go_on = SampledRollouts.of_step(step, PROMPTS), actor.log.hold(f"{slower}.generate", at_step=3)
+        generating = asyncio.create_task(stream.generate())
+        await actor.log.until("end", f"{faster}.generate", 3)
+        assert set((await anext(aiter(stream.parts()))).places.tolist()) <= PLACES[faster]
+        assert not stream.on_actor.is_set()
+        go_on.set()
+        rollouts = await generating
+        assert stream.on_actor.is_set()
+        alone = make_step(tmp_path, num_parts)
+        await SampledRollouts.of_step(alone, PROMPTS).generate()
+        given = values_of(await actor.get_batch(stream.slot, COLUMNS))
+        assert given == values_of(await alone.workers.actor.get_batch(stream.slot, COLUMNS))
+        assert values_of(rollouts) == {name: given[name] for name in ("prompts", "responses")}
+        assert {slot.kind for slot, _ in (*actor.sampling, *rollout.sampling)} == {SLOT_KIND_SHARE}
+        spans = {span.pool: span.parts for span in step.record.spans if span.name == "gen"}
+        assert {role: {place for part in parts for place in part} for role, parts in spans.items()} == PLACES
+        together.append(await parts_of(stream))
+    assert sorted(together[0]) == sorted(together[1])  # the same rows are computed together
+    assert together[0] != together[1]
+
+
+@pytest.mark.parametrize("part", [1, 2])
+async def test_a_lost_rollout_group_samples_its_share_again_and_the_actor_does_not(tmp_path: Path, part: int) -> None:
+    step, actor, rollout = two_samplers(tmp_path, num_parts=4)
+    stream = SampledRollouts.of_step(step, PROMPTS)
+    parts, fetched = aiter(stream.parts()), list[list[int]]()
+
+    async def lose(number: int) -> None:
+        """Once the parts before it are fetched, also those of the actor."""
+        if number == part and not rollout.restarts:
+            fetched.extend([(await anext(parts)).places.tolist() for _ in range(2 + part - 1)])
+            raise Unavailable("the group is lost", Place(role="rollout"))
+
+    rollout.log.hooks["rollout.part"] = lose
+    rollouts = await stream.generate()
+    assert len(rollout.restarts) == 1
+    assert [name for name in actor.log.names() if name.endswith("generate")] == [
+        *("actor.generate", "rollout.generate", "rollout.generate")
+    ]
+    assert (await parts_of(stream))[: len(fetched)] == fetched
+    assert values_of(rollouts) == values_of(await of_actor(tmp_path))
+
+
+KINDS: dict[str, Callable[[StepContext], SampledRollouts]] = {
+    "greedy": lambda step: SampledRollouts.greedy(step, PROMPTS),
+    "candidates": lambda step: SampledRollouts.of_candidates(step, PROMPTS, generation=2, earlier=NO_ROWS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_greedy_rollouts_and_candidates_are_dealt_likewise(tmp_path: Path, kind: str) -> None:
+    step, actor, rollout = two_samplers(tmp_path, num_parts=4)
+    stream = KINDS[kind](step)
+    rollouts = await stream.generate()
+    assert values_of(rollouts) == values_of(await KINDS[kind](make_step(tmp_path, 4)).generate())
+    assert [slot for slot, _ in (*actor.sampling, *rollout.sampling)] == [stream.slot, stream.slot]
+    answers = [await client.get_batch(stream.slot, ["responses"]) for client in (actor, rollout)]
+    assert [rows.num_rows * 5 // rollouts.num_rows for rows in answers] == [3, 2]
+
+
+async def test_the_actor_computes_once_it_has_sampled_its_share_of_the_greedy_rollouts(tmp_path: Path) -> None:
+    step, actor, _ = two_samplers(tmp_path)
+    go_on, stream = actor.log.hold("rollout.generate", at_step=3), SampledRollouts.greedy(step, PROMPTS)
+    generating = asyncio.create_task(stream.generate())
+    async with asyncio.timeout(DEADLINE_S):
+        await stream.on_actor.wait()
+    assert not generating.done()
+    go_on.set()
+    await generating

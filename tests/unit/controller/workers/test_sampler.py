@@ -22,12 +22,13 @@ from splitppo.rpc.errors import (
     WireError,
     WrongStep,
 )
-from tests.support.call_log import CallLog
+from tests.support.call_log import DEADLINE_S, CallLog
 from tests.support.fake_rollout import FakeRollout
-from tests.support.fake_services import FakeActor, make_config
+from tests.support.fake_services import FakeActor, FakeCritic, make_config
 
 GROUP: dict[str, Any] = {"services__rollout": {}}
 STALE: dict[str, Any] = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}
+ON_CRITICS_CORES: dict[str, Any] = {"services__critic__cpus": [1], "services__rollout": {"cpus": [1]}}
 PUBLISH, SYNC = "actor.publish_weights", "rollout.sync_weights"
 
 
@@ -250,3 +251,92 @@ async def test_a_version_that_was_not_loaded_is_not_held(group: Samplers) -> Non
         await group.hold(1)
     await group.hold(0)
     assert group.loads[-1] == (SYNC, 0)
+
+
+# Both groups sample.
+
+
+async def test_the_actor_is_busy_only_once_the_version_is_published_which_it_is_once_for_both(group: Samplers) -> None:
+    go_on, begun = group.log.hold(PUBLISH, at_step=0), list[str]()
+
+    async def attempt() -> None:
+        begun.append("actor")
+
+    sampling = asyncio.create_task(group.sampler.sample(group.actor, 0, group.note, attempt))
+    other = asyncio.create_task(group.sample(0, "answer"))
+    await group.log.until("begin", PUBLISH, 0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert begun == []
+    go_on.set()
+    await asyncio.gather(sampling, other)
+    await group.sampler.sample(group.actor, 0, group.note, attempt)
+    assert begun == ["actor", "actor"]
+    assert group.loads == [(PUBLISH, 0), (SYNC, 0)]
+
+
+@pytest.mark.parametrize("changes", [GROUP, ON_CRITICS_CORES], ids=["own cores", "the critic's cores"])
+async def test_only_on_the_critics_devices_the_group_waits_for_its_update_and_holds_it_up(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    group, takes_turns = Samplers(tmp_path, **changes), changes is ON_CRITICS_CORES
+    critic, is_updated, others = FakeCritic(group.log), asyncio.Event(), list[str]()
+    group.sampler.after_critic_update = is_updated.wait  # type: ignore[assignment]
+
+    async def compute(client: FakeActor | FakeCritic) -> None:
+        async with group.sampler.turn_of(client):
+            others.append(client.role)
+
+    sampled = group.log.hold(SYNC, at_step=0)
+    sampling = asyncio.create_task(group.sample(0, "answer"))
+    if takes_turns:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert group.loads == []
+        is_updated.set()
+    await group.log.until("begin", SYNC, 0)
+    computing = [asyncio.create_task(compute(client)) for client in (critic, group.actor)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert others == (["actor"] if takes_turns else ["critic", "actor"])
+    sampled.set()
+    await asyncio.gather(sampling, *computing)
+    assert sorted(others) == ["actor", "critic"]
+    assert is_updated.is_set() == takes_turns
+
+
+async def test_the_turn_ends_with_the_last_attempt_also_if_it_fails(tmp_path: Path) -> None:
+    group, order = Samplers(tmp_path, **ON_CRITICS_CORES), list[str]()
+    errors = [lost(), InvalidArgument("", Place(role="rollout"))]
+
+    async def attempt() -> None:
+        order.append("rollout")
+        await asyncio.sleep(0)
+        raise errors.pop(0)
+
+    async def compute() -> None:
+        async with group.sampler.turn_of(FakeCritic(group.log)):
+            order.append("critic")
+
+    sampling = asyncio.create_task(group.sampler.sample(group.rollout, 0, group.note, attempt))
+    await group.log.until("begin", PUBLISH, 0)
+    computing = asyncio.create_task(compute())
+    with pytest.raises(InvalidArgument):
+        await sampling
+    await computing
+    assert order == ["rollout", "rollout", "critic"]
+    assert len(group.rollout.restarts) == 1
+
+
+async def test_a_failed_update_of_the_critic_is_the_error_of_who_waits_and_nothing_is_sampled(tmp_path: Path) -> None:
+    group = Samplers(tmp_path, **ON_CRITICS_CORES)
+
+    async def update() -> None:
+        raise lost("critic")
+
+    group.sampler.after_critic_update = update
+    with pytest.raises(Unavailable):
+        await group.sample(0)
+    assert group.loads == group.rollout.restarts == []
+    async with asyncio.timeout(DEADLINE_S), group.sampler.turn_of(group.rollout):
+        pass
