@@ -101,7 +101,10 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
         raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
     config.services.of(role_name)  # refuses a rollout group that the run does not have
     if role_name == "rollout" and role_name not in config.samplers:
-        raise ConfigError("this run has no rollout group: rollout.share is 0, expected more")
+        raise ConfigError(
+            "this run has no rollout group: rollout.share is 0, expected more (auto is 0 on the critic's devices if the"
+            " critic's update takes longer than the actor's)"
+        )
 
 
 def _describe(role_name: RoleName, config: Config) -> str:

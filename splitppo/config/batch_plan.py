@@ -1,5 +1,7 @@
 """Checks that the batch sizes of a configuration agree with each other, and describes the batches of a step as text."""
 
+from math import floor
+
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.schema import Config
 from splitppo.config.section import TrainedRoleName
@@ -26,14 +28,27 @@ def batch_plan(config: Config) -> str:
             f" {f'at most {most} times' if most else 'until the step is full'}; those whose samples are all alike in"
             f" {filters.metric!r} are dropped"
         )
-    if "rollout" in config.samplers:
-        ranks, share = config.services.of("rollout").num_processes, config.rollout.share
-        which = "the responses" if share == 1.0 else f"the responses to a share of {share:g} of the prompts"
-        lines.append(
-            f"rollout: {which} are sampled on {ranks} ranks, with weights that the actor publishes in"
-            f" {config.weights_folder}"
-        )
+    if config.services.rollout is not None:
+        lines.append(f"rollout: {_rollout_plan(config)}")
     return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
+
+
+def _rollout_plan(config: Config) -> str:
+    share, drawn = float(config.rollout.share), config.data.draw_size
+    if not share:
+        return (
+            "the actor's group samples all responses, and services.rollout is not started, because rollout.share is 0"
+            " (auto is 0 on the critic's devices if the critic's update takes longer than the actor's)"
+        )
+    which = "all responses are sampled"
+    if share < 1.0:
+        which = f"{floor(drawn * share)} of {drawn} prompts (rollout.share {share:g}) are answered"
+    turns = ", in turns with the critic" if config.rollout_shares_devices else ""
+    others = ", the others by the actor's group" if share < 1.0 else ""
+    return (
+        f"{which} by the rollout group on {config.services.of('rollout').num_processes} ranks{turns}{others};"
+        f" the actor publishes weights in {config.weights_folder}"
+    )
 
 
 def _check_rollout(config: Config) -> None:

@@ -90,7 +90,10 @@ def share_has_two_samplers(config: Config) -> None:
     if share in (0, 1):
         return
     if config.services.rollout is None:
-        raise ValueError(f"rollout.share ({share}) is the share of a rollout group: expected services.rollout")
+        raise ValueError(
+            f"rollout.share ({share}) is the share of a rollout group: expected services.rollout, e.g. with the devices"
+            " or cpus of services.critic"
+        )
     if config.rollout.staleness:
         raise ValueError(
             f"rollout.share ({share}) and rollout.staleness 1 exclude each other: the actor's group learns while the"

@@ -119,9 +119,8 @@ def test_an_override_below_a_key_that_is_null_makes_its_section(tmp_path: Path) 
 )
 def test_the_batch_plan_names_the_group_that_samples(tmp_path: Path, overrides: tuple[str, ...], folder: str) -> None:
     plan = batch_plan(load(tmp_path, "services.rollout.num_processes=2", *overrides)).splitlines()
-    assert (
-        plan[1] == f"rollout: the responses are sampled on 2 ranks, with weights that the actor publishes in {folder}"
-    )
+    expected = "all responses are sampled by the rollout group on 2 ranks; the actor publishes weights in"
+    assert plan[1] == f"rollout: {expected} {folder}"
     assert [line.partition(":")[0] for line in plan] == ["step", "rollout", "actor", "critic"]
     assert "rollout" not in batch_plan(load(tmp_path, *overrides))
 

@@ -86,7 +86,7 @@ def test_auto_is_the_share_of_the_ranks_on_the_critics_devices_and_else_everythi
         (("rollout.share=half",), "key 'rollout.share': expected auto, or a number from 0 to 1, got 'half'"),
         (("rollout.share=true",), "key 'rollout.share': expected auto, or a number from 0 to 1, got True"),
         (("rollout.share=null",), "key 'rollout.share': expected auto, or a number from 0 to 1, got None"),
-        ((HALF,), "rollout.share (0.5) is the share of a rollout group: expected services.rollout"),
+        ((HALF,), "rollout.share (0.5) is the share of a rollout group: expected services.rollout, e.g."),
         (
             (GROUP, HALF, *STALE),
             "rollout.share (0.5) and rollout.staleness 1 exclude each other: the actor's group learns while the"
@@ -160,9 +160,35 @@ def test_auto_keeps_the_reference_away_from_devices_in_turns(tmp_path: Path) -> 
     assert load(tmp_path, *ON_CRITIC, *streamed, "rollout.share=0").reference_host == "critic"
 
 
-def test_the_batch_plan_says_the_share(tmp_path: Path) -> None:
-    [line] = [line for line in batch_plan(load(tmp_path, *ON_CRITIC)).splitlines() if line.startswith("rollout")]
-    assert line.startswith("rollout: the responses to a share of 0.5 of the prompts are sampled on 2 ranks")
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ON_CRITIC,
+            "rollout: 4 of 8 prompts (rollout.share 0.5) are answered by the rollout group on 2 ranks, in turns with"
+            " the critic, the others by the actor's group",
+        ),
+        (
+            (*ON_CRITIC, "rollout.share=1"),
+            "rollout: all responses are sampled by the rollout group on 2 ranks, in turns",
+        ),
+        (
+            (GROUP, "rollout.share=0.1"),
+            "rollout: 0 of 8 prompts (rollout.share 0.1) are answered by the rollout group on",
+        ),
+        (
+            (*ON_CRITIC, "critic.ppo_epochs=2"),
+            "rollout: the actor's group samples all responses, and services.rollout is not started, because"
+            " rollout.share is 0",
+        ),
+    ],
+)
+def test_the_batch_plan_says_who_answers_how_many_prompts(
+    tmp_path: Path, overrides: tuple[str, ...], sentence: str
+) -> None:
+    plan = batch_plan(load(tmp_path, "data.train_batch_size=8", *overrides)).splitlines()
+    [line] = [line for line in plan if line.startswith("rollout")]
+    assert line.startswith(sentence)
 
 
 # Cores.

@@ -113,7 +113,7 @@ def test_a_share_that_is_kept_needs_its_group(run_dir: Path) -> None:
     without = make_config(run_dir)
     sentence = (
         f"run.dir: with the values of {run_dir}/config.yaml, which a resumed run keeps, rollout.share (0.5) is the"
-        " share of a rollout group: expected services.rollout"
+        " share of a rollout group: expected services.rollout, e.g. with the devices or cpus of services.critic"
     )
     for start in (RunFolder(without).resolve, RunFolder(without).__enter__):
         with pytest.raises(ConfigError) as refused:
