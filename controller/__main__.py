@@ -91,7 +91,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
     inputs = load_inputs(config)
     asyncio.run(check_rewards(config, inputs))
-    config = inputs.with_last_step(RunFolder(config).resolve())
+    config = inputs.with_last_step(RunFolder(config).check())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)

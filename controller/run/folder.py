@@ -156,6 +156,13 @@ class RunFolder:
             check_folder(self.path)
             return self._checked(resolve_run(self.config, self._used(self._stored()), permitted_cores()))
 
+    def check(self) -> Config:
+        """Returns what `resolve` returns; ConfigError also if the folder has a run that this start may not resume."""
+        self.config = self.resolve()
+        stored = self._stored()
+        self._changes(stored, self._used(stored))
+        return self.config
+
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
         try:
@@ -172,20 +179,25 @@ class RunFolder:
         self.config = resolve_run(self.config, used, permitted_cores())
         is_copied = used is not None and used.run.dir != self.config.run.dir  # the other folder's run may go on
         self._published_by = [self.config] if used is None or is_copied else [self.config, used]
-        if stored is not None:
-            if self.config.run.resume == "disable":
-                advice = "remove it, choose another folder, or set run.resume=auto"
-                raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
-            before = stored if used is None else yaml.safe_load(dump_config(used))
-            differences = list(_differences(before, yaml.safe_load(dump_config(self.config))))
-            lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in differences}
-            if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
-                way = self.checkpoints.way_to_other_keys()
-                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
-            self._checked(self.config)
-            self.changes = list(lines.values())
+        self.changes = self._changes(stored, used)
         self._config_before = self.config_file.read_bytes() if stored is not None else b""
         write_atomically(self.config_file, dump_config(self.config))
+
+    def _changes(self, stored: Any, used: Config | None) -> list[str]:
+        """Returns a line for each key that has another value than in the folder; ConfigError if one may not change."""
+        if stored is None:
+            return []
+        if self.config.run.resume == "disable":
+            advice = "remove it, choose another folder, or set run.resume=auto"
+            raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
+        before = stored if used is None else yaml.safe_load(dump_config(used))
+        differences = list(_differences(before, yaml.safe_load(dump_config(self.config))))
+        lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in differences}
+        if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
+            way = self.checkpoints.way_to_other_keys()
+            raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
+        self._checked(self.config)
+        return list(lines.values())
 
     def _checked(self, config: Config) -> Config:
         """Returns `config`; ConfigError if values that a resumed run keeps break a rule between keys."""

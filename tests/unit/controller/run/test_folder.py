@@ -110,14 +110,13 @@ def test_the_share_of_a_rollout_group_is_stored_and_kept_wherever_the_group_is(r
 
 def test_a_share_that_is_kept_needs_its_group(run_dir: Path) -> None:
     leave_a_run(run_dir, services=ON_CORES)
-    without = make_config(run_dir)
     sentence = (
         f"run.dir: with the values of {run_dir}/config.yaml, which a resumed run keeps, rollout.share (0.5) is the"
         " share of a rollout group: expected services.rollout, e.g. with the devices or cpus of services.critic"
     )
-    for start in (RunFolder(without).resolve, RunFolder(without).__enter__):
+    for start in (RunFolder.resolve, RunFolder.__enter__):
         with pytest.raises(ConfigError) as refused:
-            start()
+            start(RunFolder(make_config(run_dir)))
         assert str(refused.value) == sentence
     reopen(run_dir, services=ON_CORES)  # nothing was changed
 
@@ -146,15 +145,16 @@ def test_a_stored_config_that_somebody_has_broken_is_refused(run_dir: Path, stor
 
 def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) -> None:
     leave_a_run(run_dir)
-    with pytest.raises(ConfigError, match="belongs to a run with another config") as refused:
-        reopen(run_dir, actor__weight_decay=0.5, algorithm__adv_estimator="grpo", data__val_files="val.jsonl")
-    lines = str(refused.value).splitlines()[1:]
-    assert lines == [
-        "  data.val_files: [] in the folder, ['val.jsonl'] now",
-        "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
-        "  actor.weight_decay: 0.01 in the folder, 0.5 now",
-        "a resumed run keeps these keys, a new run may change them: run.dir=NEW",
-    ]
+    changed = make_config(run_dir, actor__weight_decay=0.5, algorithm__adv_estimator="grpo", data__val_files="v.jsonl")
+    for start in (RunFolder(changed).check, RunFolder(changed).__enter__):
+        with pytest.raises(ConfigError, match="belongs to a run with another config") as refused:
+            start()
+        assert str(refused.value).splitlines()[1:] == [
+            "  data.val_files: [] in the folder, ['v.jsonl'] now",
+            "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
+            "  actor.weight_decay: 0.01 in the folder, 0.5 now",
+            "a resumed run keeps these keys, a new run may change them: run.dir=NEW",
+        ]
 
 
 def test_a_new_run_starts_from_the_checkpoint_with_the_keys_that_a_resumed_run_cannot_change(run_dir: Path) -> None:
