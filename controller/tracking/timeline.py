@@ -16,7 +16,8 @@ from typing import Any
 from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
-POOLS = ("actor", "critic", "controller", "scoring", "reward", "rollout")
+# In the order of the rows: a rollout group may take turns with the critic, on the same devices.
+POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward")
 
 # Metadata: a process per pool.
 _PROCESSES = [
