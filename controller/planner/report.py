@@ -129,7 +129,7 @@ def _share(plans: Plans) -> str:
     if best.reference != own.config.reference_host:
         group += " and the reference on the actor's"
     if best.step_s < plans.fitted_s * (1.0 - 1e-9):
-        verdict = f", best {best.share:.3g}{group}: {best.step_s:.3g} s instead of {plans.fitted_s:.3g} s"
+        verdict = f", best {best.share:.3g} in a new one{group}: {best.step_s:.3g} s instead of {plans.fitted_s:.3g} s"
     else:
         verdict = f" is the best{group}: {plans.fitted_s:.3g} s"
     half = f"half of the responses take {generation.factor(0.5):.2f} of the time of all"

@@ -82,9 +82,10 @@ def test_a_run_in_which_the_actor_samples_alone_predicts_shares_on_the_critics_d
     by_longer = {0.0: GEN, 0.25: gen_s(0.75, 0.2), 0.5: gen_s(0.5, 0.2), 0.75: gen_s(0.75, 0.2), 1.0: GEN}
     assert predicted(plans, *FIVE) == pytest.approx([by_longer[share] + 2 + IDLE + UPDATE for share in FIVE])
     assert explain(plans)[-1] == (
-        "rollout.share: 0 in this run, best 0.5 with services.rollout on the critic's devices: 11.1 s instead of 13.5 s"
-        " a step (schedule overlap; half of the responses take 0.60 of the time of all, which is assumed: a run with"
-        " another share shows it, name its folder too; publish and sync, which no run has measured, are left out)."
+        "rollout.share: 0 in this run, best 0.5 in a new one with services.rollout on the critic's devices: 11.1 s"
+        " instead of 13.5 s a step (schedule overlap; half of the responses take 0.60 of the time of all, which is"
+        " assumed: a run with another share shows it, name its folder too; publish and sync, which no run has measured,"
+        " are left out)."
     )
 
 
@@ -117,7 +118,7 @@ def test_the_best_share_is_lower_than_half_if_loading_and_a_late_critic_cost_the
     plans = make_plans([run(tmp_path, model, 0.5, late=0.5)], None)
     # gen(1 - s) = late + sync + gen(s): 1.2 + 4.8 (1 - s) = 0.5 + 0.4 + 1.2 + 4.8 s at s = 0.406
     assert explain(plans)[-1].startswith(
-        "rollout.share: 0.5 in this run, best 0.4: 11.8 s instead of 12.2 s a step (schedule overlap;"
+        "rollout.share: 0.5 in this run, best 0.4 in a new one: 11.8 s instead of 12.2 s a step (schedule overlap;"
     )
     best = make_plans([run(tmp_path, model, 0.4, late=0.5)], None)
     assert explain(best)[-1].startswith("rollout.share: 0.4 in this run is the best: 11.8 s a step (schedule overlap;")
@@ -141,8 +142,8 @@ def test_a_reference_leaves_devices_that_sample_if_that_is_faster(tmp_path: Path
     # Without a group 6 s of generation and 5 s on the critic. With share 0.4 the group needs 3.12 s, the actor 4.08 s;
     # values of the group's part end after 4.72 s, those of the actor's after 7.12 s. Log-probs end after 4.08 + 3 s.
     assert (
-        "0 in this run, best 0.4 with services.rollout on the critic's devices and the reference on the actor's: 12.6 s"
-        " instead of 16.5 s a step"
+        "0 in this run, best 0.4 in a new one with services.rollout on the critic's devices and the reference on the"
+        " actor's: 12.6 s instead of 16.5 s a step"
     ) in explain(make_plans([alone], None))[-1]
 
 
