@@ -86,7 +86,7 @@ def _crowding(groups: Mapping[R, ServiceConfig], cores: PermittedCores, in_turns
         better = threads_of_groups(groups, cores, in_turns=in_turns)
         counted = [f"{groups[role].num_processes} x services.{role}.threads ({threads[role]})" for role in roles]
         lower = [f"services.{role}.threads to {better[role]}" for role in named if threads[role] > better[role]]
-        price = "wait for each other, which can take several times as long" if lower else "take turns"
+        price = f"wait for each other{', which can take several times as long' if lower else ''}"
         fewer = "lower services.*.num_processes, or " if any(groups[role].num_processes > 1 for role in roles) else ""
         advice = f"set {' and '.join(lower)}" if lower else f"{fewer}permit more cores"
         return f"{' + '.join(counted)} = {total} threads compute on {available} permitted cores and {price}: {advice}"

@@ -133,14 +133,14 @@ def test_another_placement_keeps_nothing(changed: dict[str, Any]) -> None:
             {"threads": 1},
             cores(2),
             "2 x services.actor.threads (1) + 1 x services.critic.threads (1) = 3 threads compute on 2 permitted cores"
-            " and take turns: lower services.*.num_processes, or permit more cores",
+            " and wait for each other: lower services.*.num_processes, or permit more cores",
         ),
         (
             {"threads": 1},
             {"threads": 1},
             cores(1),
             "1 x services.actor.threads (1) + 1 x services.critic.threads (1) = 2 threads compute on 1 permitted cores"
-            " and take turns: permit more cores",
+            " and wait for each other: permit more cores",
         ),
     ],
 )
