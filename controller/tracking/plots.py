@@ -55,6 +55,7 @@ PHASES = {
 _SAMPLING = frozenset({"gen", "score", "reward_model"})  # the spans of a step's responses
 _MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
+_LEGEND_COLUMNS = 9  # of the timeline, beside its title
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
         handles=[Patch(color=colour, label=label) for label, colour, _ in phases],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
-        ncols=len(phases),
+        ncols=len(phases) if len(phases) <= _LEGEND_COLUMNS else math.ceil(len(phases) / 2),
         handlelength=0.9,
         columnspacing=1.0,
     )

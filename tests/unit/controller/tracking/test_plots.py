@@ -6,8 +6,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from controller.tracking.plots import charts_of, render_report, step_to_show, times_of, write_report
+from controller.tracking.plots import PHASES, charts_of, render_report, step_to_show, times_of, write_report
 from controller.tracking.step_file import StepFile
 from controller.tracking.timeline import Trace
 from controller.workers.span import Span
@@ -113,6 +115,19 @@ def test_responses_that_were_sampled_ahead_belong_to_the_time_of_the_step_before
 def test_the_picture_has_its_size_whatever_is_missing(num_steps: int, critic: bool) -> None:
     png = render_report(metrics_of(num_steps, critic=critic), spans_of(num_steps), title="a run · overlap · 1 min 2 s")
     assert size_of(png) == (1600, 1000)
+
+
+def test_the_title_of_a_step_with_many_kinds_of_work_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    others = [Span("actor", name, 2, T0 + 2.1, T0 + 2.2) for name in PHASES]
+    render_report(metrics_of(3), [*spans_of(3), *others], title="a run")
+    figures[0].draw_without_rendering()
+    timeline = figures[0].axes[-1]
+    [title] = timeline.findobj(lambda artist: isinstance(artist, Text) and artist.get_text().startswith("Step "))
+    legend = timeline.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().x0 > title.get_window_extent().x1
 
 
 def test_the_report_is_drawn_from_the_files_of_the_run_folder(tmp_path: Path) -> None:
