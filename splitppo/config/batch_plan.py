@@ -7,6 +7,9 @@ from splitppo.config.schema import Config
 from splitppo.config.section import TrainedRoleName
 from splitppo.config_error import ConfigError
 
+# A slot has room for 1024; each of two groups that sample has at least one part, also with a tiny share.
+MAX_PARTS = 1023
+
 
 def batch_plan(config: Config) -> str:
     """Describes the batch sizes of a step as lines of text: for the step, dynamic sampling, and each trained role.
@@ -57,6 +60,14 @@ def _check_rollout(config: Config) -> None:
         raise ConfigError(
             f"rollout.stream_groups ({parts}) must not exceed data.train_batch_size ({prompts}) times rollout.n"
             f" ({config.rollout.n}), since a part holds at least one response; lower rollout.stream_groups"
+        )
+    if int(parts) > MAX_PARTS:
+        raise ConfigError(f"rollout.stream_groups ({parts}) must not exceed {MAX_PARTS}; lower rollout.stream_groups")
+    drawn, share = config.data.draw_size, config.rollout.share
+    if "rollout" in config.samplers and floor(drawn * float(share)) == 0:
+        raise ConfigError(
+            f"rollout.share ({share}) of {config.data.draw_key} ({drawn}) is not one prompt, so the rollout group would"
+            f" have nothing to sample; set rollout.share to 0, or to 1/{drawn} or more"
         )
     # All responses that are generated together must fit into one batch of the wire.
     for key, num_prompts, samples_key, num_samples in (

@@ -78,6 +78,26 @@ def test_what_does_not_divide_is_refused_with_both_numbers_and_the_key(
     assert mistake(tmp_path, override).startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ("data.train_batch_size=2048", "rollout.stream_groups=1024"),
+            "rollout.stream_groups (1024) must not exceed 1023; lower rollout.stream_groups",
+        ),
+        (
+            ("services.rollout.num_processes=1", "rollout.share=0.1"),
+            "rollout.share (0.1) of data.train_batch_size (8) is not one prompt, so the rollout group would have"
+            " nothing to sample; set rollout.share to 0, or to 1/8 or more",
+        ),
+    ],
+)
+def test_parts_without_room_and_a_share_without_a_prompt_are_refused(
+    tmp_path: Path, overrides: tuple[str, ...], sentence: str
+) -> None:
+    assert mistake(tmp_path, *overrides).startswith(sentence)
+
+
 def test_what_concerns_vllm_alone_is_checked_only_where_vllm_samples(tmp_path: Path) -> None:
     batch_plan(load(tmp_path, "rollout.vllm={tensor_model_parallel_size: 2, max_model_len: 9}"))
     batch_plan(load(tmp_path, "rollout={backend: vllm, stream_groups: 8, vllm: {max_model_len: 1024}}"))
