@@ -132,8 +132,9 @@ def _generate(
     num_parts = draw.choice((0, 0, 0, 1))
     if may_be_wrong and not wrong and draw.random() < 0.5:
         wrong, num_parts = "num_parts", draw.choice((-1, 2, 1000, (1 << 31) - 1, -(1 << 31)))
+    params, sleep_after = actor_pb2.SamplingParams(**sampling), draw.random() < 0.5
     request = actor_pb2.GenerateRequest(
-        header=header, slot=slot, sampling=actor_pb2.SamplingParams(**sampling), num_parts=num_parts
+        header=header, slot=slot, sampling=params, num_parts=num_parts, sleep_after=sleep_after
     )
     return request, wrong
 
@@ -160,7 +161,7 @@ def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, 
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step, part=draw.randrange(1, 1025))
     batches = _batches(draw, rows, slot)
     if what == "step":
-        slot = batch_pb2.Slot(kind=draw.choice((1, 2, 3, 4)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
+        slot = batch_pb2.Slot(kind=draw.choice((1, 2, 3, 4, 5)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
     if method.startswith(CRITIC):
         return Case(method, what, batches, critic_pb2.CriticUpdateRequest(header=header, slot=slot))
     advance_only = what == "step" and draw.random() < 0.5

@@ -233,7 +233,7 @@ class Inputs:
             case 1:
                 slot.part = draw.choice((-1, 1025, (1 << 31) - 1))
             case 2:
-                slot.kind = draw.choice((0, 2, 3, 4, 7))
+                slot.kind = draw.choice((0, 2, 3, 4, 5, 7))
         return slot
 
     def _put(self, draw: random.Random) -> list[bytes]:
