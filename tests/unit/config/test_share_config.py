@@ -173,10 +173,6 @@ def test_auto_keeps_the_reference_away_from_devices_in_turns(tmp_path: Path) -> 
             "rollout: all responses are sampled by the rollout group on 2 ranks, in turns",
         ),
         (
-            (GROUP, "rollout.share=0.1"),
-            "rollout: 0 of 8 prompts (rollout.share 0.1) are answered by the rollout group on",
-        ),
-        (
             (*ON_CRITIC, "critic.ppo_epochs=2"),
             "rollout: the actor's group samples all responses, and services.rollout is not started, because"
             " rollout.share is 0",
