@@ -68,7 +68,8 @@ class Verdict:
 
     def failures(self, undisturbed: Mapping[str, str]) -> list[str]:
         """Returns the faults of a run; `undisturbed`: sha256 of each role's weights in a run without incidents."""
-        steps, num_steps = self.folder.steps, self.folder.summary["global_step"]
+        steps = [step for step in self.folder.steps if step]  # 0: the validation before the first step
+        num_steps = self.folder.summary["global_step"]
         found = {f"{cell.name}: nothing has happened": cell.name not in self.fired for cell in self.cells}
         found |= {
             f"steps {steps}": steps != list(range(1, num_steps + 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,16 @@ from tests.support.runs import STALE
 GROUP = ("services.rollout.num_processes=2", "services.rollout.threads=1")
 # The group samples beside the update. It could not with a reward model in the critic's group, which scores before.
 AHEAD = (*STALE, "run.total_steps=4", "reward_model.model=''")
+# The actor's group samples, too; the rollout group is on the critic's core, and takes turns with the critic's group.
+CORE = min(os.sched_getaffinity(0))
+SHARED = (
+    "rollout.share=0.5",
+    "rollout.stream_groups=4",
+    "services.rollout.num_processes=1",
+    "services.rollout.threads=1",
+    f"services.rollout.cpus={CORE}",
+    f"services.critic.cpus={CORE}",
+)
 _SYNC, _PUBLISH = "rollout.sync_weights", "actor.publish_weights"
 _SYNCED, _PUBLISHED = (f"controller.{point}.replied" for point in (_SYNC, _PUBLISH))
 
@@ -75,4 +86,38 @@ def rollout_group_cells(staleness: int) -> Iterable[Cell]:
     )
 
 
-ROLLOUT_GROUP_CELLS = (*rollout_group_cells(0), *rollout_group_cells(1))
+def share_cells(step: int = STEP) -> Iterable[Cell]:
+    """All cells of runs in which both pools sample: about the rollouts of `step`, and about the turns of two groups."""
+    actor, rollout, before = "actor.generate", "rollout.generate", step - 1
+    overlap = ("run.schedule=overlap",)
+
+    def cell(victim: str, moment: str, point: str, at: int = step, **others: Any) -> Cell:
+        return Cell(victim, f"{moment}_shared", point, at, kind=SHARED, running=others.pop("running", step), **others)
+
+    def after(point: str, hit: int = 1) -> dict[str, Any]:
+        return {"settings": {"hit": hit, "after": {"point": point, "step": step}}}
+
+    yield cell("rollout_0", "sync_half", _SYNC, before, **after(actor))
+    yield cell("rollout_0", "generating", rollout, **after(actor, hit=3))
+    yield cell("rollout_0", "streaming", f"{rollout}.part", **after(f"{actor}.part"))
+    # The critic waits for its turn to work on the part of the actor.
+    yield cell("rollout_0", "critic_waits", rollout, **after(f"{actor}.part", hit=3))
+    slow = ("services.progress_timeout_s=8",)
+    yield cell("rollout_0", "generating_frozen", rollout, **after(actor, hit=3), action="stop", overrides=slow)
+    # Nobody needs the group before it has its turn again.
+    yield cell("rollout_0", "turn_awaited", "critic.update", before, overrides=overlap, from_outside=True)
+    yield cell("rollout_0", "turn_ended", "critic.compute_values", from_outside=True, running=step + 1)
+    both = cell("actor_1", "both_generating", actor, **after(rollout, hit=3))
+    yield cell("rollout_0", "both_generating", rollout, **after(actor, hit=3), companion=both)
+    yield cell("actor_0", "generating", actor, **after(rollout, hit=3))
+    yield cell("actor_1", "streaming", f"{actor}.part", **after(f"{rollout}.part"))
+    yield cell("actor_0", "joined", "actor.compute_log_probs")
+    yield cell("critic_0", "turn_awaited", "critic.update", before, overrides=overlap, **after(actor))
+    yield cell("critic_0", "turn_begun", "critic.compute_values")
+    yield cell("controller", "generating", f"controller.{rollout}", holds=(rollout,))
+    for victim, point in (("actor_0", actor), ("rollout_0", rollout)):
+        validated = ("evaluation.val_before_train=true",)
+        yield cell(victim, "validating", point, 0, overrides=validated, running=1)
+
+
+ROLLOUT_GROUP_CELLS = (*rollout_group_cells(0), *rollout_group_cells(1), *share_cells())

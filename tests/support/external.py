@@ -20,7 +20,7 @@ _KEPT = {"services", "logs", "controller.epoch", "controller.lock"}
 
 
 class ExternalGroups:
-    """The actor's and the critic's group, each at an address of its own, which a restart keeps.
+    """The actor's and the critic's group, and the rollout group of `config`, each at an address that a restart keeps.
 
     Args:
         config: the configuration of every run on the groups; its section `debug` is for the groups only.
@@ -32,7 +32,8 @@ class ExternalGroups:
     """
 
     def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
-        addresses = {role: free_address() for role in ("actor", "critic")}
+        roles = ("actor", "critic", *(["rollout"] if "rollout" in config["services"] else []))
+        addresses = {role: free_address() for role in roles}
         placement: dict[str, Any] = {role: {"bind": address, "address": address} for role, address in addresses.items()}
         for role in placement:
             placement[role] |= config["services"].get(role, {})
@@ -54,7 +55,7 @@ class ExternalGroups:
         return [group.instance_id for group in self._groups.values()]
 
     def wait_ready(self) -> ExternalGroups:
-        """Waits until both groups take calls."""
+        """Waits until all groups take calls."""
         for group in self._groups.values():
             group.wait_ready()
         return self

@@ -30,9 +30,9 @@ def meetings(num_steps: int) -> dict[str, Any]:
     steps = range(1, num_steps + 1)
     return {
         "failpoints": {
-            "actor.update.begin": [_wait(step, "critic.update.begin", step) for step in steps],
-            "critic.update.begin": [_wait(step, "actor.update.begin", step) for step in steps],
-            "critic.update": [_wait(step, "actor.generate", step + 1) for step in steps[:-1]],
+            "actor.update.begin": [wait(step, "critic.update.begin", step) for step in steps],
+            "critic.update.begin": [wait(step, "actor.update.begin", step) for step in steps],
+            "critic.update": [wait(step, "actor.generate", step + 1) for step in steps[:-1]],
             **parts_meet_values(num_steps),
             PAUSE_POINT: [pause(2), pause(3)],
         }
@@ -42,14 +42,14 @@ def meetings(num_steps: int) -> dict[str, Any]:
 def parts_meet_values(num_steps: int) -> dict[str, Any]:
     """Returns failpoints: the actor sends the first part of a generation, and waits until the critic works on it."""
     return {
-        "actor.generate.part": [_wait(step, "critic.compute_values", step) for step in range(1, num_steps + 1)],
+        "actor.generate.part": [wait(step, "critic.compute_values", step) for step in range(1, num_steps + 1)],
     }
 
 
 def pause(step: int) -> dict[str, Any]:
     """Returns a failpoint at which a process waits for `let_go`."""
     point, later = _NEVER
-    return _wait(step, point, later + step)
+    return wait(step, point, later + step)
 
 
 def pause_at(point: str, steps: Iterable[int]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def pause_at(point: str, steps: Iterable[int]) -> dict[str, Any]:
     unreached, later = _NEVER
     return {
         point: [pause(step) for step in steps],
-        unreached: [_wait(later + step, point, step) for step in steps],
+        unreached: [wait(later + step, point, step) for step in steps],
     }
 
 
@@ -74,5 +74,6 @@ def let_go(run_dir: Path, step: int) -> None:
     (marks / passed_mark(point, later + step)).touch()
 
 
-def _wait(step: int, point: str, at_step: int) -> dict[str, Any]:
+def wait(step: int, point: str, at_step: int) -> dict[str, Any]:
+    """Returns a failpoint at which a process waits in a step until another process has passed a point."""
     return {"step": step, "action": "wait", "after": {"point": point, "step": at_step}}
