@@ -1,4 +1,4 @@
-"""Runs with forced lengths of responses: random models, prompts, pairs of groups, variants of a block of steps.
+"""Runs blocks of steps in turn: random models, prompts, forced lengths of responses, sets of groups, variants.
 
 Learning rates are 0, so with the same prompts and seeds every step works on the same rollouts.
 """
@@ -6,44 +6,92 @@ Learning rates are 0, so with the same prompts and seeds every step works on the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
+from benchmarks.overlap import Row, SamePrompts, run_block
+from controller.data.prompts import load_prompts
+from controller.data.reward_rows import load_reward_tokenizer
+from controller.data.tokenizer import load_tokenizer
 from controller.run.folder import RunFolder
+from controller.scoring.scorer import Scorer
+from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.timeline import read_trace
 from controller.workers.client import Caller
+from controller.workers.concurrency import gather_calls
+from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.qwen2_tokenizer import save_tokenizer
 from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
-from splitppo.config import Config
-from splitppo.config.load import validate
+from rewards.manager import RewardManager
+from splitppo.config import Config, Schedule, load_config
 
 ROWS, PROMPT_TOKENS, MINI_BATCHES = 64, 64, 4
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.0\n"
+CRITIC_FREE_ESTIMATOR = "reinforce_plus_plus"
+# The keys of each set of worker groups that runs blocks.
+GROUPS = {
+    "reference: actor": ("placement.reference=actor",),
+    "reference: critic": ("placement.reference=critic",),
+    "both pools": (
+        *("placement.reference=actor", "rollout.share=0.5", "services.actor.cpus=[0]", "services.critic.cpus=[1]"),
+        *("services.rollout.threads=1", "services.rollout.cpus=[1]"),
+    ),
+    "actor on both cores": (
+        *("placement.reference=actor", "services.actor.num_processes=2"),
+        f"algorithm.adv_estimator={CRITIC_FREE_ESTIMATOR}",
+    ),
+}
 
 
 class Variant(NamedTuple):
-    """The settings that a block of steps is run with."""
+    """The settings that a block of steps is run with.
 
-    reference: str
-    num_parts: int
+    Attributes:
+        groups: a key of GROUPS, the worker groups that run the block.
+        num_parts: `rollout.stream_groups`.
+        has_critic: False for GRPO: no values, the KL of the same reference; the critic's group only waits.
+        share: `rollout.share`.
+    """
+
+    groups: str
+    num_parts: int = 1
     has_critic: bool = True
+    share: float = 0.0
+    schedule: Schedule = "overlap"
 
     def __str__(self) -> str:
         parts = f"{self.num_parts} parts" if self.num_parts > 1 else "unstreamed"
-        return f"reference: {self.reference}, {parts}" + ("" if self.has_critic else ", critic-free")
+        share = f", share {self.share:g}" if self.groups == "both pools" else ""
+        schedule = f", {self.schedule}" if self.schedule != "overlap" else ""
+        return f"{self.groups}{share}, {parts}{schedule}" + ("" if self.has_critic else ", critic-free")
 
 
-# GRPO: no values, the KL of the same reference; the critic's group only waits.
-CRITIC_FREE = Variant("actor", 1, has_critic=False)
+CRITIC_FREE = Variant("reference: actor", has_critic=False)
+
+
+class Block(NamedTuple):
+    """Some steps of a variant: their configuration, all lines of metrics, and the timeline."""
+
+    config: Config
+    lines: Sequence[Row]
+    spans: Sequence[Span]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The metrics of all steps but the first."""
+        return self.lines[1:]
 
 
 class Running(NamedTuple):
-    """A pair of groups, and the run folder that they were started from."""
+    """Worker groups, and the run folder that they were started from."""
 
     folder: RunFolder
     workers: Workers
@@ -72,13 +120,13 @@ def make_inputs(folder: Path, **shape: int) -> None:
     (folder / "reward.py").write_text(REWARD)
 
 
-def make_config(
-    folder: Path, reference: str, lengths: Mapping[str, Any], max_response: int, model: Mapping[str, Any]
-) -> Config:
-    """Returns the configuration of a pair of groups: defaults, except for the sizes and `model` of both sections."""
+def make_configs(
+    folder: Path, groups: Sequence[str], lengths: Mapping[str, Any], max_response: int, model: Mapping[str, Any]
+) -> dict[str, Config]:
+    """Returns the configuration of each set of groups: defaults, except for the sizes and `model` of both sections."""
     model = {"ppo_mini_batch_size": ROWS // MINI_BATCHES, "lr": 0.0, **model}
     tree: dict[str, Any] = {
-        "run": {"dir": str(folder / f"reference_{reference}"), "total_steps": 1, "schedule": "overlap"},
+        "run": {"dir": str(folder), "total_steps": 1, "schedule": "overlap"},
         "data": {
             "train_files": str(folder / "train.jsonl"),
             "train_batch_size": ROWS,
@@ -88,7 +136,6 @@ def make_config(
         "algorithm": {"use_kl_in_reward": True},
         "actor": {"model": str(folder / "policy"), **model},
         "critic": model,
-        "placement": {"reference": reference},
         "reward": {"custom_function_path": str(folder / "reward.py"), "num_workers": 1},
         "evaluation": {"val_before_train": False},
         "tracking": {"trackers": []},
@@ -96,11 +143,52 @@ def make_config(
         "services": {role: {"threads": 1} for role in ("actor", "critic")},
         "debug": {"response_lengths": lengths},
     }
-    return validate(tree, "benchmark")
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return configs_of(file, folder, groups)
+
+
+def configs_of(file: Path, folder: Path, groups: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, Config]:
+    """Returns the configuration of each set of groups, with the keys of a file and `overrides`."""
+    own = {name: [f"run.dir={folder}/{name.replace(': ', '_').replace(' ', '_')}", *GROUPS[name]] for name in groups}
+    return {name: load_config(file, [*overrides, *keys]) for name, keys in own.items()}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Running worker groups, and what they work on in every step: the same prompts, with the same seeds."""
+
+    running: Mapping[str, Running]
+    prompts: SamePrompts
+    scorer: Scorer
+
+    async def run(self, variant: Variant, num_steps: int) -> Block:
+        """Trains a few steps from the initial models, and returns what was measured."""
+        folder, workers = self.running[variant.groups]
+        await gather_calls(*(client.load_checkpoint(0) for client in workers.trained))
+        config = block_config(folder.config, variant, num_steps)
+        await run_block(config, folder, workers, self.prompts, self.scorer)
+        return Block(config, read_metrics(config.run.dir / METRICS_FILE), read_trace(config.run.dir / "trace.json"))
+
+
+@asynccontextmanager
+async def started(configs: Mapping[str, Config], *, shuffle: bool = False) -> AsyncIterator[Blocks]:
+    """Starts the groups of each configuration for the `with` block; all configurations have the same data."""
+    config = next(iter(configs.values()))
+    tokenizer = load_tokenizer(config.actor.model)
+    table = load_prompts(config.data, tokenizer, "train")
+    prompts = SamePrompts(table, config.data.train_batch_size, config.run.seed, shuffle=shuffle)
+    encode = (
+        load_reward_tokenizer(config.reward_model, table, is_model_here=True) if config.reward_model.model else None
+    )
+    async with AsyncExitStack() as stack:
+        running = {name: await start(stack, config) for name, config in configs.items()}
+        manager = await stack.enter_async_context(RewardManager(config.reward, table.data_sources))
+        yield Blocks(running, prompts, Scorer(tokenizer, manager, encode))
 
 
 async def start(stack: AsyncExitStack, config: Config) -> Running:
-    """Starts a pair of groups, which the stack ends."""
+    """Starts worker groups, which the stack ends."""
     folder = stack.enter_context(RunFolder(config))
     caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
     groups = WorkerGroups(folder.config, folder.config_file, caller, lambda *_: None)
@@ -110,8 +198,8 @@ async def start(stack: AsyncExitStack, config: Config) -> Running:
 
 def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
     """Returns the configuration of a block."""
-    run = config.run.model_copy(update={"total_steps": num_steps})
-    rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts})
-    estimator = config.algorithm.adv_estimator if variant.has_critic else "reinforce_plus_plus"
+    run = config.run.model_copy(update={"total_steps": num_steps, "schedule": variant.schedule})
+    rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts, "share": variant.share})
+    estimator = config.algorithm.adv_estimator if variant.has_critic else CRITIC_FREE_ESTIMATOR
     algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
     return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})

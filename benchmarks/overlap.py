@@ -114,6 +114,9 @@ async def run_block(
     config: Config, folder: RunFolder, workers: Workers, prompts: PromptDataset, scorer: Scorer
 ) -> None:
     """Trains a few steps from the initial models with the trainer that users run."""
+    # Its versions of the policy are those of this block.
+    rollout = workers.sampler.rollout if "rollout" in config.samplers else None
+    workers = replace(workers, sampler=replace(workers.sampler, config=config, rollout=rollout))
     if not config.uses_critic:
         workers = replace(workers, critic=None)
     clients = workers.clients

@@ -18,56 +18,46 @@ import asyncio
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.forced_lengths import CRITIC_FREE, ROWS, Variant, block_config, make_config, make_inputs, start
-from benchmarks.overlap import Row, SamePrompts, median, run_block
-from controller.data.prompts import load_prompts
-from controller.data.reward_rows import load_reward_tokenizer
-from controller.data.tokenizer import load_tokenizer
-from controller.scoring.scorer import Scorer
-from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.workers.concurrency import gather_calls
-from rewards.manager import RewardManager
+from benchmarks.forced_lengths import CRITIC_FREE, Variant, make_configs, make_inputs, started
+from benchmarks.overlap import Row, median
 from splitppo.config.sections.reward_model import RewardModelConfig
 
 MAX_RESPONSE = 512
 LENGTHS = {"kind": "log_normal", "median": 40, "max": MAX_RESPONSE}
+MODEL = {"ppo_max_token_len_per_gpu": 2048}
+
+
+def make_models(folder: Path, hidden: int = 128, layers: int = 4) -> None:
+    """Makes the models of this benchmark, prompts, and a reward function."""
+    make_inputs(
+        folder,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=2048,
+    )
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant, Sequence[Row]]:
     """Runs all blocks; returns the metrics lines of each variant, without the first step of each block."""
-    hosts = ("actor", "critic")
-    model = {"ppo_max_token_len_per_gpu": 2048}
-    configs = {host: make_config(folder, host, LENGTHS, MAX_RESPONSE, model) for host in hosts}
+    groups = ("reference: actor", "reference: critic")
+    configs = make_configs(folder, groups, LENGTHS, MAX_RESPONSE, MODEL)
     if options.reward_model:
         scorer_of = RewardModelConfig(model=str(folder / "reward"))
-        configs = {host: config.model_copy(update={"reward_model": scorer_of}) for host, config in configs.items()}
-    config = configs["actor"]
-    tokenizer = load_tokenizer(config.actor.model)
-    table = load_prompts(config.data, tokenizer, "train")
-    prompts = SamePrompts(table, ROWS, config.run.seed, shuffle=True)
-    variants = [Variant(host, parts) for parts in (1, *options.parts) for host in hosts]
+        configs = {name: config.model_copy(update={"reward_model": scorer_of}) for name, config in configs.items()}
+    variants = [Variant(name, parts) for parts in (1, *options.parts) for name in groups]
     if not options.reward_model:
         variants.append(CRITIC_FREE)
     rows: dict[Variant, list[Row]] = defaultdict(list)
-    async with AsyncExitStack() as stack:
-        running = {host: await start(stack, configs[host]) for host in hosts}
-        manager = await stack.enter_async_context(RewardManager(config.reward, table.data_sources))
-        encode = None
-        if options.reward_model:
-            encode = load_reward_tokenizer(config.reward_model, table, is_model_here=True)
-        scorer = Scorer(tokenizer, manager, encode)
+    async with started(configs, shuffle=True) as blocks:
         for _ in range(options.rounds):
             for variant in variants:
-                folder_of, workers = running[variant.reference]
-                await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
-                block = block_config(folder_of.config, variant, options.steps)
-                await run_block(block, folder_of, workers, prompts, scorer)
-                rows[variant] += (measured := read_metrics(block.run.dir / METRICS_FILE)[1:])
+                rows[variant] += (measured := (await blocks.run(variant, options.steps)).rows)
                 print(f"{variant}: {median(measured, 'timing_s/step'):.2f} s", flush=True)
     return rows
 
@@ -113,14 +103,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of the models")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        make_inputs(
-            Path(name),
-            hidden_size=options.hidden,
-            intermediate_size=4 * options.hidden,
-            num_hidden_layers=options.layers,
-            num_key_value_heads=options.hidden // 64,
-            max_position_embeddings=2048,
-        )
+        make_models(Path(name), options.hidden, options.layers)
         rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
         print(report(rows))
 

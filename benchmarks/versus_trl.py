@@ -5,9 +5,10 @@
 A random Qwen2 (hidden 256, 4 layers: 3.2 M parameters), 64 prompts of 64 tokens, responses of 8 to 128 tokens (varied)
 or 128 (fixed), 4 mini-batches, one epoch, KL in the reward. Lengths are forced, row by row the same on both sides; no
 stop token ends a response. TRL is the last version with PPO, with two threads; here each group has one, schedule
-overlap, once for every placement of the frozen reference and number of streamed parts, and once critic-free. Blocks of
-steps alternate; the first step of each is left out. Learning rates are 0 (TRL: 1e-9) and every step gets the same
-prompts. Figures are medians; only ratios within one run mean anything on a shared machine.
+overlap, once for every placement of the frozen reference and number of streamed parts, once with a rollout group on the
+critic's core that samples half of the responses ("both pools"), and once critic-free. Blocks of steps alternate; the
+first step of each is left out. Learning rates are 0 (TRL: 1e-9) and every step gets the same prompts. Figures are
+medians; only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,12 @@ import uvloop
 from benchmarks.forced_lengths import (
     CRITIC_FREE,
     MINI_BATCHES,
-    ROWS,
     Variant,
-    block_config,
-    make_config,
+    make_configs,
     make_inputs,
-    start,
+    started,
 )
-from benchmarks.overlap import Row, SamePrompts, median, run_block
-from controller.data.prompts import load_prompts
-from controller.data.tokenizer import load_tokenizer
-from controller.scoring.scorer import Scorer
-from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.workers.concurrency import gather_calls
-from rewards.manager import RewardManager
+from benchmarks.overlap import Row, median
 from splitppo.config.resolve import AUTO_PARTS
 
 MAX_RESPONSE = 128
@@ -52,7 +45,12 @@ LENGTHS = {
     "fixed": {"kind": "uniform", "low": MAX_RESPONSE, "high": MAX_RESPONSE},
 }
 VARIANTS = {
-    **{f"{host}{parts}": Variant(host, parts) for host in ("actor", "critic") for parts in (1, 4, AUTO_PARTS)},
+    **{
+        f"{host}{parts}": Variant(f"reference: {host}", parts)
+        for host in ("actor", "critic")
+        for parts in (1, 4, AUTO_PARTS)
+    },
+    **{f"both{parts}": Variant("both pools", parts, share=0.5) for parts in (1, AUTO_PARTS)},
     "critic-free": CRITIC_FREE,
 }
 
@@ -100,46 +98,46 @@ class Trl:
         self._process.stdin.flush()
 
 
+def make_models(folder: Path, hidden: int = 256, layers: int = 4) -> None:
+    """Makes the models of this benchmark, prompts, and a reward function."""
+    make_inputs(
+        folder,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_key_value_heads=max(1, hidden // 128),
+        max_position_embeddings=512,
+    )
+
+
 async def measure(folder: Path, options: argparse.Namespace) -> None:
     """Runs all blocks; prints the table of those so far after each round."""
     variants = [VARIANTS[name] for name in options.variants]
-    hosts = sorted({variant.reference for variant in variants})
-    forced, model = LENGTHS[options.lengths], {"dtype": options.dtype}
-    configs = {host: make_config(folder, host, forced, MAX_RESPONSE, model) for host in hosts}
-    config = configs[hosts[0]]
-    tokenizer = load_tokenizer(config.actor.model)
-    table = load_prompts(config.data, tokenizer, "train")
-    prompts = SamePrompts(table, ROWS, config.run.seed, shuffle=False)
-    first = prompts.batch_at(1).to_batch(config.run.seed, 1, 1)
-    lengths = config.debug.response_lengths
-    assert lengths is not None
-    task = {
-        "model": config.actor.model,
-        "folder": str(folder / "trl"),
-        "threads": 2,
-        "dtype": options.dtype,
-        "mini_batches": MINI_BATCHES,
-        "prompts": [row.tolist() for row in first["prompts"].rows()],
-        "lengths": [lengths.of(int(seed)) for seed in first["seeds"].values],
-    }
+    groups = sorted({variant.groups for variant in variants})
+    configs = make_configs(folder, groups, LENGTHS[options.lengths], MAX_RESPONSE, {"dtype": options.dtype})
     trl_s: list[float] = []
     rows: dict[Variant, list[Row]] = defaultdict(list)
-    async with AsyncExitStack() as stack:
-        trl = Trl(options.trl, task)
-        stack.callback(trl.close)
-        trl.steps(1)
-        running = {host: await start(stack, configs[host]) for host in hosts}
-        manager = await stack.enter_async_context(RewardManager(config.reward, table.data_sources))
-        scorer = Scorer(tokenizer, manager, None)
-        for _ in range(options.rounds):
-            trl_s += trl.steps(options.steps)[1:]
-            for variant in variants:
-                run_folder, workers = running[variant.reference]
-                await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
-                block = block_config(run_folder.config, variant, options.steps)
-                await run_block(block, run_folder, workers, prompts, scorer)
-                rows[variant] += read_metrics(block.run.dir / METRICS_FILE)[1:]
-            print(f"{options.lengths} lengths, {options.dtype}\n{report(trl_s, rows)}\n", flush=True)
+    async with started(configs) as blocks:
+        config = configs[groups[0]]
+        first = blocks.prompts.batch_at(1).to_batch(config.run.seed, 1, 1)
+        lengths = config.debug.response_lengths
+        assert lengths is not None
+        task = {
+            "model": config.actor.model,
+            "folder": str(folder / "trl"),
+            "threads": 2,
+            "dtype": options.dtype,
+            "mini_batches": MINI_BATCHES,
+            "prompts": [row.tolist() for row in first["prompts"].rows()],
+            "lengths": [lengths.of(int(seed)) for seed in first["seeds"].values],
+        }
+        with closing(Trl(options.trl, task)) as trl:
+            trl.steps(1)
+            for _ in range(options.rounds):
+                trl_s += trl.steps(options.steps)[1:]
+                for variant in variants:
+                    rows[variant] += (await blocks.run(variant, options.steps)).rows
+                print(f"{options.lengths} lengths, {options.dtype}\n{report(trl_s, rows)}\n", flush=True)
 
 
 def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str:
@@ -176,14 +174,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        make_inputs(
-            Path(name),
-            hidden_size=options.hidden,
-            intermediate_size=3 * options.hidden,
-            num_hidden_layers=options.layers,
-            num_key_value_heads=max(1, options.hidden // 128),
-            max_position_embeddings=512,
-        )
+        make_models(Path(name), options.hidden, options.layers)
         asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
 
 
