@@ -141,21 +141,26 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str:
-    """Returns the table, and the ratio at the best placement."""
+    """Returns the table, and the ratios at the best placement, with the actor alone and with both pools sampling."""
     names = ("step", "gen", "old_log_prob", "ref", "values", "update_actor", "update_critic")
     idle = ("bubble_actor", "bubble_critic")
-    lines = ["median seconds".ljust(30) + "steps".rjust(6) + "".join(f"{name:>14}" for name in (*names, *idle))]
+    lines = ["median seconds".ljust(36) + "steps".rjust(6) + "".join(f"{name:>14}" for name in (*names, *idle))]
     trl_step_s = statistics.median(trl_s)
-    lines.append("TRL, 2 threads".ljust(30) + f"{len(trl_s):>6}{trl_step_s:>14.2f}")
+    lines.append("TRL, 2 threads".ljust(36) + f"{len(trl_s):>6}{trl_step_s:>14.2f}")
     for variant, found in rows.items():
         figures = [median(found, f"timing_s/{name}") for name in names]
         figures += [median(found, f"overlap/{name}") for name in idle]
-        lines.append(str(variant).ljust(30) + f"{len(found):>6}" + "".join(f"{value:>14.2f}" for value in figures))
+        lines.append(str(variant).ljust(36) + f"{len(found):>6}" + "".join(f"{value:>14.2f}" for value in figures))
     steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
-    best = min((variant for variant in steps if variant.has_critic), key=steps.__getitem__)
-    lines += ["", f"TRL's step / ours ({best}): {trl_step_s / steps[best]:.2f}"]
-    if CRITIC_FREE in steps:
-        lines.append(f"ours ({best}) / critic-free: {steps[best] / steps[CRITIC_FREE]:.2f}")
+    lines.append("")
+    for samples_in_both in (False, True):
+        fitting = [variant for variant in steps if variant.has_critic and (variant.share > 0.0) == samples_in_both]
+        if not fitting:
+            continue
+        best = min(fitting, key=steps.__getitem__)
+        lines.append(f"TRL's step / ours ({best}): {trl_step_s / steps[best]:.2f}")
+        if CRITIC_FREE in steps:
+            lines.append(f"ours ({best}) / critic-free: {steps[best] / steps[CRITIC_FREE]:.2f}")
     return "\n".join(lines)
 
 
