@@ -113,6 +113,7 @@ def share_cells(step: int = STEP) -> Iterable[Cell]:
     yield cell("actor_1", "streaming", f"{actor}.part", **after(f"{rollout}.part"))
     yield cell("actor_0", "joined", "actor.compute_log_probs")
     yield cell("critic_0", "turn_awaited", "critic.update", before, overrides=overlap, **after(actor))
+    yield cell("critic_0", "waits", rollout, from_outside=True)
     yield cell("critic_0", "turn_begun", "critic.compute_values")
     yield cell("controller", "generating", f"controller.{rollout}", holds=(rollout,))
     for victim, point in (("actor_0", actor), ("rollout_0", rollout)):
