@@ -42,13 +42,45 @@ class ComputedModelConfig(Section):
     """If true, rows are packed one after another, without padding. If false, rows of similar length are padded
     together. null: packed if the model supports it."""
 
+    param_offload: Annotated[bool, MAY_CHANGE] = False
+    """If true, the weights lie in main memory while the model does not compute, and come back for its next command."""
+
     def _check_keys(self) -> None:
         if dropout := next((name for name, value in self.override_config.items() if value and is_dropout(name)), None):
             raise ValueError(f"override_config: all dropout is 0 here, got {dropout} {self.override_config[dropout]!r}")
 
 
 class TrainedModelConfig(ComputedModelConfig):
-    """The settings that actor and critic have in common: optimizer and batches."""
+    """The settings that actor and critic have in common: adapters, ranks, optimizer and batches."""
+
+    lora_rank: Annotated[int, IS_WORK, Field(ge=0)] = 0
+    """The rank of LoRA adapters, the only weights that are then trained (and the critic's value head). 0: no adapters,
+    all weights are trained."""
+
+    lora_alpha: float = Field(16.0, gt=0.0)
+    """The scale of the adapters: their product counts lora_alpha / lora_rank times."""
+
+    target_modules: Annotated[str | tuple[str, ...], IS_WORK] = "all-linear"
+    """The linear layers that get an adapter: all-linear (all but the head), a list of the last parts of their names, or
+    a regular expression that matches whole names."""
+
+    exclude_modules: Annotated[str | tuple[str, ...] | None, IS_WORK] = None
+    """The linear layers of target_modules that get no adapter, as a list of names or a regular expression."""
+
+    lora_adapter_path: str | None = None
+    """The folder of an adapter in peft's format that training begins with. null: a new adapter, which changes
+    nothing at first."""
+
+    strategy: Annotated[str, MAY_CHANGE] = "fsdp2"
+    """The way in which the ranks of the group hold the model. fsdp2: in shards; ddp: every rank holds all weights,
+    which is faster for small models and for adapters, if they fit."""
+
+    fsdp_size: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1
+    """The number of neighbouring ranks over which strategy fsdp2 divides the weights; such groups of ranks hold copies
+    of each other (HSDP). It must divide the number of ranks. -1: all ranks."""
+
+    optimizer_offload: Annotated[bool, MAY_CHANGE] = False
+    """If true, the state of the optimizer lies in main memory between updates."""
 
     lr: LearningRate
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
