@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ _VERSION = 1
 # Network file systems keep a removed file under such a name while somebody reads it.
 _REMOVED_BUT_OPEN = ".nfs"
 _MAX_THREADS = 8
+_MAX_SEALED_BYTES = 256 << 20  # a manifest has about 200 bytes for each weight or file
 
 
 class DamagedCheckpoint(ValueError):
@@ -67,6 +69,8 @@ class SealedFile:
             OSError: the storage cannot be reached, or may not be read.
         """
         with _reading(file):
+            if not stat.S_ISREG((found := file.stat()).st_mode) or found.st_size > _MAX_SEALED_BYTES:
+                raise DamagedCheckpoint(f"{file}: expected a {cls.KIND}, it is no file, or larger than 256 MiB")
             content = file.read_bytes()
         try:
             sealed = TypeAdapter(cls).validate_json(content)

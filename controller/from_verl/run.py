@@ -13,6 +13,7 @@ from splitppo.config.subsections.estimator import NEEDS
 
 # The actor's share of verl's GPUs. The actor also generates; the critic has the rest.
 ACTOR_SHARE = 0.75
+_MAX_GPUS = 65_536
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class VerlRun:
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:
         if self.uses_critic and not (actor and critic):
             raise ConfigError(f"--gpus {actor}:{critic}: expected at least one GPU for each of actor and critic")
+        if max(actor, critic) > _MAX_GPUS:
+            raise ConfigError(f"--gpus {actor}:{critic}: expected at most {_MAX_GPUS} GPUs of a group")
         if critic and not self.uses_critic:
             estimator = self.value("algorithm.adv_estimator")
             raise ConfigError(

@@ -18,6 +18,8 @@ from splitppo.config.keys import step_work
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
 
+MAX_DEVICES = 4096  # every division of them among the groups is looked at
+
 
 @dataclass(frozen=True)
 class Place:
@@ -113,9 +115,10 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     config, (times, slowdown) = first.config, phase_times(measurements)
     own = _own_devices(first)
     total = sum(own.values()) if num_devices is None else num_devices
-    if total < len(own) or total < 2:
+    if not max(2, len(own)) <= total <= MAX_DEVICES:
         raise ConfigError(
-            f"--gpus {total}: expected at least {max(2, len(own))}, one for each group ({', '.join(own)})"
+            f"--gpus {total}: expected at least {max(2, len(own))}, one for each group ({', '.join(own)}), and at most"
+            f" {MAX_DEVICES}"
         )
     for other in measurements[1:]:
         theirs = step_work(other.config)

@@ -34,6 +34,9 @@ class Overlap(_Part):
     efficiency: float = Field(description="share of the shorter update that was hidden behind the longer one")
     bubble_actor: float = Field(description="share of step time in which the actor pool was idle")
     bubble_critic: float = Field(description="share of step time in which the critic's devices were idle")
+    bubble_rollout: float | None = Field(
+        None, description="share of step time in which a rollout group on devices of its own was idle"
+    )
 
     @classmethod
     def over(cls, lines: Sequence[Mapping[str, Any]]) -> Self | None:
@@ -41,7 +44,8 @@ class Overlap(_Part):
         rows = [line for line in lines if line.get("overlap/efficiency") is not None]
         if not rows:
             return None
-        return cls(**{name: fmean(row[f"overlap/{name}"] for row in rows) for name in cls.model_fields})
+        measured = {name: [row[key] for row in rows if (key := f"overlap/{name}") in row] for name in cls.model_fields}
+        return cls(**{name: fmean(values) for name, values in measured.items() if values})
 
 
 class WeightsDigests(_Part):

@@ -109,7 +109,8 @@ class Publisher:
             with self._together():
                 if parallel.rank() == 0:
                     self._remove_all_but(range(keep_from, version))
-                    partial_folder.mkdir(parents=True)
+                    self.folder.mkdir(0o700, parents=True, exist_ok=True)  # /dev/shm is open to all users
+                    partial_folder.mkdir()
             with self._together():
                 self._write_own(partial_folder, report)
             with self._together():

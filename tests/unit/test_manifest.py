@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,15 @@ def test_storage_that_may_not_be_read_is_not_damage(part: Path, monkeypatch: pyt
     failure = OSError(errno.EIO, "Input/output error")
     with pytest.raises(DamagedCheckpoint, match="expected a readable file, found: Input/output error"):
         verify_files(part, manifest)
+
+
+def test_a_manifest_that_is_no_file_or_enormous_is_damage_and_is_not_read(part: Path) -> None:
+    file = part / "manifest.json"
+    os.mkfifo(file)
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json: expected a manifest, it is no file"):
+        read_manifest(part)
+    file.unlink()
+    with file.open("wb") as stream:
+        stream.truncate(40 << 30)
+    with pytest.raises(DamagedCheckpoint, match=r"or larger than 256 MiB"):
+        read_manifest(part)

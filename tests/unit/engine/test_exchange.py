@@ -55,6 +55,12 @@ def test_a_reader_gets_every_weight_in_the_published_dtype_and_tied_ones_once(
     PublishedWeights.open(tmp_path, 3, manifest_sha256).check(RUN, Model(), dtype)
 
 
+def test_only_the_user_of_the_run_can_read_published_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "everybody's" / "splitppo-run"
+    publish(folder, 3)
+    assert (folder.stat().st_mode & 0o777, version_folder(folder, 3).is_dir()) == (0o700, True)
+
+
 def test_progress_is_reported_for_each_weight(tmp_path: Path) -> None:
     reports: list[tuple[int, int, str]] = []
     publisher(tmp_path).publish(RUN, 0, 0, lambda *report: reports.append(report))

@@ -75,6 +75,7 @@ def test_nothing_is_written_until_what_changes_results_is_decided(
     [
         (("data.train_batch_size=1000",), "must be a multiple of actor.ppo_mini_batch_size (256)"),
         (("--drop", "data.gen_batch_size"), "--drop data.gen_batch_size: run.sh sets no such key"),
+        (("--gpus", "99999999999:1"), "--gpus 99999999999:1: expected at most 65536 GPUs of a group"),
         (("--gpus", "8:0"), "--gpus 8:0: expected at least one GPU for each of actor and critic"),
         (("--gpus", "6:2", "algorithm.adv_estimator=grpo"), "has no critic; expected 8:0"),
         (("--verl-version", "1.0"), "--verl-version: expected 0.1 to 0.9, got '1.0'"),

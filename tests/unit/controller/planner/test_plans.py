@@ -284,6 +284,7 @@ def test_runs_with_and_without_a_rollout_group_are_compared(tmp_path: Path, mode
         ("no spans", [], "holds no step that can be used"),
         ("other version", [], "was left by another version: "),
         ("", ["--gpus", "1"], "--gpus 1: expected at least 2"),
+        ("", ["--gpus", "100000"], "--gpus 100000: expected at least 2, one for each group (actor, critic), and"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

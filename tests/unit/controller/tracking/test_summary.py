@@ -59,6 +59,9 @@ def test_the_overlap_of_a_run_is_the_mean_over_the_steps_in_which_both_roles_wer
         efficiency=0.75, bubble_actor=0.0, bubble_critic=0.5
     )
     assert Overlap.over([{"step": 2}, {"step": 3, "overlap/efficiency": None}]) is None
+    with_group = Overlap.over([{**row, "overlap/bubble_rollout": row["overlap/efficiency"]} for row in rows])
+    assert with_group is not None
+    assert with_group.bubble_rollout == 0.75
 
 
 def test_an_unknown_exit_reason_and_a_number_that_is_not_finite_are_refused() -> None:
