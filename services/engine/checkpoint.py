@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
 from services.engine import hf_folder, parallel
 from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards
@@ -28,7 +28,8 @@ from splitppo.file_lock import any_lock
 log = logging.getLogger(__name__)
 
 HF_FOLDER = "huggingface"
-ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAMW_STATE = ("step", *MOMENTS)
 _PROGRESS_INTERVAL_S = 1.0
 # A rank that has written its part waits for the others; the watch over peers notices a dead rank at once.
 _GROUP_TIMEOUT = timedelta(days=7)
@@ -55,11 +56,14 @@ class Checkpointer:
         directory: Path,
         optimizer: torch.optim.Optimizer,
         *,
+        at_rest: Mapping[UntypedStorage, Tensor],
         num_updates: int,
         service_state: bytes,
         with_hf_model: bool,
     ) -> Future[str]:
         """Waits for the previous save, then starts to write model and optimizer, as they are now, in the background.
+
+        `at_rest` has the values of the storages that are at rest, see `Rest.copies`.
 
         Returns:
             a future that resolves when the parts of all ranks are on storage. On rank 0 it also waits for
@@ -80,7 +84,7 @@ class Checkpointer:
             state["extra"] = torch.frombuffer(bytearray(service_state or b"\0"), dtype=torch.uint8)
             state["extra_length"] = torch.tensor(len(service_state))
         failpoints.hit("save_checkpoint.writing")
-        self._writer = writer = ShardWriter(directory, self._writer_locks)
+        self._writer = writer = ShardWriter(directory, self._writer_locks, at_rest)
         stream = _stream_behind_training()
 
         def write() -> str:

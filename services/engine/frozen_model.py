@@ -10,6 +10,7 @@ from services.engine.inference import compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD
 from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
+from services.engine.rest import Rest
 from splitppo.config import ComputedModelConfig
 
 
@@ -18,6 +19,7 @@ class FrozenModel:
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
+        weights: with param_offload they rest in main memory, see `Rest`.
     """
 
     def __init__(self, config: ComputedModelConfig, *, kind: Kind = "policy", device: torch.device) -> None:
@@ -25,6 +27,7 @@ class FrozenModel:
         self.model: Any = build_model(config.model, kind, dtype=dtype, override_config=config.override_config)
         self.model.requires_grad_(requires_grad=False)
         limits = micro_batch_limits(config, self.model)
-        self.compute = partial(compute_columns, self.model, limits=limits, device=device)
         parallel.shard(self.model, device=device, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
+        self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
+        self.compute = self.weights.awake()(partial(compute_columns, self.model, limits=limits, device=device))

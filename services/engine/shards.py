@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
+from services.engine.rest import values_at_rest
 from splitppo.file_lock import any_lock
 from splitppo.manifest import DamagedCheckpoint
 
@@ -31,7 +32,8 @@ class ShardWriter(FileSystemWriter):
     """Writes this rank's tensors of a checkpoint to one file; each GPU tensor is copied just before it is written.
 
     torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete. The file
-    is written with the lock of one of the files `locks`, if there are any.
+    is written with the lock of one of the files `locks`, if there are any. Tensors with a storage in `at_rest` are read
+    from there, see `Rest.copies`.
 
     Attributes:
         num_written: number of tensors written so far, of `num_tensors`.
@@ -39,12 +41,12 @@ class ShardWriter(FileSystemWriter):
         is_done: set when the tensors of all ranks are written, also after an error.
     """
 
-    def __init__(self, directory: Path, locks: Sequence[Path] = ()) -> None:
+    def __init__(self, directory: Path, locks: Sequence[Path], at_rest: Mapping[UntypedStorage, Tensor]) -> None:
         super().__init__(directory)
         self.num_written = self.num_tensors = 0
         self.is_writing = False
         self.is_done = threading.Event()
-        self._locks = locks
+        self._locks, self._at_rest = locks, at_rest
 
     def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
         """Writes this rank's part of the tensors in `state`; all ranks of the group (None: one rank) call it.
@@ -65,7 +67,7 @@ class ShardWriter(FileSystemWriter):
         with any_lock(self._locks), self._writing(), (Path(self.path) / name).open("wb") as file:
             for item in plan.items:
                 begin = file.tell()
-                torch.save(_alone(planner.resolve_data(item)), file)
+                torch.save(_alone(planner.resolve_data(item), self._at_rest), file)
                 written = _StorageInfo(name, begin, file.tell() - begin)
                 results.append(WriteResult(item.index, written.length, written))
                 self.num_written += 1
@@ -84,9 +86,9 @@ class ShardWriter(FileSystemWriter):
             self.is_writing = False
 
 
-def _alone(tensor: Any) -> Tensor:
+def _alone(tensor: Any, at_rest: Mapping[UntypedStorage, Tensor]) -> Tensor:
     """Copies a tensor to memory of its own on the host if needed: torch.save writes all memory that a view shares."""
-    on_host: Tensor = tensor.detach().cpu()
+    on_host = values_at_rest(tensor, at_rest).detach().cpu()
     return on_host if on_host.untyped_storage().nbytes() == on_host.nbytes else on_host.clone()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,3 +116,11 @@ class UpdateSteps:
 def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Renames the metrics of a role's update to their full names: <role>/<name>, but perf/mfu/<role>."""
     return {f"perf/mfu/{role}" if name == "mfu" else f"{role}/{name}": value for name, value in metrics.items()}
+
+
+def rank_tokens(num_tokens: int, device: torch.device) -> dict[str, float]:
+    """Returns the minimum, maximum and mean over ranks of the tokens in an epoch, as metrics tokens_rank_*."""
+    tokens = np.zeros(parallel.num_ranks())
+    tokens[parallel.rank()] = num_tokens
+    tokens = parallel.reduce_array(tokens, device)
+    return {f"tokens_rank_{name}": float(getattr(tokens, name)()) for name in ("min", "max", "mean")}

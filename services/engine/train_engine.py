@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.engine import parallel
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, collate, row_lengths
-from services.engine.checkpoint import Checkpointer, check_checkpoint
+from services.engine.checkpoint import MOMENTS, Checkpointer, check_checkpoint
 from services.engine.flops import FlopsMeter
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD, Forward
@@ -36,7 +35,8 @@ from services.engine.model.loading import (
 )
 from services.engine.model.weights import Kind
 from services.engine.optimizer import build_optimizer, learning_rate
-from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, token_mean
+from services.engine.rest import Rest
+from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, rank_tokens, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
 from splitppo.batch import Batch
@@ -58,6 +58,7 @@ class TrainEngine:
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
+        weights, moments: with param_offload and optimizer_offload both rest in main memory, see `Rest`.
         num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
     Raises:
@@ -89,8 +90,11 @@ class TrainEngine:
         self.limits = micro_batch_limits(config, self.model)
         parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind, seed=seed)
-        self.compute = functools.partial(compute_columns, self.model, limits=self.limits, device=device)
         self.optimizer = build_optimizer(self.model, config)
+        self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
+        self.moments = Rest(self._moments, device, is_on=config.optimizer_offload)
+        compute = functools.partial(compute_columns, self.model, limits=self.limits, device=device)
+        self.compute = self.weights.awake()(compute)
         self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks)
 
     def update(
@@ -121,22 +125,23 @@ class TrainEngine:
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done, computed = itertools.count(1), list[MiniBatch]()
 
-        for number, mini_batch in enumerate(mini_batches):
-            if number:
-                failpoints.hit("update.mini_batch")
-            computed.append(mini_batch)
-            sums = self.accumulate_gradients(
-                batch, mini_batch, forward, loss, report=lambda: progress(next(done), num_micro_batches, "update")
-            )
-            if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
-                self.optimizer.zero_grad(set_to_none=True)
-                steps.num_stopped = len(mini_batches) - number
-                break
-            self._checkpointer.wait_until_written(progress)
-            steps.add(sums, self._optimizer_step(lr))
+        with self.weights.awake():
+            for number, mini_batch in enumerate(mini_batches):
+                if number:
+                    failpoints.hit("update.mini_batch")
+                computed.append(mini_batch)
+                sums = self.accumulate_gradients(
+                    batch, mini_batch, forward, loss, report=lambda: progress(next(done), num_micro_batches, "update")
+                )
+                if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
+                    self.optimizer.zero_grad(set_to_none=True)
+                    steps.num_stopped = len(mini_batches) - number
+                    break
+                self._checkpointer.wait_until_written(progress)
+                steps.add(sums, self._optimizer_step(lr))
         metrics = {
             **steps.metrics(may_stop=stop_above is not None),  # on the host: the device is done
-            **self._rank_tokens(batch),
+            **rank_tokens(row_lengths(batch).sum(), self.device),
             **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
         }
@@ -182,18 +187,12 @@ class TrainEngine:
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self.optimizer.step()
+            with self.weights.awake(changes=True), self.moments.awake(changes=True):
+                self.optimizer.step()
         else:
             log.error("gradient norm is %s: optimizer step skipped", norm)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def _rank_tokens(self, batch: Batch) -> dict[str, float]:
-        """Returns the minimum, maximum and mean over ranks of the tokens in an epoch, as metrics tokens_rank_*."""
-        tokens = np.zeros(parallel.num_ranks())
-        tokens[parallel.rank()] = row_lengths(batch).sum()
-        tokens = parallel.reduce_array(tokens, self.device)
-        return {f"tokens_rank_{name}": float(getattr(tokens, name)()) for name in ("min", "max", "mean")}
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:
@@ -202,25 +201,29 @@ class TrainEngine:
         Within the block each rank may call the model any number of times, under torch.no_grad (inference_mode would
         leave tensors behind that training cannot use).
         """
-        parallel.gather(self.model)
-        set_attention(self.model, generation=True)
-        try:
-            yield self.model
-        finally:
-            set_attention(self.model, generation=False)
-            parallel.release(self.model)
+        with self.weights.awake():
+            parallel.gather(self.model)
+            set_attention(self.model, generation=True)
+            try:
+                yield self.model
+            finally:
+                set_attention(self.model, generation=False)
+                parallel.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields (Hugging Face name, whole tensor) of each parameter, tied ones once; every rank must take them all."""
         parallel.release(self.model)
-        for name, parameter in self.model.named_parameters():
-            yield name, parallel.full(parameter.detach().to(dtype))
+        copy = self.config.param_offload  # else a tensor that the reader still has would lose its memory
+        with self.weights.awake():
+            for name, parameter in self.model.named_parameters():
+                yield name, parallel.full(parameter.detach().to(dtype, copy=copy))
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to write a checkpoint in the background; see `Checkpointer.save`."""
         return self._checkpointer.save(
             directory,
             self.optimizer,
+            at_rest={**self.weights.copies, **self.moments.copies},
             num_updates=self.num_updates,
             service_state=service_state,
             with_hf_model=with_hf_model,
@@ -239,15 +242,21 @@ class TrainEngine:
             ValueError: the checkpoint is missing, torn, or of another model.
         """
         parallel.release(self.model)
-        if directory is None:
-            self._checkpointer.wait_until_written(progress)
-            fill_model(self.model, self.config.model, self.kind, seed=self.seed)
-            self.optimizer = build_optimizer(self.model, self.config)
-            self.num_updates, service_state = 0, b""
-        else:
-            self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer, progress)
+        with self.weights.awake(changes=True):
+            if directory is None:
+                self._checkpointer.wait_until_written(progress)
+                fill_model(self.model, self.config.model, self.kind, seed=self.seed)
+                self.optimizer = build_optimizer(self.model, self.config)
+                self.num_updates, service_state = 0, b""
+            else:
+                self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer, progress)
+        self.moments.rest()
         return service_state
 
     def compute_weights_digest(self) -> str:
         """Returns the sha256 of the model's weights; see `weights_digest`."""
-        return weights_digest(self.model)
+        with self.weights.awake():
+            return weights_digest(self.model)
+
+    def _moments(self) -> Iterator[Tensor]:
+        return (state[name] for state in self.optimizer.state.values() for name in MOMENTS if name in state)

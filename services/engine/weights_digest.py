@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
+import numpy as np
 from torch import Tensor, nn
 
 from services.engine import parallel
@@ -17,5 +18,6 @@ def values_digest(tensors: Iterable[Tensor]) -> str:
     """Computes the sha256 over the values of whole tensors, in the given order, as little-endian fp32; hexadecimal."""
     digest = hashlib.sha256()
     for values in tensors:
-        digest.update(values.float().cpu().contiguous().numpy().astype("<f4", copy=False).data)
+        array = np.from_dlpack(values.float().cpu().contiguous())  # numpy() would forbid to free the memory at rest
+        digest.update(array.astype("<f4", copy=False).data)
     return digest.hexdigest()

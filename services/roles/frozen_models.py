@@ -46,11 +46,12 @@ class FrozenModels:
     def _compute_ref_log_probs(self) -> Command:
         """Makes the command for reference log-probs, at rollout.temperature, with the actor's micro-batch limits."""
         config = self._context.config
+        offload = {"param_offload": config.placement.reference_param_offload}
         unused = "neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
         return self._command(
             "ComputeRefLogProbs",
             reference_pb2.ComputeRefLogProbsRequest,
-            self._load(config.reference_host, config.actor, "policy"),
+            self._load(config.reference_host, config.actor.changed("", offload), "policy"),
             refusal=self._refusal("reference", config.reference_host, unused),
             columns=("prompts", "responses"),
             prepare=check_rows,

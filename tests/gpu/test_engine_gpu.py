@@ -102,3 +102,17 @@ def test_an_update_on_a_known_gpu_uses_a_share_of_its_peak(policy: Path) -> None
         assert "mfu" not in metrics
     else:
         assert 0 < metrics["mfu"] < 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_at_rest_the_device_is_free_of_weights_and_moments(policy: Path, dtype: str) -> None:
+    resting = engine_of(policy, dtype=dtype, lr=1e-3, param_offload=True, optimizer_offload=True)
+    staying = engine_of(policy, dtype=dtype, lr=1e-3)
+    for engine in (resting, staying):
+        engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    assert resting.compute_weights_digest() == staying.compute_weights_digest()
+    assert all(copy.is_pinned() for rest in (resting.weights, resting.moments) for copy in rest.copies.values())
+    at_rest_bytes = torch.cuda.memory_allocated()
+    with resting.weights.awake(), resting.moments.awake():
+        assert torch.cuda.memory_allocated() - at_rest_bytes >= 3 * 4 * resting.num_parameters
+    assert torch.cuda.memory_allocated() == at_rest_bytes

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -25,21 +25,27 @@ RunRanks = Callable[..., list[Any]]
 def rank_processes(max_ranks: int) -> Iterator[RunRanks]:
     """Starts processes, and gives the `with` block a function that runs a function on the ranks of a group of them.
 
-    The function and its arguments are pickled. Each run is a group of its own, of up to `max_ranks` ranks.
+    The function and its arguments are pickled. Each run is a group of its own, of up to `max_ranks` ranks. A process
+    has the same rank in all of them: torch caches the rows of a rank by the shape of the mesh alone.
     """
     store, numbers = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), itertools.count()
-    with ProcessPoolExecutor(max_ranks, mp_context=multiprocessing.get_context("spawn")) as processes:
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        processes = [stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn)) for _ in range(max_ranks)]
 
         def run(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
             group = store.port, f"group-{next(numbers)}", num_ranks
-            ranks = [processes.submit(_on_rank, rank, *group, function, arguments) for rank in range(num_ranks)]
+            ranks = [
+                process.submit(_on_rank, rank, *group, function, arguments)
+                for rank, process in enumerate(processes[:num_ranks])
+            ]
             return [rank.result(_RESULT_TIMEOUT_S) for rank in ranks]
 
         try:
             yield run
         finally:
-            for _ in range(max_ranks):  # at once: to leave in good order takes torch seconds
-                processes.submit(os._exit, 0)
+            for process in processes:  # at once: to leave in good order takes torch seconds
+                process.submit(os._exit, 0)
 
 
 def _on_rank(rank: int, port: int, name: str, num_ranks: int, function: Callable[..., Any], arguments: Any) -> Any:

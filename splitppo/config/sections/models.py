@@ -80,7 +80,7 @@ class TrainedModelConfig(ComputedModelConfig):
     of each other (HSDP). It must divide the number of ranks. -1: all ranks."""
 
     optimizer_offload: Annotated[bool, MAY_CHANGE] = False
-    """If true, the state of the optimizer lies in main memory between updates."""
+    """If true, the state of the optimizer lies in main memory, and comes back for each of its steps."""
 
     lr: LearningRate
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"

@@ -1,8 +1,8 @@
 """The configuration section `placement`: the worker groups that host the frozen models (reference, reward model)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from splitppo.config.section import Section
+from splitppo.config.section import MAY_CHANGE, Section
 
 ReferenceHost = Literal["actor", "critic", "auto"]
 RewardModelHost = Literal["critic", "reward", "auto"]
@@ -19,6 +19,10 @@ class PlacementConfig(Section):
     there is one, if it has time (responses are streamed, or it has more ranks than the actor; and no rollout group
     samples on its devices), and if its update takes no longer than the actor's; else the actor. A resumed run keeps its
     place."""
+
+    reference_param_offload: Annotated[bool, MAY_CHANGE] = False
+    """If true, the weights of the reference lie in main memory while it does not compute, and come back for its next
+    command."""
 
     reward_model: RewardModelHost = "auto"
     """The group that holds the reward model and computes its scores. critic: the group of the critic. reward: a group

@@ -1,4 +1,4 @@
-"""Runs with the reference on the critic's group have the same weights as with the reference on the actor's group."""
+"""Runs have the same weights, wherever the frozen reference computes and wherever weights lie while they wait."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def test_a_reference_on_the_critic_gives_the_weights_of_one_on_the_actor(
     kl = [[line["actor/reward_kl_penalty"] for line in run.metrics[1:]] for run in (unstreamed, folder)]
     assert len(kl[0]) == 2
     assert kl[0] == kl[1]
+
+
+def test_weights_and_moments_that_rest_give_the_weights_of_those_that_stay(
+    config: dict[str, Any], unstreamed: RunFolder, tmp_path: Path
+) -> None:
+    keys = [f"{role}.{key}=true" for role in ("actor", "critic") for key in ("param_offload", "optimizer_offload")]
+    with started(config, tmp_path / "run", *UNSTREAMED, *keys, "placement.reference_param_offload=true") as controller:
+        folder = controller.complete()
+
+    assert folder.summary["weights_sha256"] == unstreamed.summary["weights_sha256"]
+    for role in ("actor", "critic"):
+        assert (folder.path / "logs" / f"{role}_0.log").read_text().count("save nothing on a CPU") == 1
 
 
 @pytest.fixture(scope="module")
