@@ -37,7 +37,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -123,6 +123,10 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
+
+# A Python of the caller's (PY=python3) is taken as it is.
+gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS="--part 1"; PY=python3: without making the environment
+	$(PY) -m benchmarks.gpu_proof $(ARGS)
 
 curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)

@@ -70,6 +70,15 @@ def test_the_fuzzer_sends_as_many_inputs_as_are_asked_for() -> None:
     assert last == ".venv/bin/python -m tests.fuzz --inputs 7"
 
 
+def test_the_gpu_proof_takes_a_python_as_it_is_or_makes_the_environment() -> None:
+    assert make("gpu-proof", "PY=python3", "ARGS=--part 1").stdout.split() == [
+        *("python3", "-m", "benchmarks.gpu_proof", "--part", "1")
+    ]
+    install, proof = map(shlex.split, make("gpu-proof").stdout.splitlines())
+    assert "--dev" in install
+    assert proof[:3] == [".venv/bin/python", "-m", "benchmarks.gpu_proof"]
+
+
 @pytest.mark.parametrize(("target", "option"), [("fuzz", "--inputs 50000"), ("chaos", "--kills 50")])
 def test_each_target_has_a_number_of_its_own_by_default(target: str, option: str) -> None:
     commands = [line.strip() for line in make(target).stdout.splitlines()]
