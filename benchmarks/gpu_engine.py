@@ -25,19 +25,21 @@ from controller.memory.plan import memory_plan
 from recipes.qwen2_tokenizer import save_tokenizer
 from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from services.actor.losses.actor_loss import actor_loss
-from services.engine import parallel
 from services.engine.model.forward import policy_forward
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
 
-# hidden, intermediate, layers, query heads, key-value heads, vocabulary, tied: those of Qwen2.5, and two small ones.
+_NAMES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "tie_word_embeddings"),
+)
+# Qwen2.5's, and a tiny one.
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
-    "small": (512, 1408, 8, 8, 2, 8192, True),
     "tiny": (64, 128, 2, 4, 2, 512, True),
 }
 MODES: Mapping[str, Mapping[str, Any]] = {"full": {}, "lora": {"lora_rank": 32, "lora_alpha": 32.0}}
@@ -71,11 +73,8 @@ class Rows(NamedTuple):
     together: int
 
 
-class _Kept:
-    """The last engine, since loading takes longer than what is measured."""
-
-    key = ""
-    engine: TrainEngine | None = None
+# The last engine, by its configuration: loading takes longer than what is measured.
+_KEPT: dict[str, TrainEngine] = {}
 
 
 def update(place: Place, *, size: str, mode: str, keys: Sequence[str]) -> Values:
@@ -112,26 +111,15 @@ def repeat(place: Place, *, size: str, deterministic: bool) -> Values:
     return values | {"same weights twice": digests[0] == digests[1]}
 
 
-def gradient(place: Place, size: str, mode: str, dtype: str) -> Tensor:
-    """Returns the gradient of what is trained, as one vector."""
-    config = make_config(place, size, mode, Rows(4, 16, 48, 4), dtype=dtype)
-    engine, batch = engine_of(place, config), make_batch(config)
-    engine.accumulate_gradients(batch, engine.plan_update(batch)[0], policy_forward(1.0), actor_loss(config.actor))
-    found = [parallel.full(weight.grad) for weight in engine.model.parameters() if weight.grad is not None]
-    return torch.cat([tensor.flatten().double().cpu() for tensor in found])
-
-
 def measured(place: Place, config: Config, num_warm: int, num_timed: int) -> Values:
     """Times updates; returns figures of the median, the peak of memory, and the estimate of `controller --check`."""
     estimate = estimated_bytes(place, config)
     engine, step = engine_of(place, config), _update_of(place, config)
     metrics: list[Mapping[str, float]] = []
-    peak = None
-    if place.device.type == "cuda":
+    if is_cuda := place.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = median_s(lambda: metrics.append(step()), place, num_warm, num_timed)
-    if place.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**30
+    peak = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else None
     data, mfu = config.data, [found["mfu"] for found in metrics[-num_timed:] if "mfu" in found]
     return {
         "trained M": sum(weight.numel() for weight in engine.model.parameters() if weight.requires_grad) / 1e6,
@@ -164,13 +152,11 @@ def shares(call: Callable[[], object], device: torch.device) -> Values:
     name = "device" if is_cuda else "cpu"
     on_device = [event for event in events if event.device_type == (DeviceType.CUDA if is_cuda else DeviceType.CPU)]
     total = sum(getattr(event, f"self_{name}_time_total") for event in on_device if not event.is_user_annotation)
-    in_attention = [event for event in on_device if _ATTENTION[device.type].search(event.key)]
-    in_head = [event for event in events if _HEAD.match(event.key)]
-    named = {"attention share": in_attention, "head share": in_head}
-    return {
-        key: sum(getattr(event, f"{name}_time_total") for event in found) / total if total else None
-        for key, found in named.items()
+    found = {
+        "attention share": [event for event in on_device if _ATTENTION[device.type].search(event.key)],
+        "head share": [event for event in events if _HEAD.match(event.key)],
     }
+    return {key: sum(getattr(event, f"{name}_time_total") for event in of) / total for key, of in found.items()}
 
 
 def median_s(call: Callable[[], object], place: Place, num_warm: int, num_timed: int) -> float:
@@ -197,22 +183,18 @@ def engine_of(place: Place, config: Config) -> TrainEngine:
             torch.cuda.set_device(0)
         backends = "cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo"
         dist.init_process_group(backends, store=dist.HashStore(), rank=0, world_size=1)
-    if _Kept.engine is None or _Kept.key != repr(config.actor):
+    if repr(config.actor) not in _KEPT:
         drop_engine()
-        _Kept.key = repr(config.actor)
-        _Kept.engine = TrainEngine(
-            config.actor,
-            kind="policy",
-            seed=0,
-            max_response_length=config.data.max_response_length,
-            device=torch.device("cuda", 0) if place.device.type == "cuda" else place.device,
-        )
-    return _Kept.engine
+        device = torch.device("cuda", 0) if place.device.type == "cuda" else place.device
+        length = config.data.max_response_length
+        engine = TrainEngine(config.actor, kind="policy", seed=0, max_response_length=length, device=device)
+        _KEPT[repr(config.actor)] = engine
+    return _KEPT[repr(config.actor)]
 
 
 def drop_engine() -> None:
     """Frees the memory of the last engine."""
-    _Kept.engine = None
+    _KEPT.clear()
     gc.collect()
     torch.cuda.empty_cache()  # without a GPU, nothing
 
@@ -228,14 +210,10 @@ def make_config(place: Place, size: str, mode: str, rows: Rows, **keys: Any) -> 
         **MODES[mode],
         **keys,
     }
+    lengths = {"max_prompt_length": rows.prompt, "max_response_length": rows.response}
     tree = {
         "run": {"dir": str(place.folder / "none"), "total_steps": 1},
-        "data": {
-            "train_files": "none",
-            "train_batch_size": rows.number,
-            "max_prompt_length": rows.prompt,
-            "max_response_length": rows.response,
-        },
+        "data": {"train_files": "none", "train_batch_size": rows.number, **lengths},
         "algorithm": {"adv_estimator": "reinforce_plus_plus"},
         "actor": actor,
         "services": {"actor": {"devices": [0]}} if place.device.type == "cuda" else {},
@@ -257,14 +235,15 @@ def make_batch(config: Config) -> Batch:
     """Returns one mini-batch of rows of full length, all of whose tokens count."""
     data, rng = config.data, np.random.default_rng(0)
     number, vocabulary = data.train_batch_size, SIZES[Path(config.actor.model).name][5]
+    length = data.max_response_length
     return Batch.from_rows(
-        prompts=[rng.integers(3, vocabulary, data.max_prompt_length) for _ in range(number)],
-        responses=[rng.integers(3, vocabulary, data.max_response_length) for _ in range(number)],
-        response_mask=[np.ones(data.max_response_length, bool)] * number,
+        prompts=list(rng.integers(3, vocabulary, (number, data.max_prompt_length))),
+        responses=list(rng.integers(3, vocabulary, (number, length))),
+        response_mask=[np.ones(length, bool)] * number,
         seeds=[[row] for row in range(number)],
-        advantages=[rng.normal(size=data.max_response_length) for _ in range(number)],
+        advantages=list(rng.normal(size=(number, length))),
         # about those of random weights, else the clipped loss has no gradient
-        old_log_probs=[rng.normal(-math.log(vocabulary), 0.1, data.max_response_length) for _ in range(number)],
+        old_log_probs=list(rng.normal(-math.log(vocabulary), 0.1, (number, length))),
     )
 
 
@@ -277,20 +256,10 @@ def model_folder(place: Place, size: str) -> Path:
     if (models / size).exists():
         return models / size
     shutil.rmtree(models, ignore_errors=True)
-    hidden, intermediate, layers, heads, key_value_heads, vocabulary, tied = SIZES[size]
     tokenizer = make_tokenizer()
-    config = Qwen2Config(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        vocab_size=vocabulary,
-        tie_word_embeddings=tied,
-        max_position_embeddings=1 << 17,
-        pad_token_id=tokenizer.token_to_id(PAD),
-        eos_token_id=tokenizer.token_to_id(EOS),
-    )
+    special = {"pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": tokenizer.token_to_id(EOS)}
+    sizes = dict(zip(_NAMES, SIZES[size], strict=True))
+    config = Qwen2Config(**sizes, **special, max_position_embeddings=1 << 17)
     hf_logging.disable_progress_bar()
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config)
