@@ -135,8 +135,7 @@ def measured(place: Place, config: Config, num_warm: int, num_timed: int) -> Val
 def estimated_bytes(place: Place, config: Config) -> int:
     """Returns the estimated memory of an update, without that of the process; Skipped if the GPU has less."""
     gpus = {0: torch.cuda.get_device_properties(0).total_memory} if place.device.type == "cuda" else {}
-    plan = memory_plan(config, gpus)
-    [group] = plan.groups
+    [group] = memory_plan(config, gpus).groups
     terms = max((group.phases[name] for name in ("backward", "optimizer step")), key=lambda phase: phase.total)
     if gpus and terms.total > gpus[0]:
         raise Skipped(f"it needs about {terms.total / 2**30:.0f} GiB, the GPU has {gpus[0] / 2**30:.0f}")
@@ -255,6 +254,7 @@ def model_folder(place: Place, size: str) -> Path:
     models = place.folder / "models"
     if (models / size).exists():
         return models / size
+    drop_engine()
     shutil.rmtree(models, ignore_errors=True)
     tokenizer = make_tokenizer()
     special = {"pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": tokenizer.token_to_id(EOS)}

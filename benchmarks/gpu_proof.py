@@ -57,7 +57,7 @@ class Case(NamedTuple):
 def cases_of(part: int, *, tiny: bool) -> list[Case]:
     """Returns the cases of a part, in the order in which they run."""
     if part == 1:
-        names = ["ceilings", "attention", "head product", "fused AdamW"]
+        names = ["ceilings", "attention", "fused AdamW"]
         return [Case(name, name) for name in ([] if tiny else ["tests/gpu"]) + names]
     return {2: _updates, 3: _long_rows, 4: _runs}[part](tiny=tiny)
 
@@ -211,7 +211,8 @@ class Report:
         entry = {"name": case.name, "function": case.function, **result}
         self._content["parts"].setdefault(str(part), []).append(entry)
         self._file.write_text(json.dumps(self._content, indent=2) + "\n")
-        figures = [f"{name} {shown(value)}" for name, value in result.get("values", {}).items()]
+        found = result.get("values", {}).items()
+        figures = [f"{name} {shown(value)}" for name, value in found if value is not None]
         states = [f"{state}: {result[state]}" for state in ("failed", "skipped") if state in result]
         print(f"part {part}, {case.name}: {', '.join([*figures, *states])}", file=sys.stderr, flush=True)
 
@@ -262,7 +263,8 @@ def main() -> int:
         print(f"error: torch {torch.__version__} finds no GPU here; --tiny runs on a CPU", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended first
-    with tempfile.TemporaryDirectory("-gpu-proof") as folder, closing(Measuring(Path(folder), tiny=tiny)) as measuring:
+    scratch = tempfile.TemporaryDirectory("-gpu-proof", ignore_cleanup_errors=True)  # a group that ends may still write
+    with scratch as folder, closing(Measuring(Path(folder), tiny=tiny)) as measuring:
         machine = measuring.result_of(Case("machine", "machine"), options.limit)
         if "failed" in machine:
             print(f"error: {machine['failed']}", file=sys.stderr)
