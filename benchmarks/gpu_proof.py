@@ -144,6 +144,7 @@ class Measuring:
             self._start(case.environment)
         process, began_s, line = self._process, time.monotonic(), ""
         watch = threading.Timer(limit_s, self._kill)
+        watch.daemon = True
         watch.start()
         with suppress(BrokenPipeError):
             print(json.dumps((case.function, case.arguments)), file=process.stdin, flush=True)
