@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from services.engine import parallel
 from services.engine.model.forward import RESPONSE_METHOD
 from services.engine.model.loading import build_model, fill_model
+from services.engine.strategies.registry import build_strategy
 from services.engine.weights_digest import weights_digest
 
 NUM_RANKS = 2
@@ -73,7 +73,7 @@ def load(way: str, folder: str) -> None:
     began = time.perf_counter()
     source: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if way == "whole" else None
     model = build_model(folder, "policy")
-    parallel.shard(model, device=torch.device("cpu"), bf16=False, forward_method=RESPONSE_METHOD)
+    build_strategy(torch.device("cpu")).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
     fill_model(model, folder, "policy")
     del source
     took_s = time.perf_counter() - began

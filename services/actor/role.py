@@ -71,7 +71,7 @@ class ActorRole:
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
         self._policy = self._trained.engine
-        self._frozen = FrozenModels(context, before=self._suspend_generation)
+        self._frozen = FrozenModels(context, self._policy.strategy, before=self._suspend_generation)
         if "actor" in config.samplers:
             self._generation = Generation(context, self._policy)
         self._publisher = Publisher(

@@ -5,29 +5,41 @@ from typing import Any
 
 import torch
 
-from services.engine import parallel
 from services.engine.inference import compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD
 from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
 from services.engine.rest import Rest
+from services.engine.strategies.protocol import Strategy
+from services.engine.strategies.registry import build_strategy
 from splitppo.config import ComputedModelConfig
 
 
 class FrozenModel:
-    """A sharded model for forward passes only, without gradients; the weights have the dtype of the computation.
+    """A model for forward passes only, without gradients; the weights have the dtype of the computation.
+
+    `strategy` is that of the group; None in a group that trains nothing.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
         weights: with param_offload they rest in main memory, see `Rest`.
     """
 
-    def __init__(self, config: ComputedModelConfig, *, kind: Kind = "policy", device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ComputedModelConfig,
+        *,
+        kind: Kind = "policy",
+        device: torch.device,
+        strategy: Strategy | None = None,
+    ) -> None:
+        strategy = strategy or build_strategy(device)
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
         self.model: Any = build_model(config.model, kind, dtype=dtype, override_config=config.override_config)
         self.model.requires_grad_(requires_grad=False)
         limits = micro_batch_limits(config, self.model)
-        parallel.shard(self.model, device=device, bf16=False, forward_method=RESPONSE_METHOD)
+        strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
-        self.compute = self.weights.awake()(partial(compute_columns, self.model, limits=limits, device=device))
+        compute = partial(compute_columns, self.model, strategy, limits=limits, device=device)
+        self.compute = self.weights.awake()(compute)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from services.engine import parallel
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
 from services.engine.model.forward import Forward
 from services.engine.model.loading import supports_packing
+from services.engine.strategies.protocol import Strategy
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
 
@@ -34,6 +34,7 @@ def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBa
 
 def compute_columns(
     model: nn.Module,
+    strategy: Strategy,
     batch: Batch,
     forward: Forward,
     *,
@@ -53,7 +54,7 @@ def compute_columns(
             if len(part):
                 results.append(torch.stack([named[name].float() for name in outputs]))
             progress(done, len(micro_batches), "forward")
-    parallel.release(model)
+    strategy.release(model)
 
     values = torch.cat(results, dim=1).cpu().numpy() if results else np.empty((len(outputs), 0), np.float32)
     empty_rows = np.flatnonzero(batch["responses"].lengths == 0)

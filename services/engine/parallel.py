@@ -1,11 +1,10 @@
-"""Shards a model over the ranks of the default process group with FSDP2, and wraps the collectives in use.
+"""Functions for models and tensors that the ranks of the default process group hold together, in any strategy.
 
-Without a process group there is one rank. At one rank and fp32 compute no module is sharded: sharding over one rank is
-the identity, and FSDP2's hooks and copies would only cost time (docs/adr/007).
+Without a process group there is one rank. How a tensor is divided is read from the tensor (`Strategy`).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-
-from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES
 
 
 def num_ranks() -> int:
@@ -46,28 +41,6 @@ def reduce_array(
     return reduced
 
 
-def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method: str) -> None:
-    """Shards a model whose weights are on the meta device; each rank gets memory for its shard, without values.
-
-    Every decoder layer is an FSDP2 unit, and everything else is the root unit. With `bf16` forward and backward passes
-    compute in bfloat16; weights and the reduction of gradients stay float32. The method `forward_method` of the model
-    gathers weights like `forward`.
-    """
-    if num_ranks() > 1 or bf16:
-        mesh = init_device_mesh(device.type, (num_ranks(),))
-        reshard = not _stays_gathered(model)
-        policy = MixedPrecisionPolicy()
-        if bf16:
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for unit in (*decoder_layers(model), model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    materialise(model, device)
-    for unit in units(model):
-        unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up
-        unit.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(model, forward_method)
-
-
 def materialise(model: nn.Module, device: torch.device) -> None:
     """Allocates memory on `device` for meta parameters, without values; tied ones stay tied, buffers keep values."""
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -81,42 +54,6 @@ def materialise(model: nn.Module, device: torch.device) -> None:
     model.to(device)  # buffers; FSDP2 looks at its parameters again
 
 
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Returns the decoder layers of a transformer: its longest nn.ModuleList."""
-    return max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
-
-
-def units(model: nn.Module) -> list[FSDPModule]:
-    """Returns the modules of a model that FSDP2 shards, root first; an empty list for a model without sharding."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-def sync_gradients(model: nn.Module, *, last: bool) -> None:
-    """Lets small models reduce gradients only in the `last` backward pass of a mini-batch; called before each pass."""
-    if isinstance(model, FSDPModule) and _stays_gathered(model):
-        model.set_requires_gradient_sync(last)
-        model.set_reshard_after_backward(last)
-
-
-def _stays_gathered(model: nn.Module) -> bool:
-    return 4 * sum(parameter.numel() for parameter in model.parameters()) <= KEEP_GATHERED_BYTES
-
-
-def gather(model: nn.Module) -> None:
-    """Gathers all weights of a model on every rank until `release`, so that forward passes communicate nothing."""
-    for unit in units(model):
-        unit.unshard()
-        unit.set_reshard_after_forward(False, recurse=False)
-
-
-def release(model: nn.Module) -> None:
-    """Frees a model's gathered weights; needed after forward passes without backward, else they would become stale."""
-    keep = _stays_gathered(model)
-    for unit in units(model):
-        unit.set_reshard_after_forward(not keep, recurse=False)
-        unit.reshard()
-
-
 def local(tensor: Tensor) -> Tensor:
     """Returns this rank's shard of a DTensor as a plain tensor; any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -127,8 +64,10 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
     num_rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, num_rows
-    size = math.ceil(num_rows / num_ranks())  # as torch.chunk divides
-    start = min(rank() * size, num_rows)
+    start = 0
+    for dimension in _shard_dimensions(tensor):
+        size = math.ceil(num_rows / tensor.device_mesh.size(dimension))  # as torch.chunk divides
+        start = min(tensor.device_mesh.get_local_rank(dimension) * size, num_rows)
     return start, start + len(tensor.to_local())
 
 
@@ -138,10 +77,31 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales gradients to a global norm of at most max_norm, if the norm is finite; returns the norm before scaling."""
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    norm = math.sqrt(all_reduce(torch.nn.utils.get_total_norm(gradients).double() ** 2).item())
+    """Scales gradients to a global norm of at most max_norm, if the norm is finite; returns the norm before scaling.
+
+    Squares are summed over the ranks that share a gradient, and not over those that hold copies of it.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    placed_alike: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        placement = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+        placed_alike.setdefault(placement, []).append(gradient)
+    norm = math.sqrt(sum(_squared_norm(some) for some in placed_alike.values()))
     if math.isfinite(norm) and norm > max_norm:
         for gradient in gradients:
-            gradient.mul_(max_norm / norm)
+            local(gradient).mul_(max_norm / norm)
     return norm
+
+
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Computes the squared norm of whole tensors that are all divided over the same ranks; these ranks call it."""
+    square = torch.nn.utils.get_total_norm([local(tensor) for tensor in tensors]).double() ** 2
+    for dimension in _shard_dimensions(tensors[0]):
+        dist.all_reduce(square, group=tensors[0].device_mesh.get_group(dimension))
+    return square.item()
+
+
+def _shard_dimensions(tensor: Tensor) -> list[int]:
+    """Returns the dimensions of its mesh over which a tensor is divided; none for a plain tensor."""
+    placements = tensor.placements if isinstance(tensor, DTensor) else ()
+    return [dimension for dimension, placement in enumerate(placements) if placement.is_shard()]

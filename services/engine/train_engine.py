@@ -36,6 +36,7 @@ from services.engine.model.loading import (
 from services.engine.model.weights import Kind
 from services.engine.optimizer import build_optimizer, learning_rate
 from services.engine.rest import Rest
+from services.engine.strategies.registry import build_strategy
 from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, rank_tokens, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
@@ -50,7 +51,7 @@ TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
 
 
 class TrainEngine:
-    """A model under training: sharded weights, optimizer, schedule; has the checkpoint methods of a `Role`.
+    """A model under training: weights on all ranks, optimizer, schedule; has the checkpoint methods of a `Role`.
 
     Training begins with the weights of the model's folder; a new value head is a function of (seed, kind).
     `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
@@ -58,6 +59,7 @@ class TrainEngine:
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
+        strategy: the way in which the ranks hold this model, and the frozen models of the group.
         weights, moments: with param_offload and optimizer_offload both rest in main memory, see `Rest`.
         num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
@@ -88,12 +90,13 @@ class TrainEngine:
         self.architecture = describe_architecture(self.model)
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model)
-        parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
+        self.strategy = build_strategy(device, config)
+        self.strategy.shard(self.model, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind, seed=seed)
         self.optimizer = build_optimizer(self.model, config)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
         self.moments = Rest(self._moments, device, is_on=config.optimizer_offload)
-        compute = functools.partial(compute_columns, self.model, limits=self.limits, device=device)
+        compute = functools.partial(compute_columns, self.model, self.strategy, limits=self.limits, device=device)
         self.compute = self.weights.awake()(compute)
         self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks)
 
@@ -173,9 +176,9 @@ class TrainEngine:
                 device=self.device,
                 epoch=mini_batch.epoch,
             )
-            parallel.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches))
-            output = loss(forward(self.model, micro_batch), micro_batch.tokens)
-            output.loss.backward()  # type: ignore[no-untyped-call]
+            with self.strategy.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches)):
+                output = loss(forward(self.model, micro_batch), micro_batch.tokens)
+                output.loss.backward()  # type: ignore[no-untyped-call]
             sums.append(MetricSums.of(output, micro_batch.tokens.mask))
             report()
         self.model.eval()
@@ -183,7 +186,7 @@ class TrainEngine:
 
     def _optimizer_step(self, lr: float) -> float:
         """Clips the gradient and applies an optimizer step if the norm is finite; returns the norm before clipping."""
-        norm = parallel.clip_gradients(self.model.parameters(), self.config.grad_clip)
+        norm = self.strategy.clip_gradients(self.model.parameters(), self.config.grad_clip)
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -202,17 +205,17 @@ class TrainEngine:
         leave tensors behind that training cannot use).
         """
         with self.weights.awake():
-            parallel.gather(self.model)
+            self.strategy.gather(self.model)
             set_attention(self.model, generation=True)
             try:
                 yield self.model
             finally:
                 set_attention(self.model, generation=False)
-                parallel.release(self.model)
+                self.strategy.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields (Hugging Face name, whole tensor) of each parameter, tied ones once; every rank must take them all."""
-        parallel.release(self.model)
+        self.strategy.release(self.model)
         copy = self.config.param_offload  # else a tensor that the reader still has would lose its memory
         with self.weights.awake():
             for name, parameter in self.model.named_parameters():
@@ -241,7 +244,7 @@ class TrainEngine:
         Raises:
             ValueError: the checkpoint is missing, torn, or of another model.
         """
-        parallel.release(self.model)
+        self.strategy.release(self.model)
         with self.weights.awake(changes=True):
             if directory is None:
                 self._checkpointer.wait_until_written(progress)

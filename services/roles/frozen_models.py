@@ -10,6 +10,7 @@ from services.engine.batching.row_checks import check_rows, check_sequences
 from services.engine.frozen_model import FrozenModel
 from services.engine.model.forward import Forward, policy_forward, reward_forward
 from services.engine.model.weights import Kind
+from services.engine.strategies.protocol import Strategy
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch, Column
@@ -22,6 +23,7 @@ class FrozenModels:
     """A group's reference and reward model (none, one or both) with their commands; all ranks build it together.
 
     Args:
+        strategy: the way in which the ranks of this group hold models; None in a group that trains nothing.
         before: a function that is called on every rank before a frozen model computes.
 
     Attributes:
@@ -31,8 +33,10 @@ class FrozenModels:
         ValueError: a model cannot be loaded.
     """
 
-    def __init__(self, context: RankContext, *, before: Callable[[], None] = lambda: None) -> None:
-        self._context, self._before = context, before
+    def __init__(
+        self, context: RankContext, strategy: Strategy | None = None, *, before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._context, self._strategy, self._before = context, strategy, before
         self.num_parameters = 0
         self._commands = (self._compute_ref_log_probs(), self._compute_reward_scores())
 
@@ -79,7 +83,7 @@ class FrozenModels:
         """Loads a frozen model if this group hosts that model (`host` is this role); else returns None."""
         if host != self._context.role_name:
             return None
-        model = FrozenModel(config, kind=kind, device=self._context.device)
+        model = FrozenModel(config, kind=kind, device=self._context.device, strategy=self._strategy)
         self.num_parameters += int(model.model.num_parameters())
         return model
 

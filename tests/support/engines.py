@@ -17,6 +17,7 @@ from services.engine.batching.packing import ResponseTokens
 from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
 from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
+from services.engine.strategies.registry import build_strategy
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: Any) -> Any:
     """Loads a whole model in this process, as an engine does; for the settings see `build_model`."""
     model = build_model(name, kind, **settings)
-    parallel.shard(model, device=CPU, bf16=False, forward_method=RESPONSE_METHOD)
+    build_strategy(CPU).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
     fill_model(model, name, kind, seed=seed)
     return model
 

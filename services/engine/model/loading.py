@@ -53,7 +53,7 @@ def build_model(
 
     `override_config` replaces attributes of the folder's config. The model is in eval mode, with all dropout 0 and a
     `RESPONSE_METHOD`. A policy is a causal language model; a value model is a token classifier with one label; a reward
-    model is a decoder that classifies sequences, and its folder has one label. `parallel.shard` then gives the weights
+    model is a decoder that classifies sequences, and its folder has one label. A `Strategy` then gives the weights
     memory, `fill_model` their values.
 
     Raises:

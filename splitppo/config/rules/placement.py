@@ -14,6 +14,24 @@ def frozen_models_have_a_group(config: Config) -> None:
             )
 
 
+def meshes_fit_their_groups(config: Config) -> None:
+    """Checks that `fsdp_size` of each trained model divides the ranks of its group, and is -1 with strategy ddp."""
+    for role in config.trained_roles:
+        model, ranks = config.trained_model_of(role), config.services.of(role).num_processes
+        size = model.fsdp_size
+        if model.strategy == "ddp" and size != -1:
+            raise ValueError(
+                f"{role}.fsdp_size ({size}) divides weights, and {role}.strategy ddp holds all of them on every rank:"
+                f" leave {role}.fsdp_size out, or set {role}.strategy to fsdp2"
+            )
+        if size == 0 or ranks % size:
+            divisors = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+            raise ValueError(
+                f"{role}.fsdp_size ({size}) must divide services.{role}.num_processes ({ranks}): expected one of"
+                f" {divisors}, or -1 for all ranks"
+            )
+
+
 def groups_share_no_gpu(config: Config) -> None:
     """Checks that no GPU belongs to two worker groups, unless `services.allow_shared_devices` is true.
 

@@ -7,6 +7,7 @@ RULES = (
     learning.phases_count,
     learning.adaptive_entropy_begins_within_its_bounds,
     placement.frozen_models_have_a_group,
+    placement.meshes_fit_their_groups,
     learning.loss_type_is_the_actors_loss,
     sampling.groups_have_several_samples,
     sampling.greedy_scores_compare_with_rewards,

@@ -71,8 +71,8 @@ class TrainedModelConfig(ComputedModelConfig):
     """The folder of an adapter in peft's format that training begins with. null: a new adapter, which changes
     nothing at first."""
 
-    strategy: Annotated[str, MAY_CHANGE] = "fsdp2"
-    """The way in which the ranks of the group hold the model. fsdp2: in shards; ddp: every rank holds all weights,
+    strategy: Annotated[Literal["fsdp2", "ddp"], MAY_CHANGE] = "fsdp2"
+    """The way in which the ranks of the group hold its models. fsdp2: in shards; ddp: every rank holds all weights,
     which is faster for small models and for adapters, if they fit."""
 
     fsdp_size: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from services.engine import parallel
 from services.engine.exchange import Publisher
 from services.engine.frozen_model import FrozenModel
+from services.engine.strategies import fsdp2
 from services.engine.token_metrics import MetricLimit
 from splitppo.balance import partition
 from splitppo.config.subsections.policy_loss import LOSS_MODES
@@ -80,7 +81,7 @@ def main(models: Path, output: Path) -> None:
         facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent)
         facts[f"{kind}/sparse_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/sparse_weights"] = weights(engine)
-    parallel.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
+    fsdp2.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
     large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
     tensors["large/gradients"] = gradients(large, batch)
     facts["large/generated"] = generate_alone(large, rank)

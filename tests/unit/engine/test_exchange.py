@@ -20,6 +20,7 @@ from services.engine.exchange import (
     Publisher,
     version_folder,
 )
+from services.engine.strategies.fsdp2 import units
 from splitppo.manifest import MANIFEST, DamagedCheckpoint
 from tests.support.disks import fill, mounted, remount
 from tests.support.engines import CPU, make_engine, silent
@@ -201,7 +202,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def publish_sharded(policy: Path, folder: Path, dtype: str) -> str:
     """On a rank: publishes a policy that is sharded over the ranks of its group."""
     engine = make_engine(policy, dtype=dtype)
-    assert parallel.units(engine.model)
+    assert units(engine.model)
     made = Publisher(folder, engine.model, engine.whole_weights, _DTYPES[dtype], CPU)
     return made.publish(RUN, 7, 0, silent)
 

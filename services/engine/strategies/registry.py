@@ -1,0 +1,30 @@
+"""Maps values of `actor.strategy` and `critic.strategy` to strategies; other modules need not know which one holds."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from services.engine import parallel
+from services.engine.mesh import GroupMesh
+from services.engine.strategies.ddp import Ddp
+from services.engine.strategies.fsdp2 import Fsdp2
+from services.engine.strategies.protocol import Strategy
+from splitppo.config import TrainedModelConfig
+
+# Called on all ranks together, before any model of the group is built.
+STRATEGIES: Mapping[str, Callable[[GroupMesh, torch.device], Strategy]] = {
+    "fsdp2": Fsdp2,
+    "ddp": Ddp,
+}
+
+
+def build_strategy(device: torch.device, config: TrainedModelConfig | None = None) -> Strategy:
+    """Makes the strategy of this rank's group, by the section of the model that the group trains.
+
+    Without a section, FSDP2 divides the weights over all ranks. All models of a group share one strategy.
+
+    Raises:
+        ValueError: `fsdp_size` does not divide the number of ranks.
+    """
+    name, fsdp_size = (config.strategy, config.fsdp_size) if config is not None else ("fsdp2", -1)
+    return STRATEGIES[name](GroupMesh.of(parallel.num_ranks(), fsdp_size), device)
