@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,6 @@ class GroupMesh:
         if self.replicate == 1:
             return init_device_mesh(device_type, (self.shard,))
         ranks = torch.arange(self.num_ranks).view(self.replicate, self.shard)
-        groups = [
-            dist.new_subgroups_by_enumeration(lines.tolist(), timeout=_GROUP_TIMEOUT)[0] for lines in (ranks.T, ranks)
-        ]
+        divide: Any = dist.new_subgroups_by_enumeration
+        groups = [divide(lines.tolist(), timeout=_GROUP_TIMEOUT)[0] for lines in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))

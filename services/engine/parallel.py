@@ -65,9 +65,9 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
     if not isinstance(tensor, DTensor):
         return 0, num_rows
     start = 0
-    for dimension in _shard_dimensions(tensor):
-        size = math.ceil(num_rows / tensor.device_mesh.size(dimension))  # as torch.chunk divides
-        start = min(tensor.device_mesh.get_local_rank(dimension) * size, num_rows)
+    for group in _shard_groups(tensor):
+        size = math.ceil(num_rows / group.size())  # as torch.chunk divides
+        start = min(group.rank() * size, num_rows)
     return start, start + len(tensor.to_local())
 
 
@@ -96,12 +96,14 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 def _squared_norm(tensors: Sequence[Tensor]) -> float:
     """Computes the squared norm of whole tensors that are all divided over the same ranks; these ranks call it."""
     square = torch.nn.utils.get_total_norm([local(tensor) for tensor in tensors]).double() ** 2
-    for dimension in _shard_dimensions(tensors[0]):
-        dist.all_reduce(square, group=tensors[0].device_mesh.get_group(dimension))
+    for group in _shard_groups(tensors[0]):
+        dist.all_reduce(square, group=group)
     return square.item()
 
 
-def _shard_dimensions(tensor: Tensor) -> list[int]:
-    """Returns the dimensions of its mesh over which a tensor is divided; none for a plain tensor."""
-    placements = tensor.placements if isinstance(tensor, DTensor) else ()
-    return [dimension for dimension, placement in enumerate(placements) if placement.is_shard()]
+def _shard_groups(tensor: Tensor) -> list[dist.ProcessGroup]:
+    """Returns the groups of ranks over which a tensor is divided: at most one, and none for a plain tensor."""
+    if not isinstance(tensor, DTensor):
+        return []
+    mesh = tensor.device_mesh
+    return [mesh.get_group(number) for number, placement in enumerate(tensor.placements) if placement.is_shard()]

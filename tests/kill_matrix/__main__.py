@@ -9,18 +9,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at
+from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.support.runs import Inputs
 
-CELLS = (*cells_at(STEP).values(), *frozen_model_cells_at(STEP).values(), *ROLLOUT_GROUP_CELLS)
+CELLS = (
+    *cells_at(STEP).values(),
+    *frozen_model_cells_at(STEP).values(),
+    *ROLLOUT_GROUP_CELLS,
+    *mesh_cells_at(STEP),
+)
 
 
 def main() -> int:
     """Runs every cell that matches, one after the other, each in a run of its own."""
     parser = argparse.ArgumentParser(prog="tests.kill_matrix", description=__doc__)
-    parser.add_argument("--only", default="*", help="cells, e.g. 'actor_1-*'")
+    parser.add_argument("--only", default="*", help="cells, e.g. 'actor_1-*', or moments, e.g. 'mesh_*'")
     parser.add_argument("--folder", type=Path, help="for the runs; default: a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory("-kill-matrix") as temporary:
@@ -34,7 +39,7 @@ def run_matrix(folder: Path, only: str) -> int:
     undisturbed: dict[tuple[str, ...], dict[str, str]] = {}
     table: dict[tuple[str, str], str] = {}
     num_failed, began_at_s = 0, time.monotonic()
-    cells = [cell for cell in CELLS if fnmatch.fnmatch(cell.name, only)]
+    cells = [cell for cell in CELLS if any(fnmatch.fnmatch(name, only) for name in (cell.name, cell.moment))]
     for cell in cells:
         if cell.kind not in undisturbed:
             undisturbed[cell.kind] = digests = undisturbed_digests(config, folder / "undisturbed", *cell.kind)

@@ -8,6 +8,9 @@ from typing import Any
 
 # The step in which the process dies; a step before it and one after it are undisturbed.
 STEP = 2
+# Four ranks hold the policy twice; neighbours divide a copy between them.
+MESH = ("services.actor.num_processes=4", "actor.fsdp_size=2")
+DDP = ("services.actor.num_processes=2", "actor.strategy=ddp")
 
 
 @dataclass(frozen=True)
@@ -190,3 +193,20 @@ def frozen_model_cells_at(step: int) -> dict[str, Cell]:
         ),
     ]
     return {cell.name: cell for cell in (*of_reward_group, *on_critic)}
+
+
+def mesh_cells_at(step: int) -> Iterable[Cell]:
+    """Those of runs whose actor is a mesh with replicas, or holds whole weights: a rank of either copy dies."""
+
+    def cell(victim: str, moment: str, point: str, kind: tuple[str, ...] = MESH, **settings: Any) -> Cell:
+        return Cell(victim, moment, f"actor.{point}", step, settings, kind=kind)
+
+    yield cell("actor_1", "mesh_generating", "generate", hit=2)
+    yield cell("actor_2", "mesh_computing_log_probs", "compute_log_probs")
+    yield cell("actor_3", "mesh_between_mini_batches", "update.mini_batch")
+    yield cell("actor_0", "mesh_after_update_before_reply", "update.committed")
+    yield cell("actor_3", "mesh_writing_checkpoint", "save_checkpoint.writing")
+    durable = {"point": "critic.save_checkpoint.durable", "step": step}
+    yield cell("actor_2", "mesh_between_parts_of_commit", "save_checkpoint.writing", after=durable)
+    yield cell("actor_1", "mesh_ddp_between_mini_batches", "update.mini_batch", DDP)
+    yield cell("actor_1", "mesh_ddp_writing_checkpoint", "save_checkpoint.writing", DDP)

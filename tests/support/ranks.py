@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 
 _TIMEOUT = timedelta(seconds=60)
 _RESULT_TIMEOUT_S = 120.0
@@ -56,3 +57,4 @@ def _on_rank(rank: int, port: int, name: str, num_ranks: int, function: Callable
         return function(*arguments)
     finally:
         dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()  # it holds meshes of this group, which are equal to those of the next one

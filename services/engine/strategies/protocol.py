@@ -1,4 +1,4 @@
-"""What the engine needs to know about the way in which the ranks of a group hold a model."""
+"""The contract of a strategy, by which the ranks of a group hold models."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -10,8 +10,8 @@ from torch import nn
 class Strategy(Protocol):
     """The way in which the ranks of a group hold models, for all models of the group; all ranks call each method.
 
-    The names and whole shapes of parameters stay those of the Hugging Face model. Each parameter is a plain tensor,
-    which is whole and equal on every rank, or a DTensor that is whole or divided in its first dimension (Shard(0)).
+    The names and whole shapes of parameters do not change. Each parameter is a plain tensor, which is whole and equal
+    on every rank, or a DTensor that is whole or divided in its first dimension (Shard(0)).
     Loading, checkpoints, digests, weight sync and export need to know no more, so checkpoints move between strategies.
     A gradient is placed like its parameter.
     """

@@ -36,7 +36,7 @@ from tests.support.engines import (
 from tests.support.models import save_policy
 from tests.support.ranks import RunRanks, rank_processes
 
-BATCH = make_batch(11, num_mini_batches=2)
+BATCH = make_batch(24, num_mini_batches=2)
 # Number of ranks, and keys of the model's section.
 Layout = tuple[int, Mapping[str, Any]]
 LAYOUTS: Mapping[str, Layout] = {
@@ -46,6 +46,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "ddp on 2": (2, {"strategy": "ddp"}),
     "ddp on 4": (4, {"strategy": "ddp"}),
 }
+TOKENS = torch.tensor([[5, 6, 7]])
 KINDS: tuple[Kind, ...] = ("policy", "value")
 Arrays = dict[str, np.ndarray]
 
@@ -63,7 +64,7 @@ def run() -> Iterator[RunRanks]:
 
 def engine_of(policy: Path, kind: Kind, **settings: Any) -> TrainEngine:
     """An engine with several micro-batches in each mini-batch."""
-    return make_engine(policy, kind, **{"ppo_max_token_len_per_gpu": 48, **settings})
+    return make_engine(policy, kind, **{"ppo_micro_batch_size_per_gpu": 2, **settings})
 
 
 def own_rows() -> np.ndarray:
@@ -190,18 +191,17 @@ def test_ddp_holds_plain_weights(learned: Learned) -> None:
 
 def learn_large(
     policy: Path, settings: Mapping[str, Any], keep_gathered_bytes: int
-) -> tuple[Arrays, list[str], Arrays]:
-    """On a rank: gradients, published weights and reference log-probs of a model that is too large to stay gathered."""
-    fsdp2.KEEP_GATHERED_BYTES = keep_gathered_bytes
-    engine = engine_of(policy, "policy", **settings)
-    if keep_gathered_bytes:  # as with adapters: few weights are trained, and they fit
-        for name, parameter in engine.model.named_parameters():
-            parameter.requires_grad_("norm" in name)
-    made = gradients_of_trained(engine)
-    whole = arrays(dict(engine.whole_weights(torch.float32)))
-    with engine.gathered() as model, torch.no_grad():
-        tokens = model(torch.tensor([[5, 6, 7 + parallel.rank()]])).logits.argmax(-1)[0].tolist()
-    return made, tokens, whole
+) -> tuple[Arrays, Arrays, np.ndarray]:
+    """On a rank: gradients, published weights and logits of a model that is too large to stay gathered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp2, "KEEP_GATHERED_BYTES", keep_gathered_bytes)
+        engine = engine_of(policy, "policy", **settings)
+        for name, parameter in engine.model.named_parameters() if keep_gathered_bytes else ():
+            parameter.requires_grad_("norm" in name)  # as with adapters: few weights are trained, and they fit
+        made = gradients_of_trained(engine)
+        with engine.gathered() as model, torch.no_grad():
+            logits = model(TOKENS).logits.numpy()
+        return made, arrays(dict(engine.whole_weights(torch.float32))), logits
 
 
 def gradients_of_trained(engine: TrainEngine) -> Arrays:
@@ -226,10 +226,12 @@ def test_a_model_too_large_to_stay_gathered_learns_the_same(
     num_ranks, settings = LAYOUTS[layout]
     alone = engine_of(policy, "policy")
     expected, whole = gradients(alone, BATCH), arrays(weights(alone))
-    for made, _, published in run(num_ranks, learn_large, policy, settings, keep_gathered_bytes):
+    logits = alone.model(TOKENS).logits.detach().numpy()
+    for made, published, seen in run(num_ranks, learn_large, policy, settings, keep_gathered_bytes):
         assert (made.keys() == expected.keys()) == (keep_gathered_bytes == 0)
         assert relative_error(tensors(made), {name: expected[name] for name in made}) <= 1e-6
         assert all(np.array_equal(published[name], whole[name]) for name in whole)
+        np.testing.assert_allclose(seen, logits, atol=1e-5)
 
 
 def learn_in_bf16(policy: Path, settings: Mapping[str, Any]) -> tuple[Arrays, str, list[np.ndarray], np.ndarray]:

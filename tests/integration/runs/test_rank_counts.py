@@ -1,8 +1,10 @@
-"""A run goes on with another number of ranks, in both roles."""
+"""A run goes on with another number of ranks, in both roles, and with another mesh or strategy."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +50,24 @@ def test_two_ranks_are_reloaded_by_one_bit_for_bit_and_go_on(
         assert one_rank.summary["weights_sha256"] == two_ranks.summary["weights_sha256"]
     with started(config, folder.path, f"run.total_steps={last_step + 1}") as going_on:
         assert going_on.complete().steps == [*two_ranks.steps, last_step + 1]
+
+
+def test_a_run_goes_on_over_a_mesh_with_replicas_under_any_schedule_and_then_with_whole_weights(
+    completed: Completed, stopped: RunFolder, config: dict[str, Any], tmp_path: Path
+) -> None:
+    mesh = ["services.actor.num_processes=4", "actor.fsdp_size=2"]
+    last_step = f"run.total_steps={NUM_STEPS + 1}"
+    digests = []
+    for schedule in ("gather", "overlap"):
+        copy = shutil.copytree(stopped.path, tmp_path / schedule)
+        with started(config, copy, EACH_STEP, *mesh, last_step, f"run.schedule={schedule}") as controller:
+            folder = controller.complete()
+            assert len(folder.pids("actor")) == 4
+        assert folder.steps == list(range(NUM_STEPS + 2))
+        assert losses(folder, NUM_STEPS) == pytest.approx(losses(completed("gather", 1), NUM_STEPS), rel=1e-4)
+        digests.append(folder.summary["weights_sha256"])
+
+    ddp = ["services.actor.num_processes=2", "actor.strategy=ddp"]
+    with started(config, copy, *ddp, last_step) as reloading:
+        digests.append(reloading.complete().summary["weights_sha256"])
+    assert digests == digests[:1] * 3

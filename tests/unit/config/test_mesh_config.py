@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, overrides: list[str],
         ["actor.fsdp_size=1"],
         ["actor.fsdp_size=4", "critic.fsdp_size=2"],
         ["actor.strategy=ddp", "critic.strategy=ddp"],
-        [WITHOUT_CRITIC, "critic.fsdp_size=4"],
+        [WITHOUT_CRITIC, "rollout.n=2", "critic.fsdp_size=4"],
     ],
 )
 def test_what_fits_is_accepted(tmp_path: Path, overrides: list[str]) -> None:
