@@ -1,12 +1,14 @@
 """Computes the model FLOPs utilisation (MFU): the share of the devices' peak that an update or forward pass used.
 
-    FLOPs = 6 * (N_body * tokens + N_head * response tokens) + 12 * L * H * d * sum over rows of tokens^2
+    forward = 2 * (N_body * tokens + N_head * response tokens) + 4 * L * H * d * sum over rows of tokens^2
+    FLOPs = 3 * forward - 2 * (frozen part of N_body * tokens + frozen part of N_head * response tokens)
     MFU = FLOPs / (seconds * sum over devices of their peak)
 
 Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension d: 2 FLOPs per weight and token and
-4 * L * H * d per pair of positions forward, twice that backward. Pairs that a causal mask or a window hides are counted
-too; what is computed again (gradient checkpointing), padding and look-ups of embeddings are not counted. The head
-counts where it is computed, at response tokens.
+4 * L * H * d per pair of positions forward, twice that backward, but for frozen weights (beside adapters), which get no
+gradient, once. Pairs that a causal mask or a window hides are counted too; what is computed again (gradient
+checkpointing), padding and look-ups of embeddings are not counted. The head counts where it is computed, at response
+tokens.
 """
 
 import math
@@ -49,6 +51,8 @@ class DenseShape:
     body_parameters: int  # weights that every token meets; no embeddings
     head_parameters: int  # weights that every response token meets; tied or not
     attention_width: int  # layers x heads x head dimension
+    frozen_body_parameters: int = 0  # those without a gradient
+    frozen_head_parameters: int = 0
 
 
 class FlopsMeter:
@@ -66,8 +70,8 @@ class FlopsMeter:
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:
-        """Counts the FLOPs of a forward pass over this rank's rows, a third of an update's; NaN for unknown shapes."""
-        return train_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / 3.0
+        """Counts the FLOPs of a forward pass over this rank's rows; NaN for an unknown model shape."""
+        return forward_flops(self._shape, row_lengths(batch), batch["responses"].lengths)
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
         """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.
@@ -89,18 +93,20 @@ def dense_shape(model: Any) -> DenseShape | None:
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    body = (parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up)
+    body = [parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up]
     named = model.named_parameters(remove_duplicate=False)
-    head = (parameter for name, parameter in named if not name.startswith(f"{model.base_model_prefix}."))
+    head = [parameter for name, parameter in named if not name.startswith(f"{model.base_model_prefix}.")]
     return DenseShape(
         sum(parameter.numel() for parameter in body),
         sum(parameter.numel() for parameter in head),
         config.num_hidden_layers * heads * head_dim,
+        sum(parameter.numel() for parameter in body if not parameter.requires_grad),
+        sum(parameter.numel() for parameter in head if not parameter.requires_grad),
     )
 
 
-def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
-    """Counts the FLOPs of one forward and one backward pass over rows of these lengths; NaN for an unknown shape.
+def forward_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+    """Counts the FLOPs of one forward pass over rows of these lengths; NaN for an unknown shape.
 
     `lengths` count the tokens of prompt and response together.
     """
@@ -108,7 +114,16 @@ def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_l
         return math.nan
     tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
     weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
-    return float(6.0 * weights + 12.0 * shape.attention_width * (tokens**2).sum())
+    return float(2.0 * weights + 4.0 * shape.attention_width * (tokens**2).sum())
+
+
+def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+    """Counts the FLOPs of one forward and one backward pass, for the arguments of `forward_flops`."""
+    if shape is None:
+        return math.nan
+    frozen = shape.frozen_body_parameters * lengths.sum(dtype=np.float64)
+    frozen += shape.frozen_head_parameters * response_lengths.sum(dtype=np.float64)
+    return 3.0 * forward_flops(shape, lengths, response_lengths) - 2.0 * float(frozen)
 
 
 def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from controller.tracking.metric_names import check_declared
-from services.engine.flops import DenseShape, dense_shape, peak_flops, train_flops
+from services.engine.flops import DenseShape, dense_shape, forward_flops, peak_flops, train_flops
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
@@ -34,6 +34,21 @@ def test_flops_by_hand() -> None:
     # 6 * (10 * 6 tokens + 3 * 3 response tokens) + 12 * 2 * (4^2 + 2^2)
     assert train_flops(DenseShape(10, 3, 2), lengths(4, 2), lengths(1, 2)) == 6 * 69 + 480
     assert train_flops(DenseShape(10, 3, 2), lengths(), lengths()) == 0
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    # Of 10 and 3 weights 7 and 3 are frozen: 4 in place of 6 for each token.
+    shape = DenseShape(10, 3, 2, frozen_body_parameters=7, frozen_head_parameters=3)
+    assert train_flops(shape, lengths(4, 2), lengths(1, 2)) == 6 * 69 + 480 - 2 * (7 * 6 + 3 * 3)
+    assert forward_flops(shape, lengths(4, 2), lengths(1, 2)) == (6 * 69 + 480) / 3
+
+
+def test_frozen_and_trained_weights_are_told_apart(tmp_path: Path) -> None:
+    model = load_model(str(save_policy(tmp_path)), "policy")
+    model.requires_grad_(requires_grad=False)
+    model.model.layers[0].mlp.up_proj.weight.requires_grad_()
+    head = 32 * len(VOCABULARY)
+    assert dense_shape(model) == DenseShape(BODY, head, WIDTH, BODY - 32 * 64, head)
 
 
 def test_flops_of_long_rows_are_not_cut_off_at_32_bits() -> None:
