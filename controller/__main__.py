@@ -88,6 +88,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
     from controller.run.folder import RunFolder
+    from splitppo.machine.host_memory import host_memory
 
     inputs = load_inputs(config)
     asyncio.run(check_rewards(config, inputs))
@@ -95,7 +96,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)
-    memory = memory_plan(config, gpus)
+    memory = memory_plan(config, gpus, host_memory().total)
     if memory.misfit:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])

@@ -25,7 +25,7 @@ from rewards.manager import RewardManager
 from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
-from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.rpc.credentials import load_credentials
 from splitppo.weight_files import EXPECTED
@@ -65,14 +65,15 @@ def check_config(config: Config) -> None:
 
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
-            used; ranks that are started here would not find the rollout backend or the file of a policy loss, or could
-            not make the folder of the published weights; a group that is started elsewhere has no address.
+            used; ranks that are started here would not find the rollout backend, peft or the file of a policy loss, or
+            could not make the folder of the published weights; a group that is started elsewhere has no address.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
     for phase in config.in_every_phase:
         try_estimator(phase.algorithm, num_samples=phase.rollout.n)
     if config.services.launch == "local":
+        check_adapter_packages(config)
         for role in config.samplers:
             check_rollout_packages(config, role)
         for phase in config.in_every_phase:

@@ -39,6 +39,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.threads import crowding
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
+from splitppo.machine.host_memory import host_memory
 from splitppo.rpc.errors import WireError
 from splitppo.v1 import worker_pb2
 
@@ -139,7 +140,7 @@ class Session:
         if warning := crowding(config, permitted_cores()):
             log.warning("%s", warning)
         gpus = visible_gpus(config)
-        if gpus and (misfit := memory_plan(config, gpus).misfit):  # an estimate ends no run
+        if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
             log.warning("%s", misfit)
         sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
         async with RewardManager(config.reward, sources, answers) as manager:

@@ -243,20 +243,22 @@ def _size_of_files(folder: Path, pattern: str = "**/*") -> int | None:
 
 
 def _size_by_models(config: Config) -> int | None:
-    """Estimates the bytes of a checkpoint from the trained models; None if the models are not on this machine."""
-    num_parameters = _num_parameters(config, config.trained_roles)
+    """Estimates the bytes of a checkpoint from the trained weights; None if the models are not on this machine."""
+    num_parameters = _num_parameters(config, config.trained_roles, trained=True)
     if num_parameters is None:
         return None
     return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
 
 
-def _num_parameters(config: Config, roles: Iterable[TrainedRoleName]) -> int | None:
-    """Counts the parameters of the models of some roles; None if one of the models is not on this machine."""
+def _num_parameters(config: Config, roles: Iterable[TrainedRoleName], *, trained: bool = False) -> int | None:
+    """Counts the (trained) parameters of the models of some roles; None if a model is not on this machine."""
     num_parameters = 0
     for role in roles:
         try:
             kind: Kind = "policy" if role == "actor" else "value"
-            num_parameters += read_model_shape(config.model_of(role).model, kind, f"{role}.model").num_parameters
+            shape = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
+            with_adapters = shape.with_adapters(config.trained_model_of(role))
+            num_parameters += with_adapters.num_trained if trained else shape.num_parameters
         except (UnknownShape, ConfigError):
             return None
     return num_parameters

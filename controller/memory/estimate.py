@@ -1,25 +1,32 @@
 """Estimates the memory of one rank in each phase of a step: what the engine always keeps, and what the phase adds.
 
-Legend: P weights, R ranks, c bytes of the compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP,
-H query heads x head dimension, K key-value heads x head dimension, V vocabulary, T tokens of a micro-batch, N response
-tokens of it, C tokens of a chunk of logits.
+`passes` has the legend of the formulas.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from controller.memory.model_shape import ModelShape
+from controller.memory.passes import (
+    backward,
+    compute_bytes,
+    forward_only,
+    kv_cache_bytes,
+    layer_transients,
+    micro_batch_of,
+    training_gathered,
+)
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
-from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES, KV_ROOM, MAX_FILE_BYTES, MAX_LOGITS
+from splitppo.config.sections.services import ServiceConfig
+from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
 GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
 # benchmarks.memory. On a GPU: the CUDA context, work space of libraries and buffers of NCCL; not measured.
 CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
 AT_REST = "at rest"  # the phase in which another group computes on the same GPUs
-_LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
 
@@ -43,6 +50,7 @@ class Terms:
     logits: int = 0
     vllm: int = 0
     checkpoint: int = 0
+    offloaded: int = 0
     process: int = 0
 
     @property
@@ -64,6 +72,7 @@ class GroupMemory:
     devices: tuple[int, ...]  # GPU indices, one per rank; empty on a CPU
     phases: Mapping[str, Terms]
     saving: Terms | None = None  # main memory during a checkpoint, also on GPUs; None if the group saves nothing
+    offloaded: Mapping[str, int] = field(default_factory=dict)  # bytes of main memory by key, e.g. actor.param_offload
 
     @property
     def peak_phase(self) -> str:
@@ -74,13 +83,6 @@ class GroupMemory:
     def peak(self) -> Terms:
         """The memory of a rank in the phase that needs most, divided into parts."""
         return self.phases[self.peak_phase]
-
-
-@dataclass(frozen=True)
-class _MicroBatch:
-    tokens: int  # T, padding included
-    responses: int  # N
-    is_only_one: bool  # its mini-batch has no other
 
 
 def estimate_group(
@@ -94,15 +96,18 @@ def estimate_group(
 ) -> GroupMemory:
     """Estimates the memory of each rank of the worker group that trains the actor or the critic.
 
-    In every phase there are the weights and the moments of AdamW, sharded, in fp32, and frozen models in the compute
-    dtype:
+    In every phase there are the trained weights and the moments of AdamW, sharded, in fp32, and frozen weights in the
+    compute dtype:
 
-        weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
+        weights (c P_f + 4 P_t) / G,   optimizer 8 P_t / G,   reference c P_ref / G,   reward_model c P_rm / G
+
+    The reference of an actor with adapters is the actor without them, and takes 0. A term that is offloaded is 0 in
+    phases that do not need it. Its copy in main memory stays there: on a CPU it is the term `offloaded`.
 
     Phases are "generate" (the actor, if its group samples), "log-probs" (the critic: "values"), "reference", "reward",
-    "backward" (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (the critic, if a
-    rollout group samples on its GPUs). A checkpoint may be written
-    during any of them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have
+    "backward" (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if
+    something is offloaded, or if a rollout group samples on the critic's GPUs). A checkpoint may be written during any
+    of them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have
     the maximum length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores
     in memory.
 
@@ -115,72 +120,112 @@ def estimate_group(
         gpu_bytes: the memory of the group's smallest GPU, of which vLLM takes a share; None if not known.
     """
     service, trained = config.services.of(role), config.trained_model_of(role)
-    num_ranks, bytes_each = service.num_processes, _compute_bytes(trained)
-    reference_each = _compute_bytes(config.actor)  # the reference is the actor's first model
-    reward_each = _compute_bytes(config.reward_model)
+    model = model.with_adapters(trained)
+    num_ranks, bytes_each, shards = service.num_processes, compute_bytes(trained), num_shards(trained, service)
+    is_own_reference = role == "actor" and trained.lora_rank > 0
+    other_reference = 0 if reference is None or is_own_reference else reference.num_parameters
+    vllm = _vllm_bytes(config, role, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
+    sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
     kept = Terms(
-        weights=4 * model.num_parameters // num_ranks,
-        optimizer=8 * model.num_parameters // num_ranks,
-        reference=reference_each * reference.num_parameters // num_ranks if reference else 0,
-        reward_model=reward_each * reward_model.num_parameters // num_ranks if reward_model else 0,
+        weights=(bytes_each * model.num_frozen + 4 * model.num_trained) // shards,
+        optimizer=8 * model.num_trained // shards,
+        reference=compute_bytes(config.actor) * other_reference // shards,  # the actor's first model
+        reward_model=compute_bytes(config.reward_model) * reward_model.num_parameters // shards if reward_model else 0,
+        vllm=vllm if role in config.samplers and not sleeps else 0,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
+    offloaded = {key: getattr(kept, term) for key, term in _offload_keys(config, role).items()}
+    kept = replace(kept, offloaded=0 if service.devices else sum(offloaded.values()))
+
+    def needing(*terms: str) -> Terms:
+        return replace(kept, **{term: 0 for term in _offload_keys(config, role).values() if term not in terms})
+
     phases = {}
     if role in config.samplers:
-        vllm = _vllm_bytes(config, role, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
-        sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
-        phases["generate"] = _generation(config, role, model, replace(kept, vllm=vllm))
-        kept = replace(kept, vllm=0 if sleeps else vllm)
-    wraps = num_ranks > 1 or trained.dtype == "bf16"
+        sampling = _generation(config, role, model, replace(needing("weights"), vllm=vllm))
+        if vllm and sleeps:  # it gets the weights before it has a KV cache
+            weights = bytes_each * model.num_parameters // config.rollout.vllm.tensor_model_parallel_size
+            loading, sampling = replace(sampling, vllm=weights), replace(sampling, weights=needing().weights)
+            sampling = max(sampling, loading, key=lambda terms: terms.total)
+        phases["generate"] = sampling
+    is_ddp = trained.strategy == "ddp"
+    wraps = (num_ranks > 1 and not is_ddp) or trained.dtype == "bf16"
     gathered = training_gathered(model, bytes_each) if wraps else 0
-    forward = _forward_phase(config, role, trained, model, kept, has_logits=role == "actor")
+    forward = _forward_phase(config, role, trained, model, needing("weights"), has_logits=role == "actor")
     phases["log-probs" if role == "actor" else "values"] = replace(forward, gathered_weights=gathered)
     if reference:
-        phases["reference"] = _forward_phase(config, role, config.actor, reference, kept, has_logits=True)
+        present = needing("weights" if is_own_reference else "reference")
+        phases["reference"] = _forward_phase(config, role, config.actor, reference, present, has_logits=True)
     if reward_model:
-        phases["reward"] = _forward_phase(config, role, config.reward_model, reward_model, kept, has_logits=False)
+        present = needing("reward_model")
+        phases["reward"] = _forward_phase(config, role, config.reward_model, reward_model, present, has_logits=False)
     assert trained.ppo_mini_batch_size is not None, "load resolves it"
-    mini_batch = _micro_batch(config, role, trained, trained.ppo_mini_batch_size)
+    mini_batch = micro_batch_of(config, role, trained, trained.ppo_mini_batch_size)
     phases["backward"] = max(
         (
-            replace(kept, gathered_weights=gathered, **terms)
-            for terms in _backward(model, mini_batch, trained, num_ranks if wraps else None, is_policy=role == "actor")
+            replace(needing("weights"), gathered_weights=gathered, **terms)
+            for terms in backward(model, mini_batch, trained, shards if wraps else None, is_policy=role == "actor")
         ),
         key=lambda terms: terms.total,
     )
-    phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
-    if role in config.roles_in_turns and config.gpus_in_turns:
-        phases[AT_REST] = kept
-    memory = GroupMemory(role, num_ranks, service.devices, phases)
-    training = Terms(process=CPU_PROCESS_BYTES) if service.devices else memory.peak
-    saving = replace(
-        training, checkpoint=_checkpoint_bytes(model, num_ranks, with_hf_model=config.checkpoint.save_hf_model)
-    )
-    return replace(memory, saving=saving)
+    phases["optimizer step"] = replace(needing("weights", "optimizer"), gradients=4 * model.num_trained // shards)
+    if offloaded or (role in config.roles_in_turns and config.gpus_in_turns):
+        phases[AT_REST] = needing()
+    memory = GroupMemory(role, num_ranks, service.devices, phases, offloaded=offloaded)
+    on_host = Terms(offloaded=sum(offloaded.values()), process=CPU_PROCESS_BYTES) if service.devices else memory.peak
+    checkpoint = _checkpoint_bytes(model, shards, with_hf_model=config.checkpoint.save_hf_model)
+    return replace(memory, saving=replace(on_host, checkpoint=checkpoint))
 
 
-def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool) -> int:
+def num_shards(trained: TrainedModelConfig, service: ServiceConfig) -> int:
+    """Returns the number of ranks of a group that hold one copy of the weights together."""
+    if trained.strategy == "ddp":
+        return 1
+    return service.num_processes if trained.fsdp_size == -1 else trained.fsdp_size
+
+
+def _offload_keys(config: Config, role: RoleName) -> Mapping[str, str]:
+    """Returns the keys that are set to offload memory of a group, with the names of the terms of `Terms`."""
+    keys = {}
+    if role in config.trained_roles:
+        trained = config.trained_model_of(role)
+        keys[f"{role}.param_offload"] = trained.param_offload, "weights"
+        keys[f"{role}.optimizer_offload"] = trained.optimizer_offload, "optimizer"
+    if role == config.reference_host:
+        keys["placement.reference_param_offload"] = config.placement.reference_param_offload, "reference"
+    if role == config.reward_model_host:
+        keys["reward_model.param_offload"] = config.reward_model.param_offload, "reward_model"
+    return {key: term for key, (is_set, term) in keys.items() if is_set}
+
+
+def _checkpoint_bytes(model: ModelShape, shards: int, *, with_hf_model: bool) -> int:
     """Returns the bytes of main memory that rank 0 needs to write a checkpoint during training; others need no more.
 
-    a tensor at a time:  4 T / R, T the weights of the embedding or of a layer, whichever is more
-    huggingface/:        min(4 P, max(MAX_FILE_BYTES, 4 T)), and where R > 1 the tensor whose shards are joined, 4 T
+    a tensor at a time:  4 T / G, T the weights of the embedding or of a layer, whichever is more; with adapters P_t / L
+    huggingface/:        min(4 P_t, max(MAX_FILE_BYTES, 4 T)), and where G > 1 the tensor whose shards are joined, 4 T
     """
     largest = 4 * max(model.vocabulary * model.hidden, model.layer_parameters)
+    if model.num_frozen:
+        largest = 4 * model.num_trained // model.num_layers
     if not with_hf_model:
-        return largest // num_ranks
-    joined = largest if num_ranks > 1 else 0
-    return min(4 * model.num_parameters, max(MAX_FILE_BYTES, largest)) + joined
+        return largest // shards
+    joined = largest if shards > 1 else 0
+    return min(4 * model.num_trained, max(MAX_FILE_BYTES, largest)) + joined
 
 
 def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
     """Estimates the memory of each rank of a worker group that has only the reward model."""
-    service, bytes_each = config.services.reward, _compute_bytes(config.reward_model)
+    service, bytes_each = config.services.reward, compute_bytes(config.reward_model)
     kept = Terms(
         reward_model=bytes_each * model.num_parameters // service.num_processes,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
-    phase = _forward_phase(config, "reward", config.reward_model, model, kept, has_logits=False)
-    return GroupMemory("reward", service.num_processes, service.devices, {"reward": phase})
+    offloaded = dict.fromkeys(_offload_keys(config, "reward"), kept.reward_model)
+    kept = replace(kept, offloaded=0 if service.devices else sum(offloaded.values()))
+    phases = {"reward": _forward_phase(config, "reward", config.reward_model, model, kept, has_logits=False)}
+    if offloaded:
+        phases[AT_REST] = replace(kept, reward_model=0)
+    return GroupMemory("reward", service.num_processes, service.devices, phases, offloaded=offloaded)
 
 
 def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | None = None) -> GroupMemory:
@@ -192,7 +237,7 @@ def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | N
     """
     service, is_vllm = config.services.of("rollout"), config.rollout.backend == "vllm"
     kept = Terms(
-        weights=0 if is_vllm else _compute_bytes(config.actor) * model.num_parameters,
+        weights=0 if is_vllm else compute_bytes(config.actor) * model.num_parameters,
         vllm=_vllm_bytes(config, "rollout", model, gpu_bytes) if is_vllm else 0,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
@@ -206,137 +251,15 @@ def _forward_phase(
     config: Config, role: RoleName, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
 ) -> Terms:
     """Returns the memory of a rank in a forward pass without gradients; on several ranks weights are gathered."""
-    bytes_each = _compute_bytes(computed)
-    everything = _micro_batch(config, role, computed, config.data.train_batch_size)
-    is_gathered = config.services.of(role).num_processes > 1
+    bytes_each = compute_bytes(computed)
+    everything = micro_batch_of(config, role, computed, config.data.train_batch_size)
+    is_ddp = role in config.trained_roles and config.trained_model_of(role).strategy == "ddp"
+    is_gathered = config.services.of(role).num_processes > 1 and not is_ddp
     return replace(
         kept,
         gathered_weights=training_gathered(model, bytes_each) if is_gathered else 0,
-        **_forward_only(model, everything, bytes_each, has_logits=has_logits),
+        **forward_only(model, everything, bytes_each, has_logits=has_logits),
     )
-
-
-def training_gathered(model: ModelShape, bytes_each: int) -> int:
-    """Returns the bytes of gathered (unsharded) weights, in the compute dtype, that a rank has while it computes.
-
-    4 P <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
-    """
-    if 4 * model.num_parameters <= KEEP_GATHERED_BYTES:
-        return bytes_each * model.num_parameters
-    return bytes_each * (model.root_parameters + _LAYERS_IN_FLIGHT * model.layer_parameters)
-
-
-def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    """Returns the size in bytes of activations that one decoder layer keeps for its backward pass.
-
-        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
-
-    Both norms keep their input in fp32, the normalised values and their output, which the projections share. Attention
-    keeps query, key, value and output. A gated MLP keeps both projections, the activation and the product.
-    """
-    mlp = (4 if model.is_gated else 2) * model.intermediate
-    wide, narrow = 2 * model.hidden, 4 * model.hidden + 2 * model.attention + 2 * model.key_values + mlp
-    return tokens * (4 * wide + bytes_each * narrow)
-
-
-def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
-    """Returns the size in bytes of activations that all layers and the last norm keep at the end of a forward pass.
-
-    layers:                  L x layer_activations        last norm: T D (4 + c)
-    gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
-    """
-    layer = layer_activations(model, tokens, bytes_each)
-    layers = model.num_layers * (bytes_each * tokens * model.hidden if checkpointing else layer)
-    return layers + tokens * model.hidden * (4 + bytes_each) + (layer if checkpointing else 0)
-
-
-def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
-    """Returns the size in bytes of a KV cache for `rows` rows of `positions` tokens, with the reserved room.
-
-    rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
-    """
-    shown = sum(min(positions, window or positions) + KV_ROOM for window in model.windows)
-    return rows * 2 * model.key_values * bytes_each * shown
-
-
-def _compute_bytes(computed: ComputedModelConfig) -> int:
-    return 2 if computed.dtype == "bf16" else 4
-
-
-def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> _MicroBatch:
-    """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts."""
-    service, longest = config.services.of(role), config.data.longest_row
-    rows = ceil(prompts * config.rollout.n / service.num_processes)
-    budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
-    packed = computed.use_remove_padding is not False
-    if fixed is not None:
-        tokens = min(fixed, rows) * longest
-    elif packed:
-        tokens = min(max(budget, longest), rows * longest)
-    else:
-        tokens = min(max(1, budget // longest), rows) * longest
-    responses = ceil(tokens * config.data.max_response_length / longest)
-    return _MicroBatch(tokens, responses, is_only_one=tokens >= rows * longest)
-
-
-def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
-    """Returns the bytes of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
-
-    c T (2 D + 3 I)       or       c N D + 12 C V
-    """
-    layer = _layer_transients(model, batch.tokens, bytes_each)
-    hidden = bytes_each * batch.responses * model.hidden
-    logits = 12 * _chunk(model, batch) * model.vocabulary if has_logits else 0
-    return {"activations": layer} if layer > hidden + logits else {"activations": hidden, "logits": logits}
-
-
-def _backward(
-    model: ModelShape, batch: _MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
-) -> Iterator[dict[str, int]]:
-    """Yields the bytes of gradients, activations and logits at each moment of a backward pass that may be its peak.
-
-    At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
-    bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and the gradient that is added. In the
-    last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding, and of the output layer if
-    it is tied. `sharded_over` is the number of ranks; None if the model is not wrapped.
-
-        output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
-        decoder layer:  saved_activations + c N D + c T (2 D + 3 I) + 4 V D if tied
-        embedding:      4 V D, 8 V D if tied
-
-    Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
-    while its activations are freed.
-    """
-    bytes_each = _compute_bytes(trained)
-    kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
-    saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
-    embedding = 4 * model.vocabulary * model.hidden
-    tied = embedding if model.is_tied else 0
-    if is_policy:
-        saved += bytes_each * batch.responses * model.hidden
-        chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
-        weight = (4 + bytes_each) * model.vocabulary * model.hidden
-        yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
-    inside = _layer_transients(model, batch.tokens, bytes_each)
-    yield {"gradients": kept, "activations": saved + inside, "logits": tied}
-    all_gradients = max(kept, _kept_gradients(model, sharded_over))
-    yield {"gradients": all_gradients + (0 if batch.is_only_one else embedding + tied)}
-
-
-def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:
-    """Returns the bytes of fp32 gradients kept between micro-batches: all if weights stay gathered, else a shard."""
-    whole = 4 * model.num_parameters
-    if sharded_over is None or whole <= KEEP_GATHERED_BYTES:
-        return whole
-    return whole // sharded_over
-
-
-def _layer_transients(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    return bytes_each * tokens * (2 * model.hidden + (3 if model.is_gated else 2) * model.intermediate)
-
-
-def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
-    return min(batch.responses, max(1, MAX_LOGITS // model.vocabulary))
 
 
 def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) -> Terms:
@@ -348,11 +271,12 @@ def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) 
     decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
     """
     data, rollout, num_ranks = config.data, config.rollout, config.services.of(role).num_processes
-    bytes_each = _compute_bytes(config.actor)
-    wraps = role == "actor" and (num_ranks > 1 or config.actor.dtype == "bf16")
+    bytes_each, is_ddp = compute_bytes(config.actor), config.actor.strategy == "ddp"
+    wraps = role == "actor" and ((num_ranks > 1 and not is_ddp) or config.actor.dtype == "bf16")
     if rollout.backend == "vllm":  # it copies one tensor at a time
         return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
-    root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
+    shards = num_shards(config.actor, config.services.of(role))
+    root, layer = ((1 + 1 / shards) * unit for unit in (model.root_parameters, model.layer_parameters))
     gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
     gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
     kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
@@ -368,7 +292,7 @@ def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) 
     prefill = replace(
         kept,
         kv_cache=kv_cache_bytes(model, prompts, data.max_prompt_length, bytes_each),
-        activations=_layer_transients(model, tokens, bytes_each) + attention,
+        activations=layer_transients(model, tokens, bytes_each) + attention,
     )
     decoding = replace(
         kept,
@@ -387,7 +311,7 @@ def _sampling_bytes(config: Config) -> int:
     rollout = config.rollout
     cut = 4 + 8 + 8 + 8 + 4 if rollout.top_p < 1.0 else 4 + 8 if rollout.top_k else 0
     widened = 4 if config.actor.dtype == "bf16" or rollout.temperature != 1.0 else 0
-    return _compute_bytes(config.actor) + widened + 4 + 8 + cut
+    return compute_bytes(config.actor) + widened + 4 + 8 + cut
 
 
 def _vllm_bytes(config: Config, role: RoleName, model: ModelShape, gpu_bytes: int | None) -> int:
@@ -395,6 +319,6 @@ def _vllm_bytes(config: Config, role: RoleName, model: ModelShape, gpu_bytes: in
     settings, on_gpu = config.rollout.vllm, bool(config.services.of(role).devices)
     if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
         return int(settings.gpu_memory_utilization * gpu_bytes)
-    weights = _compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size
+    weights = compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size
     default_gb = 0.0 if on_gpu else 1.0
     return weights + int((settings.kv_cache_gb or default_gb) * GIB)

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from controller.memory.estimate import GIB, GroupMemory, label
+from controller.memory.estimate import GIB, GroupMemory, label, num_shards
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
+from splitppo.config.section import TrainedRoleName
 from splitppo.machine.gpus import total_bytes_of_gpus
 
 
@@ -42,6 +43,35 @@ def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int
         if 0 < available < needed:
             return _sentence(config, here, device, available, needed)
     return None
+
+
+def find_main_memory_misfit(config: Config, groups: Iterable[GroupMemory], available: int) -> str | None:
+    """Returns a sentence if ranks with GPUs would offload more than the main memory of this machine; None if it fits.
+
+    `available` are the bytes of main memory; 0 if they are not known.
+    """
+    on_gpus = [group for group in groups if group.devices and config.services.launch == "local"]
+    sizes = {key: group.num_ranks * size for group in on_gpus for key, size in group.offloaded.items()}
+    if not 0 < available < sum(sizes.values()):
+        return None
+    one_copy = next(filter(None, (_one_copy(config, role) for role in config.trained_roles)), None)
+    largest = max(sizes, key=sizes.__getitem__)
+    role = next((role for role in config.trained_roles if largest.startswith(role)), None)
+    has_adapters = role is None or config.trained_model_of(role).lora_rank > 0
+    adapters = "" if has_adapters else f", or train adapters ({role}.lora_rank)"
+    by_key = ", ".join(f"{size / GIB:.1f} by {key}" for key, size in sizes.items())
+    return (
+        f"the ranks of this machine would keep {sum(sizes.values()) / GIB:.1f} GiB in main memory ({by_key}), it has"
+        f" {available / GIB:.1f} GiB: {one_copy or f'set {largest} to false{adapters}'}"
+    )
+
+
+def _one_copy(config: Config, role: TrainedRoleName) -> str | None:
+    """Returns advice for a group in which several ranks hold the same weights; None for another group."""
+    service = config.services.of(role)
+    if num_shards(config.trained_model_of(role), service) == service.num_processes:
+        return None
+    return f"set {role}.strategy to fsdp2 and {role}.fsdp_size to -1"
 
 
 def bytes_in_turns(groups: Sequence[GroupMemory]) -> int:
@@ -92,7 +122,26 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
         if term == "activations" and group.peak_phase == "backward" and keeps_all:
             return f"set {section}.gradient_checkpointing to true"
         return _smaller_micro_batches(config, section, computed)
-    return f"raise services.{group.role}.num_processes, with a GPU in services.{group.role}.devices for each"
+    return _offload(group, term) or _fewer_bytes_per_rank(config, group, term)
+
+
+def _offload(group: GroupMemory, term: str) -> str | None:
+    """Returns advice to offload `term`, if the phase of the group's peak does not need it; else None."""
+    key, phases = {
+        "weights": (f"{group.role}.param_offload", {*group.phases} - {"reference", "reward"}),
+        "optimizer": (f"{group.role}.optimizer_offload", {"optimizer step"}),
+        "reference": ("placement.reference_param_offload", {"reference"}),
+        "reward_model": ("reward_model.param_offload", {"reward"}),
+    }.get(term, ("", {group.peak_phase}))
+    return None if group.peak_phase in phases or key in group.offloaded else f"set {key} to true"
+
+
+def _fewer_bytes_per_rank(config: Config, group: GroupMemory, term: str) -> str:
+    more_ranks = f"raise services.{group.role}.num_processes, with a GPU in services.{group.role}.devices for each"
+    if group.role not in ("actor", "critic") or term not in ("weights", "gradients", "optimizer"):
+        return more_ranks
+    adapters = "" if config.trained_model_of(group.role).lora_rank else f", or train adapters ({group.role}.lora_rank)"
+    return _one_copy(config, group.role) or f"{more_ranks}{adapters}"
 
 
 def _smaller_micro_batches(config: Config, section: str, computed: ComputedModelConfig) -> str:

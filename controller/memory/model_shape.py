@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +11,16 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from controller.data.model_folder import read_json
-from splitppo.config import ConfigError
+from splitppo.config import ConfigError, TrainedModelConfig
 from splitppo.weight_files import weight_files
 
 Kind = Literal["policy", "value"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
+_IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
+# Weights of two dimensions that the engine has in no linear layer: experts are packed, and choosing them is no layer.
+_OF_EXPERTS = (".experts.", ".gate.weight")
 # Names of a size in config.json; the first that it has counts.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -47,6 +50,44 @@ class ModelShape:
     is_gated: bool  # the MLP multiplies two projections
     is_tied: bool  # the output layer is the embedding
     windows: tuple[int | None, ...]  # sliding window of each layer, in positions; None: a token sees all before it
+    head_parameters: int = 0  # of the value head
+    linear_widths: Mapping[str, int] = field(default_factory=dict)  # linear layers by name: inputs + outputs
+    num_frozen: int = 0  # weights that are not trained
+    adapter_outputs: int = 0  # numbers that a token has in the adapters of a decoder layer, between A and B
+
+    @property
+    def num_trained(self) -> int:
+        """The number of weights that the optimizer updates."""
+        return self.num_parameters - self.num_frozen
+
+    def with_adapters(self, trained: TrainedModelConfig) -> "ModelShape":
+        """Returns the shape of this model with the adapters of `trained`: all other weights but the head are frozen.
+
+        An adapter of a linear layer has lora_rank x (inputs + outputs) weights. Without adapters it is this shape.
+        """
+        if not trained.lora_rank:
+            return self
+        widths = [width for name, width in self.linear_widths.items() if _has_adapter(name, trained)]
+        adapters = trained.lora_rank * sum(widths)
+        return replace(
+            self,
+            num_parameters=self.num_parameters + adapters,
+            layer_parameters=self.layer_parameters + adapters // self.num_layers,
+            num_frozen=self.num_parameters - self.head_parameters,
+            adapter_outputs=trained.lora_rank * len(widths) // self.num_layers,
+        )
+
+
+def _has_adapter(name: str, trained: TrainedModelConfig) -> bool:
+    """Returns True if the linear layer gets an adapter, as peft decides."""
+    is_target = trained.target_modules == "all-linear" or _is_named(name, trained.target_modules)
+    return is_target and not (trained.exclude_modules and _is_named(name, trained.exclude_modules))
+
+
+def _is_named(name: str, modules: str | tuple[str, ...]) -> bool:
+    if isinstance(modules, str):
+        return re.fullmatch(modules, name) is not None
+    return any(name == module or name.endswith(f".{module}") for module in modules)
 
 
 def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
@@ -107,10 +148,10 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
     counts = {name: prod(shape) for name, shape in shapes.items() if not name.startswith(left_out)}
     hidden = _find(config, "hidden") or 0
     if kind == "value" and not any(name.startswith(_VALUE_HEADS) for name in counts):
-        counts["score"] = hidden + 1  # weight and bias of one label
+        counts["score.weight"] = hidden + 1  # weight and bias of one label
     layers: Counter[str] = Counter()
     for name, count in counts.items():
-        if in_layer := re.match(r".*?\.\d+(?=\.)", name):
+        if in_layer := _IN_A_LAYER.match(name):
             layers[in_layer.group()] += count
     heads, num_layers = _find(config, "heads") or 1, _find(config, "layers") or 0
     head_dim = config.get("head_dim") or hidden // heads
@@ -128,6 +169,12 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         is_gated=any("gate_proj" in name or "gate_up_proj" in name for name in shapes),
         is_tied=is_tied,
         windows=_windows(config, num_layers),
+        head_parameters=sum(count for name, count in counts.items() if name.startswith(_VALUE_HEADS)),
+        linear_widths={
+            name.removesuffix(".weight"): sum(shape)
+            for name, shape in shapes.items()
+            if len(shape) == 2 and _IN_A_LAYER.match(name) and not any(part in name for part in _OF_EXPERTS)
+        },
     )
 
 

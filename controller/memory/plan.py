@@ -11,7 +11,7 @@ from controller.memory.estimate import (
     estimate_rollout_group,
     label,
 )
-from controller.memory.gpus import find_misfit
+from controller.memory.gpus import find_main_memory_misfit, find_misfit
 from controller.memory.model_shape import UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
@@ -24,7 +24,7 @@ class MemoryPlan:
     Attributes:
         groups: the groups whose memory can be estimated.
         unknown: the reason for each other group.
-        misfit: a sentence on a GPU with too little memory; None if all groups fit.
+        misfit: a sentence on a GPU, or a machine, with too little memory; None if all groups fit.
     """
 
     groups: tuple[GroupMemory, ...]
@@ -36,10 +36,11 @@ class MemoryPlan:
         return "\n".join([*tables, *(f"memory of the {role}: unknown: {why}" for role, why in self.unknown.items())])
 
 
-def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
+def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -> MemoryPlan:
     """Estimates the memory of all worker groups of a run; downloads nothing, and reads no weights.
 
-    `gpus` are the bytes of memory of the GPUs by index, as far as they are known.
+    `gpus` are the bytes of memory of the GPUs by index, as far as they are known; `main_memory` are those of this
+    machine, 0 if they are not known.
 
     Raises:
         ConfigError: a file of a model is incomplete.
@@ -51,7 +52,8 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
             groups.append(_estimate(config, role, gpus))
         except UnknownShape as reason:
             unknown[role] = str(reason)
-    return MemoryPlan(tuple(groups), unknown, find_misfit(config, groups, gpus))
+    misfit = find_misfit(config, groups, gpus) or find_main_memory_misfit(config, groups, main_memory)
+    return MemoryPlan(tuple(groups), unknown, misfit)
 
 
 def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:

@@ -1,6 +1,6 @@
-"""Checks that this Python environment has the build of vLLM (for CPU or GPU) that a configuration needs.
+"""Checks that this Python environment has the packages that a configuration needs: peft, and a build of vLLM.
 
-vLLM is not imported for this.
+Neither is imported for this.
 """
 
 import importlib.metadata
@@ -21,6 +21,16 @@ def installed_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def check_adapter_packages(config: Config, version_of: Callable[[str], str | None] = installed_version) -> None:
+    """Raises ConfigError, which says what to install, if a model gets adapters and this environment has no peft."""
+    for role in config.trained_roles:
+        if config.trained_model_of(role).lora_rank and version_of("peft") is None:
+            raise ConfigError(
+                f"{role}.lora_rank needs peft, which this environment lacks: make setup installs it, or leave"
+                f" {role}.lora_rank out"
+            )
 
 
 def check_rollout_packages(

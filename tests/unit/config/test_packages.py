@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from splitppo.config import Config, ConfigError
-from splitppo.config.rollout_packages import VLLM_MINOR, check_rollout_packages, installed_version
+from splitppo.config.rollout_packages import (
+    VLLM_MINOR,
+    check_adapter_packages,
+    check_rollout_packages,
+    installed_version,
+)
 from tests.support.fake_services import make_config
 
 ROOT = Path(__file__).parents[3]
@@ -94,3 +99,12 @@ def test_the_version_is_the_one_that_the_extras_pin() -> None:
 def test_what_is_not_installed_has_no_version() -> None:
     assert installed_version("pytest") == pytest.__version__
     assert installed_version("no-such-distribution") is None
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_adapters_need_peft(tmp_path: Path, role: str) -> None:
+    with_adapters = config(tmp_path, **{f"{role}__lora_rank": 8})
+    check_adapter_packages(with_adapters, {"peft": "0.21.2"}.get)
+    check_adapter_packages(config(tmp_path), {}.get)
+    with pytest.raises(ConfigError, match=rf"^{role}\.lora_rank needs peft, which this environment lacks: make setup"):
+        check_adapter_packages(with_adapters, {}.get)

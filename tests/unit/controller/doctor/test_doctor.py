@@ -235,6 +235,10 @@ async def test_before_the_first_checkpoint_its_size_is_that_of_the_models(run_di
     facts, _ = await ask(configuration)
     num_parameters = (tmp_path / "policy" / "model.safetensors").stat().st_size / 4
     assert facts.run.next_checkpoint_bytes == pytest.approx(12 * num_parameters, rel=0.1)
+    configuration["actor"]["lora_rank"] = 2  # by hand: in two layers q, o; k, v; gate, up, down
+    adapters = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
+    facts, _ = await ask(configuration)
+    assert facts.run.next_checkpoint_bytes == 12 * adapters
 
 
 @contextmanager

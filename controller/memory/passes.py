@@ -1,0 +1,155 @@
+"""Computes the bytes of a forward or backward pass of one model on one rank: gathered weights, activations, logits.
+
+Legend: P weights, of which P_f frozen and P_t trained, G ranks that divide a copy of the weights, c bytes of the
+compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP, H query heads x head dimension, K
+key-value heads x head dimension, A numbers of a token between both parts of a layer's adapters, V vocabulary, T tokens
+of a micro-batch, N response tokens of it, C tokens of a chunk of logits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from controller.memory.model_shape import ModelShape
+from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
+from splitppo.config.section import RoleName
+from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES, KV_ROOM, MAX_LOGITS
+
+_LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sizes of the largest micro-batch of a rank."""
+
+    tokens: int  # T, padding included
+    responses: int  # N
+    is_only_one: bool  # its mini-batch has no other
+
+
+def training_gathered(model: ModelShape, bytes_each: int) -> int:
+    """Returns the bytes of gathered (unsharded) weights, in the compute dtype, that a rank has while it computes.
+
+    c P_f + 4 P_t <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
+    """
+    if bytes_each * model.num_frozen + 4 * model.num_trained <= KEEP_GATHERED_BYTES:
+        return bytes_each * model.num_parameters
+    return bytes_each * (model.root_parameters + _LAYERS_IN_FLIGHT * model.layer_parameters)
+
+
+def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
+    """Returns the size in bytes of activations that one decoder layer keeps for its backward pass.
+
+        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
+        T (8 D + c (2 D + 2 H + 2 K + 4 I + A))   with adapters
+
+    Both norms keep their input in fp32, the normalised values (unless their weights are frozen) and their output, which
+    the projections share. Attention keeps query, key, value and output. A gated MLP keeps both projections, the
+    activation and the product.
+    """
+    mlp, norms = (4 if model.is_gated else 2) * model.intermediate, (2 if model.num_frozen else 4) * model.hidden
+    wide, narrow = 2 * model.hidden, norms + 2 * model.attention + 2 * model.key_values + mlp + model.adapter_outputs
+    return tokens * (4 * wide + bytes_each * narrow)
+
+
+def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
+    """Returns the size in bytes of activations that all layers and the last norm keep at the end of a forward pass.
+
+    layers:                  L x layer_activations        last norm: T D (4 + c), 4 T D if its weights are frozen
+    gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
+    """
+    layer = layer_activations(model, tokens, bytes_each)
+    layers = model.num_layers * (bytes_each * tokens * model.hidden if checkpointing else layer)
+    last_norm = tokens * model.hidden * (4 if model.num_frozen else 4 + bytes_each)
+    return layers + last_norm + (layer if checkpointing else 0)
+
+
+def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
+    """Returns the size in bytes of a KV cache for `rows` rows of `positions` tokens, with the reserved room.
+
+    rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
+    """
+    shown = sum(min(positions, window or positions) + KV_ROOM for window in model.windows)
+    return rows * 2 * model.key_values * bytes_each * shown
+
+
+def compute_bytes(computed: ComputedModelConfig) -> int:
+    """Returns the bytes of a number in the computation of a model: c."""
+    return 2 if computed.dtype == "bf16" else 4
+
+
+def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> MicroBatch:
+    """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts."""
+    service, longest = config.services.of(role), config.data.longest_row
+    rows = ceil(prompts * config.rollout.n / service.num_processes)
+    budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
+    packed = computed.use_remove_padding is not False
+    if fixed is not None:
+        tokens = min(fixed, rows) * longest
+    elif packed:
+        tokens = min(max(budget, longest), rows * longest)
+    else:
+        tokens = min(max(1, budget // longest), rows) * longest
+    responses = ceil(tokens * config.data.max_response_length / longest)
+    return MicroBatch(tokens, responses, is_only_one=tokens >= rows * longest)
+
+
+def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
+    """Returns the bytes of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
+
+    c T (2 D + 3 I)       or       c N D + 12 C V
+    """
+    layer = layer_transients(model, batch.tokens, bytes_each)
+    hidden = bytes_each * batch.responses * model.hidden
+    logits = 12 * _chunk(model, batch) * model.vocabulary if has_logits else 0
+    return {"activations": layer} if layer > hidden + logits else {"activations": hidden, "logits": logits}
+
+
+def backward(
+    model: ModelShape, batch: MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
+) -> Iterator[dict[str, int]]:
+    """Yields the bytes of gradients, activations and logits at each moment of a backward pass that may be its peak.
+
+    At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
+    bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and the gradient that is added. In the
+    last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding, and of the output layer if
+    it is tied. With adapters all of these are 0 V D. `sharded_over` is G; None if the model is not wrapped.
+
+        output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
+        decoder layer:  saved_activations + c N D + c T (2 D + 3 I) + 4 V D if tied
+        embedding:      4 V D, 8 V D if tied
+
+    Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
+    while its activations are freed.
+    """
+    bytes_each = compute_bytes(trained)
+    kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
+    saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
+    embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden
+    tied = embedding if model.is_tied else 0
+    if is_policy:
+        saved += bytes_each * batch.responses * model.hidden
+        chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
+        weight = embedding + embedding * bytes_each // 4
+        yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
+    inside = layer_transients(model, batch.tokens, bytes_each)
+    yield {"gradients": kept, "activations": saved + inside, "logits": tied}
+    all_gradients = max(kept, _kept_gradients(model, sharded_over))
+    yield {"gradients": all_gradients + (0 if batch.is_only_one else embedding + tied)}
+
+
+def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:
+    """Returns the bytes of fp32 gradients kept between micro-batches: all if weights stay gathered, else a shard."""
+    whole = 4 * model.num_trained
+    if sharded_over is None or whole <= KEEP_GATHERED_BYTES:
+        return whole
+    return whole // sharded_over
+
+
+def layer_transients(model: ModelShape, tokens: int, bytes_each: int) -> int:
+    """Returns the bytes of what the MLP of a layer computes, and keeps for no other layer: c T (2 D + 3 I)."""
+    return bytes_each * tokens * (2 * model.hidden + (3 if model.is_gated else 2) * model.intermediate)
+
+
+def _chunk(model: ModelShape, batch: MicroBatch) -> int:
+    return min(batch.responses, max(1, MAX_LOGITS // model.vocabulary))
