@@ -132,10 +132,11 @@ def _models(top: Section, model: Section) -> Iterator[Row]:
     yield both.not_needed("{enable_resource_pool,n_gpus_per_node,nnodes}", "placement.reward_model, services.reward")
     yield both.not_needed("rollout.**", "one forward pass per response, no engine")
     yield model.taken("max_length", None, _reward_model)
+    yield model.renamed("{param_offload,model.fsdp_config.param_offload,megatron.param_offload}", "param_offload")
     yield model.not_needed("model.input_tokenizer", "responses are encoded anew, with the model's own template")
     yield model.not_needed(
         "{strategy,micro_batch_size,micro_batch_size_per_gpu,use_dynamic_bsz,forward_max_token_len_per_gpu,"
-        "ulysses_sequence_parallel_size,megatron.**,param_offload,nccl_timeout,load_weight}",
+        "ulysses_sequence_parallel_size,megatron.**,nccl_timeout,load_weight}",
         "speed and memory only",
     )
     yield model.not_needed("{launch_reward_fn_async,model.**,profiler.**}", "scoring runs during generation")

@@ -6,7 +6,7 @@ These are verl's sections `actor_rollout_ref.{actor,model,ref}` and `critic`.
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from controller.from_verl.keys_trained import ACTOR, COMPUTE, MORE_GPUS, SHARDED, compute_dtype, trained
+from controller.from_verl.keys_trained import ACTOR, COMPUTE, SHARDED, compute_dtype, rank_of_adapters, trained
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
@@ -61,10 +61,18 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield from trained(actor, model=_MODEL, engine=f"{ACTOR}.fsdp_config")
 
 
+def _reference_offload(value: Any, run: VerlRun) -> Any:
+    if rank_of_adapters(run, _MODEL):
+        raise NotNeeded("with LoRA the reference is the policy without its adapters")
+    return value
+
+
 def _reference(reference: Section) -> Iterator[Row]:
     yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
+    offloaded = "placement.reference_param_offload"
+    yield reference.renamed("{fsdp_config,megatron,veomni}.param_offload", offloaded, convert=_reference_offload)
     yield reference.not_needed("fsdp_config.**", "the reference is sharded over its group (placement.reference)")
     yield reference.not_needed("**", "the reference is computed like the actor, in the group of placement.reference")
 
@@ -77,13 +85,12 @@ def _critic(critic: Section) -> Iterator[Row]:
     yield critic.taken("cliprange_value", 0.5)
     forward = "{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}"
     yield critic.not_needed(forward, _MICRO_BATCHES.format("critic"))
+    yield from trained(critic, model="critic.model", engine="critic.fsdp")
     # Older versions have the engine's keys under critic.model.
-    engine = Section("critic.model.fsdp_config")
-    yield engine.changed("dtype", "critic.dtype", COMPUTE, compute_dtype)
-    yield engine.slower("{param_offload,optimizer_offload,offload_policy,grad_offload}", MORE_GPUS)
+    engine = Section("critic.model.fsdp_config", "critic")
+    yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype)
     yield engine.unsupported("model_dtype", "master weights are fp32", "fp32", "float32")
     yield engine.not_needed("**", SHARDED)
-    yield from trained(critic, model="critic.model", engine="critic.fsdp")
 
 
 def _critic_enable(value: Any, run: VerlRun) -> Any:

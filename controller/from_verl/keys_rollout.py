@@ -108,6 +108,10 @@ def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
         "async_scheduling,enable_sleep_mode,enable_expert_parallel,mm_processor_cache_gb,distributed_executor_backend,additional_config.**}",
         "speed and memory only",
     )
+    merged = "adapters are merged into the weights that vLLM gets"
+    yield rollout.not_needed(
+        "engine_kwargs.vllm.{enable_lora,max_loras,max_lora_rank,max_cpu_loras,fully_sharded_loras}", merged
+    )
     yield vllm.renamed("engine_kwargs.vllm.max_model_len", "max_model_len", convert=_vllm_only)
     yield rollout.unsupported("engine_kwargs{,.**}", "rollout.vllm has the options of vLLM that can be set")
 

@@ -3,17 +3,29 @@
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as
+from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.sections.models import is_dropout
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES
 
 ACTOR = "actor_rollout_ref.actor"
-MORE_GPUS = "no offloading to the host: take more GPUs; `--check` prints the memory"
+# Older versions have the engine's keys of the critic under critic.model.
+_ENGINES = "{fsdp_config,fsdp,model.fsdp_config,megatron,veomni,torchtitan,engine}"
+_OFFLOAD_POLICY = (
+    "it copies weights for every layer, and steps on the CPU: param_offload and optimizer_offload move both whole"
+)
 COMPUTE = "of the computation; master weights and optimizer are fp32"
 SHARDED = "FSDP2 decides: speed and memory only"
-_FSDP2 = "FSDP2 over all ranks of a group"
+_FSDP2 = "FSDP2 over the ranks of a group"
+_LORA = "only with LoRA"
+# Megatron's names of linear layers, and those of Hugging Face models.
+_LINEAR = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
 _SPEED = "speed and memory only"
 _EVERYTHING = ["model", "optimizer", "extra"]
 # Converts the dtype of forward and backward passes.
@@ -86,6 +98,19 @@ class _Trained:
             raise NotSupported("constant, cosine or linear, or WSD with lr_wsd_decay_style cosine or linear")
         return self._schedule(run)
 
+    def model_dtype(self, value: Any, run: VerlRun) -> Any:
+        """Raises NotNeeded if the trained weights are fp32 in verl, too, or if the others are frozen; NotSupported."""
+        model = "actor_rollout_ref.model" if self.ours == "actor" else f"{self.verl}.model"
+        if value in (None, "fp32", "float32") or rank_of_adapters(run, model):
+            raise NotNeeded("trained weights are fp32, frozen ones have the dtype of the computation")
+        raise NotSupported("master weights are fp32")
+
+    def fsdp_size(self, value: Any, run: VerlRun) -> int:
+        """Returns the ranks that divide the weights; -1, all, if verl's number does not divide those of our group."""
+        ranks = run.groups.critic if self.ours == "critic" else run.groups.actor
+        size = int(num_of(value, f"{self.verl}.fsdp_size"))
+        return size if 0 < size < ranks and ranks % size == 0 else -1
+
     def _must_decay(self, run: VerlRun) -> None:
         if self._schedule(run) == "constant":
             raise NotNeeded("only with a learning rate that decays")
@@ -133,6 +158,30 @@ def _override_config(value: Any, _: VerlRun) -> dict[str, Any]:
     return {name: attribute for name, attribute in attributes.items() if not is_dropout(name)}
 
 
+def rank_of_adapters(run: VerlRun, model: str) -> Any:
+    """Returns the rank of the adapters that verl trains, by its section of a model; 0 or None without adapters.
+
+    The section `lora` is Megatron's, and counts if its rank is not 0.
+    """
+    return run.value(f"{model}.lora.rank") or run.value(f"{model}.lora_rank")
+
+
+def _strategy(value: Any, _: VerlRun) -> str:
+    if value not in ("fsdp", "fsdp2"):
+        raise NotSupported(_FSDP2, changes_results=False)
+    return "fsdp2"
+
+
+def _layers(value: Any) -> Any:
+    """Returns the names of linear layers; those of Megatron become names of Hugging Face models."""
+    if value is None or (isinstance(value, str) and value not in _LINEAR):
+        return value
+    names = value if isinstance(value, list) else [value]
+    if {*names} == _LINEAR.keys():
+        return "all-linear"
+    return [layer for name in names for layer in _LINEAR.get(name, (name,))]
+
+
 def _hf_model(value: Any, _: VerlRun) -> bool:
     contents = value if isinstance(value, list) else [value]
     return "hf_model" in contents
@@ -146,7 +195,7 @@ def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
     of = _Trained(section)
     yield from _optimizer(section, of)
     yield from _batches(section, of)
-    yield from _engine(section, Section(model, section.ours), Section(engine, section.ours))
+    yield from _engine(section, Section(model, section.ours), Section(engine, section.ours), of)
     yield from _model(section.ours, Section(model, section.ours))
 
 
@@ -212,25 +261,30 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     yield trained.taken("loss_scale_factor", None)
 
 
-def _engine(trained: Section, model: Section, engine: Section) -> Iterator[Row]:
+def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> Iterator[Row]:
     yield model.renamed("enable_gradient_checkpointing", "gradient_checkpointing", True)
     yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype, "bfloat16")
     checkpoint, always = Section(f"{trained.verl}.checkpoint"), "model, optimizer and the rest are always saved"
     yield checkpoint.changed("save_contents", "checkpoint.save_hf_model", always, _hf_model, _EVERYTHING)
     yield checkpoint.slower("load_contents", "checkpoints are loaded whole", _EVERYTHING, [*_EVERYTHING, "hf_model"])
     yield checkpoint.not_needed("**", "always written in the background, whole or not at all")
-    yield engine.unsupported("model_dtype", "master weights are fp32", "fp32", "float32", default="fp32")
+    masters = "master weights are fp32"
+    yield engine.checked("model_dtype", f"{masters}; with LoRA the others have the key dtype", of.model_dtype, "fp32")
     yield engine.renamed("mixed_precision.param_dtype", "dtype", None, compute_dtype)
     reduced = "gradients are reduced in fp32"
     yield engine.slower("mixed_precision.{reduce_dtype,buffer_dtype}", reduced, "fp32", "float32")
     yield engine.unsupported("mixed_precision.**", f"{trained.ours}.dtype; {reduced}")
-    yield engine.slower("{param_offload,optimizer_offload,offload_policy,grad_offload}", MORE_GPUS)
+    any_engine = Section(f"{trained.verl}.{_ENGINES}", trained.ours)
+    yield any_engine.taken("param_offload")
+    yield any_engine.taken("optimizer_offload")
+    yield any_engine.slower("offload_policy", _OFFLOAD_POLICY)
+    whole = "-1, all ranks of the group, if it does not divide them"
+    yield engine.changed("fsdp_size", "fsdp_size", whole, of.fsdp_size, -1)
     both = Section(f"{{{engine.verl},{trained.verl}}}")
     yield both.unsupported("qat.enable", "no quantization in training")
     yield both.slower("ulysses_sequence_parallel_size", "rows are never split: lower ppo_max_token_len_per_gpu", 1)
     yield engine.not_needed("{seed,full_determinism}", "run.seed determines a run")
-    for section in (engine, trained):
-        yield section.slower("strategy", _FSDP2, "fsdp", "fsdp2", default="fsdp")
+    yield both.changed("strategy", f"{trained.ours}.strategy", "fsdp and fsdp2 are fsdp2", _strategy)
     yield trained.not_needed("{megatron,veomni,torchtitan,automodel,mindspeed,engine}.**", _FSDP2)
     yield engine.not_needed("**", SHARDED)
     yield trained.not_needed("{fsdp_config,fsdp,qat}.**", _SPEED)
@@ -244,9 +298,7 @@ def _engine(trained: Section, model: Section, engine: Section) -> Iterator[Row]:
 
 
 def _model(ours: str, model: Section) -> Iterator[Row]:
-    yield model.unsupported("{lora_rank,lora.rank}", "only full fine-tuning", 0)
-    yield model.unsupported("{lora_adapter_path,lora.adapter_path}", "merge the adapter into a model folder first")
-    yield model.not_needed("{lora_alpha,target_modules,exclude_modules,lora.*}", "only with LoRA")
+    yield from _adapters(model)
     without = "without dropout, which is 0, and attn_implementation, which is the fastest"
     yield model.taken("override_config", {}, _override_config, note=without, is_section=True)
     yield model.unsupported("hf_config_path", "write it into the model folder's config.json")
@@ -258,3 +310,28 @@ def _model(ours: str, model: Section) -> Iterator[Row]:
     yield model.slower("{enable_activation_offload,tiled_mlp.enabled}", activations)
     kernels = "{use_shm,use_remove_padding,use_liger,use_fused_kernels,fused_kernel_options.**,tiled_mlp.num_shards}"
     yield model.not_needed(kernels, _SPEED)
+
+
+def _adapters(model: Section) -> Iterator[Row]:
+    has_lora = only_if(lambda run: rank_of_adapters(run, model.verl), _LORA)
+    of_megatron = only_if(lambda run: run.value(f"{model.verl}.lora.rank"), _LORA)
+
+    def layers(condition: Convert) -> Convert:
+        return lambda value, run: _layers(condition(value, run)) or None
+
+    yield model.taken("lora_rank", 0)
+    yield model.taken("lora_alpha", 16, has_lora)
+    yield model.taken("target_modules", "all-linear", layers(has_lora))
+    yield model.taken("exclude_modules", None, layers(has_lora))
+    like_it = "lora_rank, lora_alpha and target_modules must be those of the adapter, which verl reads there"
+    yield model.changed("lora_adapter_path", "lora_adapter_path", like_it)
+    yield model.renamed("lora.rank", "lora_rank", 0, of_megatron)
+    yield model.renamed("lora.alpha", "lora_alpha", 32, of_megatron)
+    names = "Megatron's names of layers become those of Hugging Face models"
+    yield model.changed("lora.target_modules", "target_modules", names, layers(of_megatron), [*_LINEAR])
+    yield model.changed("lora.exclude_modules", "exclude_modules", names, layers(of_megatron), [])
+    yield model.unsupported("lora.adapter_path", "lora_adapter_path: a folder in peft's format")
+    yield model.unsupported("lora.type", "plain LoRA", "lora")
+    yield model.unsupported("lora.dropout", "all dropout is 0", 0, 0.0)
+    yield model.unsupported("target_parameters", "adapters are on linear layers: experts stay frozen")
+    yield model.not_needed("lora.*", "A is Kaiming-uniform and B 0 at first; adapters are merged for rollouts")

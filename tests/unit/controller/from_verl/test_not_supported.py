@@ -20,7 +20,11 @@ from tests.support.verl_launch import ACTOR, ROLLOUT, finding, translated
         (f"{ACTOR}.policy_loss.loss_mode=cppo", "vanilla"),
         (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
         (f"+{ACTOR}.optim.lr_decay_style=inverse-square-root", "constant, cosine or linear"),
-        ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
+        (f"{ACTOR}.fsdp_config.model_dtype=bfloat16", "master weights are fp32"),
+        ("actor_rollout_ref.model.lora.type=dora", "plain LoRA"),
+        ("actor_rollout_ref.model.lora.dropout=0.1", "dropout is 0"),
+        ("actor_rollout_ref.model.target_parameters=[experts]", "experts stay frozen"),
+        ("critic.model.lora.adapter_path=/x", "peft's format"),
         (f"{ROLLOUT}.multi_turn.enable=True", "one turn"),
         (f"{ROLLOUT}.do_sample=False", "sampled"),
         ("data.reward_fn_key=source", "data_source"),
@@ -58,7 +62,8 @@ def test_what_changes_results_and_is_not_supported_must_be_decided(tmp_path: Pat
     "override",
     [
         f"{ACTOR}.ulysses_sequence_parallel_size=2",
-        f"{ACTOR}.fsdp_config.param_offload=True",
+        f"{ACTOR}.fsdp_config.offload_policy=True",
+        "critic.model.fsdp_config.offload_policy=True",
         "trainer.default_hdfs_dir=hdfs://x",
         f"{ACTOR}.strategy=megatron",
         f"{ROLLOUT}.nnodes=1",
@@ -95,7 +100,12 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
         (f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=True", "speed and memory only"),
         ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
         ("+algorithm.rollout_is_level=token", "only with algorithm.rollout_is_threshold"),
-        (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
+        (f"{ACTOR}.fsdp_config.offload_policy=False", "off"),
+        (f"{ACTOR}.megatron.grad_offload=True", "FSDP2 over the ranks of a group"),
+        ("actor_rollout_ref.model.lora_alpha=32", "only with LoRA"),
+        ("actor_rollout_ref.model.lora.alpha=64", "only with LoRA"),
+        (f"{ROLLOUT}.layered_summon=True", "weights come from the same process, or as files"),
+        (f"+{ROLLOUT}.engine_kwargs.vllm.max_loras=1", "adapters are merged into the weights that vLLM gets"),
         ("data.gen_batch_size=512", "same value as data.train_batch_size"),
         ("+reward_model.reward_kwargs.max_resp_len=512", "same value as data.max_response_length"),
         ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
@@ -106,3 +116,13 @@ def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) ->
     found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
     assert found.outcome == "not needed"
     assert found.note.startswith(why)
+
+
+@pytest.mark.parametrize("rank", ["lora_rank", "lora.rank"])
+def test_beside_adapters_frozen_weights_need_no_fp32_and_no_reference(tmp_path: Path, rank: str) -> None:
+    bf16, offload = f"{ACTOR}.fsdp_config.model_dtype", "actor_rollout_ref.ref.fsdp_config.param_offload"
+    lora = f"actor_rollout_ref.model.{rank}=8"
+    translation = translated(tmp_path, lora, f"{bf16}=bfloat16", f"{offload}=True")
+    assert translation.stopping == []
+    assert finding(translation, bf16).note == "trained weights are fp32, frozen ones have the dtype of the computation"
+    assert finding(translation, offload).note == "with LoRA the reference is the policy without its adapters"
