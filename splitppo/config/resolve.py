@@ -111,6 +111,8 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     devices. The schedule has no influence: all three schedules must compute the same, bit for bit, and rows that come
     in parts are rounded differently on the critic.
     """
+    if config.actor.lora_rank:
+        return "actor"  # its frozen base, without a model of its own
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
     has_time = has_time and not (config.rollout_shares_devices or _is_critic_late(config))

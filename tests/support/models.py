@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,25 @@ def tiny_config(**changes: Any) -> Qwen2Config:
 def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 causal language model with tokenizer and generation config; returns the folder."""
     return save_random(Qwen2ForCausalLM, tiny_config(**changes), folder, seed=seed)
+
+
+def save_shapes(folder: Path, **changes: Any) -> Path:
+    """Writes the description of a Qwen2 causal language model of any size, with a weight file that is one hole."""
+    config = tiny_config(**changes)
+    with torch.device("meta"):
+        shapes = {name: tuple(weight.shape) for name, weight in Qwen2ForCausalLM(config).state_dict().items()}
+    config.save_pretrained(folder)
+    ends = [*itertools.accumulate(prod(shape) for shape in shapes.values())]
+    header = json.dumps(
+        {
+            name: {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [end - prod(shape), end]}
+            for (name, shape), end in zip(shapes.items(), ends, strict=True)
+        }
+    ).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + ends[-1])
+    return folder
 
 
 def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

@@ -11,16 +11,23 @@ import pytest
 import yaml
 
 from controller.__main__ import main
+from controller.memory.plan import memory_plan
 from splitppo.config import load_config
 from splitppo.config.batch_plan import batch_plan
 from tests.support.fake_gpus import put_gpus
 from tests.support.groups import PROJECT
-from tests.support.models import save_policy, save_reward_model
+from tests.support.models import save_policy, save_reward_model, save_shapes
 
 RECIPES = PROJECT / "recipes"
 NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")
 CONFIGS = sorted(file for name in NAMES for file in (RECIPES / name).glob("*.yaml"))
 SHARES = RECIPES / "competition_math" / "qwen2.5-1.5b-shares.yaml"
+# (layers, hidden, MLP, query heads) by configuration of MATH; 8 (7B: 4) key-value heads of 128, 152,064 tokens.
+LARGE = {
+    "qwen2.5-7b": (28, 3584, 18_944, 28),
+    "qwen2.5-7b-lora": (28, 3584, 18_944, 28),
+    "qwen2.5-32b-lora": (64, 5120, 27_648, 40),
+}
 GPU_CONFIGS = [file for file in CONFIGS if file.name != "cpu.yaml"]
 # An input row of each recipe, by hand.
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -37,7 +44,7 @@ def name_of(file: Path) -> str:
 
 def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
     assert {file.parent.name for file in GPU_CONFIGS} == set(NAMES)
-    assert len(CONFIGS) == 2 * len(NAMES) + 1  # SHARES
+    assert len(CONFIGS) == 2 * len(NAMES) + 1 + len(LARGE)  # SHARES
 
 
 def test_of_a_recipe_with_a_share_all_gpus_sample_the_critics_in_turns() -> None:
@@ -102,3 +109,20 @@ def test_check_passes_with_prepared_rows_and_local_models(
     capsys.readouterr()
     assert main(["--config", str(file), "--check", *local]) == 0, capsys.readouterr().err
     assert "step: 240 prompts x 1 samples = 240 responses" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_recipe_fits_gpus_of_80_gb_and_its_readme_has_the_estimate(name: str, tmp_path: Path) -> None:
+    layers, hidden, mlp, heads = LARGE[name]
+    key_values = 4 if "7b" in name else 8
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": mlp, "vocab_size": 152_064}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": key_values, "tie_word_embeddings": False}
+    folder = save_shapes(tmp_path / "model", **sizes, **heads_of)
+    config = load_config(RECIPES / "competition_math" / f"{name}.yaml", [f"actor.model={folder}"])
+    plan = memory_plan(config, dict.fromkeys(range(8), 80 << 30), 1)
+    assert plan.misfit is None
+    assert all(group.peak.total < 72 << 30 for group in plan.groups), "of 79.6 GiB, a tenth is for the allocator"
+    peaks = " and ".join(f"{group.peak.total / 2**30:.1f}" for group in plan.groups)
+    readme = (RECIPES / "competition_math" / "README.md").read_text()
+    [row] = [line for line in readme.splitlines() if line.startswith(f"| {name}.yaml ")]
+    assert f"| {peaks} |" in row
