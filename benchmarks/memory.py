@@ -3,7 +3,9 @@
 Three models of random weights, each as actor and as critic, fp32, one rank in a process of its own: an update of two
 mini-batches of two micro-batches, then log-probs (values), then, as the actor, generation. Growth of anonymous memory
 (RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
-`saving` is a checkpoint of which all is written while the engine does what takes its peak, an update.
+--lora RANK trains adapters on all linear layers instead, --offload lets weights and moments rest in main memory, where
+their copies count, too. `saving` is a checkpoint of which all is written while the engine does what takes its peak, an
+update.
 --only 0.5B measures a model of Qwen2.5-0.5B's sizes, which takes up to 13 GiB and some minutes.
 
 What the C library keeps of freed memory depends on the history of its heap, so freed tensors are given back at once
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +50,7 @@ MODELS = {
     "vocabulary": ((384, 1024, 4, 6, 2, 60_000, True), 2),
     "deep": ((512, 1408, 12, 8, 2, 2_000, True), 4),
     "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),
+    "28M": ((384, 1536, 12, 6, 6, 2_000, True), 2),
     "0.5B": ((896, 4864, 24, 14, 2, 151_936, True), 2),
 }
 DEFAULT_MODELS = ("vocabulary", "deep", "wide")
@@ -63,13 +67,22 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters")
+    parser.add_argument("--offload", action="store_true", help="param_offload and optimizer_offload")
     parser.add_argument("--keep-freed", action="store_true", help="as ranks do")
     options = parser.parse_args()
+    changes = {
+        "gradient_checkpointing": options.gradient_checkpointing,
+        "lora_rank": options.lora,
+        "param_offload": options.offload,
+        "optimizer_offload": options.offload,
+    }
     if options.one:
-        measure(*options.one, checkpointing=options.gradient_checkpointing)
+        measure(*options.one, **changes)
         return
     print(f"{'model':12s}{'role':8s}{'phase':12s}{'measured':>10s}{'estimate':>10s}{'ratio':>7s}", flush=True)
-    more = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
+    more = [f"--lora={options.lora}"]
+    more += ["--gradient-checkpointing"] * options.gradient_checkpointing + ["--offload"] * options.offload
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
     started_s, worst = time.perf_counter(), 0.0
     for name in [options.only] if options.only else DEFAULT_MODELS:
@@ -101,15 +114,15 @@ def save_model(folder: Path, name: str) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
-    """Returns the configuration of a run that does what is measured."""
+def make_config(name: str, folder: str, **changes: Any) -> Config:
+    """Returns the configuration of a run that does what is measured; `changes` are keys of both trained models."""
     rows = MODELS[name][1]
     trained = {
         "model": folder,
         "lr": 1e-4,
         "ppo_mini_batch_size": rows * MICRO_BATCHES,
         "ppo_micro_batch_size_per_gpu": rows,
-        "gradient_checkpointing": checkpointing,
+        **changes,
     }
     prompts = rows * MICRO_BATCHES * MINI_BATCHES
     data = {"train_files": "none", "train_batch_size": prompts, "max_prompt_length": PROMPT}
@@ -122,9 +135,9 @@ def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
     return validate(tree, "benchmark")
 
 
-def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> None:
+def measure(name: str, role: RoleName, folder: str, **changes: Any) -> None:
     """Measures one model in a process of its own: prints a line for each phase, and one for the peak of all."""
-    config = make_config(name, folder, checkpointing=checkpointing)
+    config = make_config(name, folder, **changes)
     kind = "policy" if role == "actor" else "value"
     memory = estimate_group(config, role, read_model_shape(folder, kind, role))
     torch.randn(64, 64) @ torch.randn(64, 64)
