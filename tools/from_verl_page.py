@@ -44,6 +44,9 @@ comment on each value that is not the script's. Keys are those of verl 0.9's `pp
   default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A validation is by the
   weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused: which weights sample
   there depends on who is faster.
+* With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Offloading
+  moves weights and moments whole between commands; with actor and critic on GPUs of their own,
+  [less of it is needed](operations.md#weights-and-moments-in-main-memory).
 * If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
   code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
   that do not fit together, give one sentence and exit code 2.

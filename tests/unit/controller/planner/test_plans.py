@@ -160,6 +160,19 @@ def test_runs_of_other_work_are_refused(tmp_path: Path, model: str, capsys: pyte
     assert capsys.readouterr().err.endswith("lengths, on other devices; different: rollout.n\n")
 
 
+def test_runs_with_other_adapters_are_refused(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = (leave_run(tmp_path / str(rank), model, actor__lora_rank=rank) for rank in (2, 4))
+    assert main(["plan", str(first), str(other)]) == 2
+    assert capsys.readouterr().err.endswith("lengths, on other devices; different: actor.lora_rank\n")
+
+
+def test_the_reference_of_an_actor_with_adapters_takes_memory_on_the_critic_alone(tmp_path: Path, model: str) -> None:
+    plans = make_plans([read_measurement(leave_run(tmp_path / "run", model, actor__lora_rank=2))], None)
+    memory = {plan.reference: plan.memory_gib for plan in plans.rows if plan.layout == "serial"}
+    assert (memory["critic"]["critic"] or 0) > (memory["actor"]["critic"] or 0), "a model of its own"
+    assert memory["critic"]["actor"] == memory["actor"]["actor"], "the actor without its adapters"
+
+
 def test_only_a_layout_that_was_run_is_called_measured(
     tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
