@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.data.model_folder import read_description
+from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
@@ -23,7 +23,8 @@ from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
 from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources
-from splitppo.config import Config, ConfigError, RewardConfig
+from splitppo.config import Config, ConfigError, RewardConfig, TrainedModelConfig
+from splitppo.config.adapter_files import check_adapter
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
@@ -225,6 +226,8 @@ def check_models(config: Config) -> int | None:
         return None
     if config.reward_model_host is not None:
         _check_weights(config.reward_model.model, "reward_model.model")
+    for role in config.trained_roles:
+        _check_adapter(config.trained_model_of(role), role)
     actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
     if config.rollout.backend == "vllm":
         _check_vllm(config, actor)
@@ -235,6 +238,16 @@ def check_models(config: Config) -> int | None:
         if vocab_size is not None and critic_size != vocab_size:
             raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
     return vocab_size
+
+
+def _check_adapter(model: TrainedModelConfig, role: str) -> None:
+    """Checks the adapter that training begins with, if there is one; ConfigError if it does not fit."""
+    if model.lora_adapter_path is not None:
+        folder = model_folder(model.lora_adapter_path, f"{role}.lora_adapter_path")
+        try:
+            check_adapter(folder, role, model)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.config import ConfigError
+from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from splitppo.model_folder import local_folder
 
 _HUB_FILES = [
@@ -14,11 +15,13 @@ _HUB_FILES = [
     "generation_config.json",
     "config.json",
     "chat_template.jinja",
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
 ]
 
 
 def model_folder(source: str, key: str) -> Path:
-    """Returns the local folder of a model; for a name on the Hugging Face hub, downloads the small files first.
+    """Returns the local folder of a model or adapter; for a name on the hub, downloads the small files first.
 
     `source` is the folder or the name, `key` is the configuration key that has it, for errors.
 

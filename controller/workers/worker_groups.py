@@ -1,6 +1,7 @@
 """Starts and connects all worker groups of a run, watches them, restores them to one step, and recovers lost groups."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
 from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
+
+log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.2
 # The additional time in which a group's own heartbeat can name the rank that hangs.
@@ -164,6 +167,15 @@ class WorkerGroups:
             more = "; python -m controller doctor --config FILE says more" if isinstance(error, Unavailable) else ""
             raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
+        for client in self.trained:
+            trained, total = client.worker.num_trainable_parameters, client.worker.num_parameters
+            if 0 < trained != total:
+                log.info(
+                    "%s: adapters with %s trained parameters beside a model of %s",
+                    client.role,
+                    f"{trained:,}",
+                    f"{total:,}",
+                )
 
     def can_recover(self, error: Exception, roles: Collection[str] = _LOST_WITH_STATE) -> bool:
         """Returns True if the run can go on after this error, which may come from the loss of one of these groups.

@@ -71,7 +71,7 @@ class ActorRole:
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
         self._policy = self._trained.engine
-        self._frozen = FrozenModels(context, self._policy.strategy, before=self._suspend_generation)
+        self._frozen = FrozenModels(context, self._policy, before=self._suspend_generation)
         if "actor" in config.samplers:
             self._generation = Generation(context, self._policy)
         self._publisher = Publisher(
@@ -81,6 +81,7 @@ class ActorRole:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf_model")
         self._kept: Sequence[Future[str]] = ()
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
+        self.num_trainable_parameters = self._policy.num_trainable_parameters
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:

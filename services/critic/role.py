@@ -30,8 +30,9 @@ class CriticRole:
         self._trained = TrainedRole(context, config, kind="value", forward=value_forward)
         self._loss = critic_loss(config)
         self._engine = engine = self._trained.engine
-        self._frozen = FrozenModels(context, engine.strategy)
+        self._frozen = FrozenModels(context, engine)
         self.num_parameters, self.model = engine.num_parameters, engine.architecture
+        self.num_trainable_parameters = engine.num_trainable_parameters
         self.save_checkpoint, self.check_checkpoint = engine.save_checkpoint, engine.check_checkpoint
         self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
 

@@ -2,7 +2,7 @@
 
 Keys of the saved tensors: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's
 service state). Beside the shards, `huggingface/` has config and tokenizer, and on request the weights (else use
-`services.engine.export`).
+`services.engine.export`). With adapters, only what is trained is saved; `model.adapter_checkpoint` says what lies beside it.
 """
 
 import logging
@@ -20,7 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, UntypedStorage, nn
 
 from services.engine import hf_folder, parallel
-from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards
+from services.engine.model.adapter_checkpoint import (
+    AdapterBase,
+    check_adapters,
+    merged_weights,
+    read_base,
+    write_adapter,
+)
+from services.engine.model.adapters import rank_of, trained_parameters
+from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_whole
 from services.engine.weights_digest import values_digest
 from splitppo import failpoints
 from splitppo.file_lock import any_lock
@@ -41,11 +49,13 @@ class Checkpointer:
     Saving has its own gloo group and its own thread, so that its collectives do not mix with those of training. Saving
     reads weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the folder
     `source` are copied into `huggingface/`. A rank writes while it has the lock of one of the files `writer_locks`, if
-    there are any.
+    there are any. `base` describes the frozen model under the adapters; None without adapters.
     """
 
-    def __init__(self, model: Any, source: Path, writer_locks: Sequence[Path] = ()) -> None:
-        self._model, self._source, self._writer_locks = model, source, writer_locks
+    def __init__(
+        self, model: Any, source: Path, writer_locks: Sequence[Path] = (), base: AdapterBase | None = None
+    ) -> None:
+        self._model, self._source, self._writer_locks, self._base = model, source, writer_locks, base
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[str] | None = None
@@ -119,10 +129,17 @@ class Checkpointer:
         with any_lock(self._writer_locks):
             hf_folder.copy_files(self._source, directory / HF_FOLDER)
             self._model.config.save_pretrained(directory / HF_FOLDER)
+            if self._base is not None:
+                write_adapter(directory, self._model, self._base.with_digests())
             if with_hf_model:
                 write_hf_weights(directory, directory / HF_FOLDER)
-        names = sorted(name for name, _ in self._model.named_parameters())
+        names = sorted(trained_parameters(self._model))
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
+
+    def check(self, directory: Path) -> dict[str, torch.Size]:
+        """Checks that a checkpoint is whole and fits this model and its base; see `check_checkpoint`."""
+        check_adapters(directory, self._model, self._base)
+        return check_checkpoint(directory, self._model)
 
     def load(
         self, directory: Path, optimizer: torch.optim.Optimizer, progress: Callable[[int, int, str], None]
@@ -133,7 +150,7 @@ class Checkpointer:
             ValueError: the checkpoint is missing, torn or of another model; nothing has changed then.
         """
         model = self._model
-        shapes = check_checkpoint(directory, model)
+        shapes = self.check(directory)
         self.wait_until_written(progress)
         optimizer.state.clear()  # first, else moments would be in memory twice
         moments = _fresh_moments(model, shapes)
@@ -173,7 +190,7 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
         ValueError: the checkpoint is of another model.
     """
     saved = {name: entry.size for name, entry in read_entries(directory).items()}
-    expected = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
+    expected = {f"model.{name}": parameter.shape for name, parameter in trained_parameters(model).items()}
     # Only persistent buffers are saved.
     buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
     expected |= {name: shape for name, shape in buffers.items() if name in saved}
@@ -187,10 +204,15 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
 def write_hf_weights(directory: Path, folder: Path) -> None:
     """Writes the weights of a checkpoint into a Hugging Face folder that has a config; called in one process alone.
 
+    Adapters are merged into the weights of their base.
+
     Raises:
-        ValueError: see `hf_folder.write_weights`.
+        ValueError: see `hf_folder.write_weights` and `merged_weights`.
         OSError: storage has failed.
     """
+    if (base := read_base(directory)) is not None:
+        hf_folder.write_weights(folder, *merged_weights(directory, folder, base))
+        return
     entries = read_entries(directory).items()
     prefix = "model."
     num_bytes = {
@@ -200,25 +222,28 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
     }
 
     def read(names: Sequence[str]) -> dict[str, Tensor]:
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for name, part in read_parts(directory, [f"{prefix}{name}" for name in names]):
-            parts[name.removeprefix(prefix)].append(part)
-        return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
+        tensors = read_whole(directory, [f"{prefix}{name}" for name in names])
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
     hf_folder.write_weights(folder, num_bytes, read)
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
-    """Returns this rank's part of each parameter (tied ones once) and persistent buffer, by its key model.<name>."""
-    once = {name for name, _ in model.named_parameters()}
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    """Returns this rank's part of each parameter (tied ones once) and persistent buffer, by its key model.<name>.
+
+    With adapters only of what is trained: buffers belong to the base.
+    """
+    once = trained_parameters(model)
+    if rank_of(model):
+        return {f"model.{name}": parameter.detach() for name, parameter in once.items()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once.keys()
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def _optimizer_entries(model: nn.Module, moments: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {
         f"optimizer.{name}.{moment}": moments[parameter][moment]
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained_parameters(model).items()
         if parameter in moments
         for moment in ADAMW_STATE
     }
@@ -232,7 +257,7 @@ def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[T
             "exp_avg": torch.zeros_like(parameter.detach()),
             "exp_avg_sq": torch.zeros_like(parameter.detach()),
         }
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained_parameters(model).items()
         if f"optimizer.{name}.step" in shapes
     }
 

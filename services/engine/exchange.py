@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.engine import hf_folder, parallel
+from services.engine.model.adapters import base_parameters
 from services.engine.model.loading import describe_architecture
 from splitppo import failpoints
 from splitppo.hard_link import link_or_copy
@@ -222,7 +223,7 @@ def saved_buffers(model: Any) -> dict[str, Tensor]:
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in base_parameters(model).items()}
 
 
 def _digests_file(folder: Path, rank: int) -> Path:

@@ -1,23 +1,29 @@
 """Makes a Hugging Face folder from a checkpoint: python -m services.engine.export --checkpoint DIR --output DIR.
 
+Adapters are merged into their base; with --adapter the folder gets only them, in peft's format.
+
 Runs in one process, whatever number of ranks wrote the checkpoint.
 """
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
 from services.engine import hf_folder
 from services.engine.checkpoint import HF_FOLDER, write_hf_weights
+from services.engine.model.adapter_checkpoint import ADAPTER_FOLDER
 from services.engine.shards import read_entries
 from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
-def export(checkpoint: Path, output: Path) -> None:
+def export(checkpoint: Path, output: Path, *, adapter: bool = False) -> None:
     """Writes config, tokenizer and fp32 weights of one role's checkpoint (e.g. global_step_10/actor) to a new folder.
 
+    With `adapter` it copies the adapter alone.
+
     Raises:
-        ValueError: the checkpoint is not complete, or damaged, or the output folder is not empty.
+        ValueError: the checkpoint is not complete, or damaged, or has no adapter, or the output folder is not empty.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists and is not an empty folder")
@@ -28,6 +34,11 @@ def export(checkpoint: Path, output: Path) -> None:
     if (checkpoint / "config.json").is_file():
         raise ValueError(f"{checkpoint} is a Hugging Face folder already: expected a checkpoint, global_step_N/actor")
     read_entries(checkpoint)  # refuses what is not complete before anything is written
+    if adapter:
+        if not (checkpoint / ADAPTER_FOLDER).is_dir():
+            raise ValueError(f"{checkpoint} holds all weights and no adapter: leave --adapter out")
+        shutil.copytree(checkpoint / ADAPTER_FOLDER, output, dirs_exist_ok=True)
+        return
     hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
     write_hf_weights(checkpoint, output)
 
@@ -37,9 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="services.engine.export", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="e.g. runs/x/checkpoints/global_step_10/actor")
     parser.add_argument("--output", type=Path, required=True, help="new folder")
+    parser.add_argument("--adapter", action="store_true", help="copy the adapter instead of merging it")
     options = parser.parse_args(arguments)
     try:
-        export(options.checkpoint, options.output)
+        export(options.checkpoint, options.output, adapter=options.adapter)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

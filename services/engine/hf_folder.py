@@ -55,7 +55,7 @@ def write_weights(
         ValueError: the folder has no config, or transformers lacks the architecture in the config.
         OSError: storage has failed.
     """
-    model = _without_weights(folder)
+    model = model_without_weights(folder)
     files = [*_layers_by_file(num_bytes)]
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, 1):
@@ -113,8 +113,12 @@ def _make_durable(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _without_weights(folder: Path) -> Any:
-    """Builds the model of a Hugging Face folder's config on the meta device, without weights."""
+def model_without_weights(folder: Path) -> Any:
+    """Builds the model of a Hugging Face folder's config on the meta device, without weights.
+
+    Raises:
+        ValueError: see `write_weights`.
+    """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
     config = AutoConfig.from_pretrained(folder)

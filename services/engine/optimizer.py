@@ -9,9 +9,9 @@ from splitppo.config import TrainedModelConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim.AdamW:
-    """Builds AdamW over all fp32 parameters of a model; the caller sets the learning rate before each step."""
+    """Builds AdamW over the trained, fp32 parameters of a model; the caller sets the learning rate before each step."""
     return torch.optim.AdamW(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

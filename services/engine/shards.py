@@ -118,6 +118,14 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
                 yield name, torch.load(part, map_location="cpu", weights_only=True)
 
 
+def read_whole(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Reads whole tensors of a checkpoint by name; DamagedCheckpoint as `read_entries`."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    for name, part in read_parts(directory, names):
+        parts[name].append(part)
+    return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
+
+
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
     """Reads a checkpoint into the tensors of `state` (this rank's part of sharded ones), without communication."""
     with warnings.catch_warnings(), _storage_errors():

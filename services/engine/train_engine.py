@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine import parallel
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, collate, row_lengths
-from services.engine.checkpoint import MOMENTS, Checkpointer, check_checkpoint
+from services.engine.checkpoint import MOMENTS, Checkpointer
 from services.engine.flops import FlopsMeter
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
+from services.engine.model.adapter_checkpoint import AdapterBase
+from services.engine.model.adapters import fill_adapters, inject, trained_parameters, whole_weights
 from services.engine.model.forward import RESPONSE_METHOD, Forward
 from services.engine.model.loading import (
     build_model,
@@ -53,7 +54,8 @@ TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
 class TrainEngine:
     """A model under training: weights on all ranks, optimizer, schedule; has the checkpoint methods of a `Role`.
 
-    Training begins with the weights of the model's folder; a new value head is a function of (seed, kind).
+    Training begins with the weights of the model's folder; a new value head is a function of (seed, kind). With
+    `lora_rank` these weights are frozen, in the dtype of the computation, and adapters are trained.
     `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
     `Checkpointer`.
 
@@ -80,25 +82,35 @@ class TrainEngine:
         self.config, self.kind, self.seed, self.device = config, kind, seed, device
         self.max_response_length = max_response_length
         self.num_updates = 0
+        is_frozen_bf16 = config.lora_rank and config.dtype == "bf16"
         self.model: Any = build_model(
             config.model,
             kind,
+            dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
             gradient_checkpointing=config.gradient_checkpointing,
             override_config=config.override_config,
         )
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
+        inject(self.model, config, kind=kind)
+        self.num_trainable_parameters = sum(weight.numel() for weight in trained_parameters(self.model).values())
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model)
         self.strategy = build_strategy(device, config)
         self.strategy.shard(self.model, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
-        fill_model(self.model, config.model, kind, seed=seed)
+        self._fill()
         self.optimizer = build_optimizer(self.model, config)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
         self.moments = Rest(self._moments, device, is_on=config.optimizer_offload)
         compute = functools.partial(compute_columns, self.model, self.strategy, limits=self.limits, device=device)
         self.compute = self.weights.awake()(compute)
-        self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks)
+        base = AdapterBase.of(self.model, config, kind)
+        self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks, base)
+
+    def _fill(self) -> None:
+        """Gives the model the weights that training begins with."""
+        fill_model(self.model, self.config.model, self.kind, seed=self.seed)
+        fill_adapters(self.model, self.config, kind=self.kind, seed=self.seed)
 
     def update(
         self,
@@ -214,12 +226,14 @@ class TrainEngine:
                 self.strategy.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields (Hugging Face name, whole tensor) of each parameter, tied ones once; every rank must take them all."""
+        """Yields (Hugging Face name, whole tensor) of each parameter, tied ones once; every rank must take them all.
+
+        Adapters are merged into copies, layer by layer.
+        """
         self.strategy.release(self.model)
         copy = self.config.param_offload  # else a tensor that the reader still has would lose its memory
         with self.weights.awake():
-            for name, parameter in self.model.named_parameters():
-                yield name, parallel.full(parameter.detach().to(dtype, copy=copy))
+            yield from whole_weights(self.model, dtype, copy=copy)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to write a checkpoint in the background; see `Checkpointer.save`."""
@@ -234,7 +248,7 @@ class TrainEngine:
 
     def check_checkpoint(self, directory: Path) -> None:
         """Checks that the checkpoint in a folder is whole and fits this model; see `checkpoint.check_checkpoint`."""
-        check_checkpoint(directory, self.model)
+        self._checkpointer.check(directory)
 
     def load_checkpoint(self, directory: Path | None, progress: ReportProgress = lambda *_: None) -> bytes:
         """Loads a checkpoint from any number of ranks, or for None the initial weights and a fresh optimizer.
@@ -248,7 +262,7 @@ class TrainEngine:
         with self.weights.awake(changes=True):
             if directory is None:
                 self._checkpointer.wait_until_written(progress)
-                fill_model(self.model, self.config.model, self.kind, seed=self.seed)
+                self._fill()
                 self.optimizer = build_optimizer(self.model, self.config)
                 self.num_updates, service_state = 0, b""
             else:

@@ -1,16 +1,18 @@
 """Serves the frozen reference and reward model as commands of the worker group that `placement` names."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from google.protobuf.message import Message
 
 from services.engine.batching.row_checks import check_rows, check_sequences
 from services.engine.frozen_model import FrozenModel
+from services.engine.inference import ReportProgress
+from services.engine.model.adapters import adapters_off
 from services.engine.model.forward import Forward, policy_forward, reward_forward
 from services.engine.model.weights import Kind
-from services.engine.strategies.protocol import Strategy
+from services.engine.train_engine import TrainEngine
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch, Column
@@ -19,11 +21,32 @@ from splitppo.config.section import RoleName
 from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
+class _Frozen(Protocol):
+    model: Any
+
+    def compute(
+        self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
+    ) -> dict[str, Column]:
+        """Runs forward passes over rows, see `compute_columns`."""
+
+
+class _BaseOfPolicy:
+    """The reference of a policy with adapters: the same model, computing without them."""
+
+    def __init__(self, policy: TrainEngine) -> None:
+        self._policy, self.model = policy, policy.model
+
+    def compute(self, *arguments: Any, **options: Any) -> dict[str, Column]:
+        with adapters_off(self.model):
+            return self._policy.compute(*arguments, **options)
+
+
 class FrozenModels:
     """A group's reference and reward model (none, one or both) with their commands; all ranks build it together.
 
     Args:
-        strategy: the way in which the ranks of this group hold models; None in a group that trains nothing.
+        trained: the model in training of this group, None if it has none. The frozen models lie on the ranks as it
+            does. The frozen base of a policy with adapters is the reference.
         before: a function that is called on every rank before a frozen model computes.
 
     Attributes:
@@ -34,9 +57,9 @@ class FrozenModels:
     """
 
     def __init__(
-        self, context: RankContext, strategy: Strategy | None = None, *, before: Callable[[], None] = lambda: None
+        self, context: RankContext, trained: TrainEngine | None = None, *, before: Callable[[], None] = lambda: None
     ) -> None:
-        self._context, self._strategy, self._before = context, strategy, before
+        self._context, self._trained, self._before = context, trained, before
         self.num_parameters = 0
         self._commands = (self._compute_ref_log_probs(), self._compute_reward_scores())
 
@@ -79,11 +102,15 @@ class FrozenModels:
             column="rm_scores",
         )
 
-    def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> FrozenModel | None:
+    def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> _Frozen | None:
         """Loads a frozen model if this group hosts that model (`host` is this role); else returns None."""
         if host != self._context.role_name:
             return None
-        model = FrozenModel(config, kind=kind, device=self._context.device, strategy=self._strategy)
+        trained = self._trained
+        if trained is not None and trained.kind == kind and trained.config.lora_rank:
+            return _BaseOfPolicy(trained)
+        strategy = None if trained is None else trained.strategy
+        model = FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy)
         self.num_parameters += int(model.model.num_parameters())
         return model
 
@@ -97,7 +124,7 @@ class FrozenModels:
         self,
         method: str,
         request_type: type[Message],
-        model: FrozenModel | None,
+        model: _Frozen | None,
         *,
         refusal: str,
         columns: Sequence[str],

@@ -160,7 +160,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     parts_channel = ControlChannel(world_size, context.parts_group)
     activity.idle()
     if rank == 0:
-        worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
+        num_trainable = getattr(role, "num_trainable_parameters", 0)
+        worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots, num_trainable)
         _lead(Leader(commands, channel, failure, worker, parts_channel, activity), credentials, heartbeat)
     else:
         ignore_signals()

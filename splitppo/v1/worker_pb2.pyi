@@ -138,7 +138,7 @@ class Process(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "role", "world_size", "instance_id", "committed_step", "config_digest", "processes", "unix_ns", "num_parameters")
+    __slots__ = ("protocol_version", "software_version", "role", "world_size", "instance_id", "committed_step", "config_digest", "processes", "unix_ns", "num_parameters", "num_trainable_parameters")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class HandshakeResponse(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAINABLE_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     role: Role
@@ -159,7 +160,8 @@ class HandshakeResponse(_message.Message):
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     unix_ns: int
     num_parameters: int
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., world_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., config_digest: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., unix_ns: _Optional[int] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    num_trainable_parameters: int
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., world_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., config_digest: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., unix_ns: _Optional[int] = ..., num_parameters: _Optional[int] = ..., num_trainable_parameters: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from services.engine.model.adapters import base_parameters
 from services.engine.model.attention import ATTENTION
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
 from services.engine.model.linear import use_onednn
@@ -35,10 +36,11 @@ def resolve_folder(name: str) -> Path:
 
 
 def describe_architecture(model: Any) -> str:
-    """Describes a model's type and sizes as text; models with equal texts can load each other's weights."""
+    """Describes a model's type and sizes as text, without adapters; equal texts can load each other's weights."""
     sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
     named = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-    return f"{model.config.model_type} with {named}, {model.num_parameters()} parameters"
+    num_parameters = sum(parameter.numel() for parameter in base_parameters(model).values())
+    return f"{model.config.model_type} with {named}, {num_parameters} parameters"
 
 
 def build_model(

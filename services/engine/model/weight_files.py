@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face folder in pieces, so that a rank needs little more memory than its shard."""
+"""Reads weights from files in pieces, so that a rank needs little more memory than its shard."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from services.engine import parallel
 from splitppo.weight_files import EXPECTED, weight_files
 
 # Rows are read in pieces of about this size; the files are mapped, not read into memory.
@@ -24,10 +25,16 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         ValueError: the folder has no weight files, or an index that cannot be used.
         OSError, SafetensorError: a file cannot be read.
     """
-    files: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]  # mapped until collected
+    files = weight_files(folder)
     if not files:
         raise ValueError(f"expected its weights in {EXPECTED}, found neither")
-    return {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+    return {name: stored for file in files for name, stored in open_file(file).items()}
+
+
+def open_file(file: Path) -> dict[str, StoredTensor]:
+    """Opens one safetensors file; returns its tensors by name, none of them read yet; OSError, SafetensorError."""
+    opened: Any = safe_open(file, framework="pt")  # mapped until collected
+    return {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def shape_of(stored: StoredTensor) -> tuple[int, ...]:
@@ -44,3 +51,15 @@ def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int
     step = max(1, PIECE_BYTES // max(1, 4 * torch.Size(shape[1:]).numel()))
     for first in range(start, stop, step):
         yield first, stored[first : min(stop, first + step)]
+
+
+@torch.no_grad()
+def fill(target: Tensor, name: str, stored: StoredTensor) -> None:
+    """Copies this rank's rows of a stored tensor into `target`, sharded or not; ValueError if the shapes differ."""
+    if (shape := shape_of(stored)) != tuple(target.shape):
+        raise ValueError(f"{name} has shape {list(shape)}, expected {list(target.shape)}")
+    start, stop = parallel.local_rows(target)
+    shard = parallel.local(target)
+    rows = shard if shard.ndim else shard.reshape(1)
+    for first, piece in read_rows(stored, start, stop):
+        rows[first - start : first - start + len(piece)].copy_(piece)

@@ -57,6 +57,7 @@ class WorkerServicer:
             world_size=worker.context.world_size,
             processes=worker.processes,
             num_parameters=worker.num_parameters,
+            num_trainable_parameters=worker.num_trainable_parameters,
         )
 
     async def get_status(self, _: worker_pb2.GetStatusRequest, __: Any) -> worker_pb2.GetStatusResponse:

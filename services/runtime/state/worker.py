@@ -33,6 +33,7 @@ class Worker:
     processes: Sequence[worker_pb2.Process]
     ledger: Ledger | None
     slots: BatchStore
+    num_trainable_parameters: int = 0
 
     def __post_init__(self) -> None:
         config = self.context.config

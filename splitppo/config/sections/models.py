@@ -1,5 +1,6 @@
 """The configuration sections `actor` and `critic`, and the base class with the keys that all models have in common."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -138,6 +139,18 @@ class TrainedModelConfig(ComputedModelConfig):
             raise ValueError(f"lr_schedule {self.lr_schedule!r} needs lr_decay_steps")
         if self.lr_schedule == "constant" and self.lr_stable_steps:
             raise ValueError("lr_stable_steps is of no use with lr_schedule 'constant': expected linear or cosine")
+        if self.lora_adapter_path is not None and not self.lora_rank:
+            raise ValueError("lora_adapter_path: is of no use with lora_rank 0: set lora_rank to that of the adapter")
+        for option in ("target_modules", "exclude_modules"):
+            if isinstance(wanted := getattr(self, option), str):
+                try:
+                    re.compile(wanted)
+                except re.error as error:
+                    raise ValueError(f"{option}: expected names or a regular expression ({error})") from error
+        if not self.target_modules:
+            raise ValueError("target_modules: expected all-linear, names of layers, or a regular expression")
+        if "lm_head" in self.target_modules and isinstance(self.target_modules, tuple):
+            raise ValueError("target_modules: lm_head cannot have an adapter (its logits are made in chunks)")
 
 
 class ActorConfig(TrainedModelConfig):

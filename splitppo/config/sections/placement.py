@@ -15,8 +15,9 @@ class PlacementConfig(Section):
     """
 
     reference: ReferenceHost = "auto"
-    """The group that holds the frozen reference model and computes its log-probs: actor or critic. auto: the critic, if
-    there is one, if it has time (responses are streamed, or it has more ranks than the actor; and no rollout group
+    """The group that holds the frozen reference model and computes its log-probs: actor or critic. With
+    actor.lora_rank the actor's group needs no second model, and auto is the actor. Else auto is the critic, if there is
+    one, if it has time (responses are streamed, or it has more ranks than the actor; and no rollout group
     samples on its devices), and if its update takes no longer than the actor's; else the actor. A resumed run keeps its
     place."""
 

@@ -77,6 +77,19 @@ from tests.support.configs import MINIMAL, load, mistake
         ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
         ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
         ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
+        ("actor.lora_rank=-1", "key 'actor.lora_rank': input should be greater than or equal to 0, got -1"),
+        ("actor.lora_alpha=0", "key 'actor.lora_alpha': input should be greater than 0, got 0"),
+        (
+            "actor.lora_adapter_path=adapter",
+            "key 'actor.lora_adapter_path': is of no use with lora_rank 0: set lora_rank to that of the adapter",
+        ),
+        (
+            "actor.target_modules=[q_proj, lm_head]",
+            "key 'actor.target_modules': lm_head cannot have an adapter (its logits are made in chunks)",
+        ),
+        ("critic.target_modules=[]", "key 'critic.target_modules': expected all-linear, names of layers, or a regular"),
+        ("actor.target_modules='*_proj'", "key 'actor.target_modules': expected names or a regular expression ("),
+        ("actor.exclude_modules='(up'", "key 'actor.exclude_modules': expected names or a regular expression ("),
         ("actor.lr_stable_steps=4", "key 'actor': lr_stable_steps is of no use with lr_schedule 'constant'"),
         (
             "algorithm.rollout_correction={rollout_is: tokens}",

@@ -32,6 +32,7 @@ def config_with(tmp_path: Path, **changes: Any) -> Config:
         ({**STREAMED, "critic__ppo_epochs": 4}, "actor"),  # the critic comes late
         ({**STREAMED, "reward_model__model": "rm"}, "critic"),
         ({"reward_model__model": "rm"}, "actor"),
+        ({**STREAMED, "actor__lora_rank": 8}, "actor"),  # without a model of its own
     ],
 )
 def test_the_reference_goes_where_it_delays_the_step_least(tmp_path: Path, changes: dict[str, Any], host: str) -> None:

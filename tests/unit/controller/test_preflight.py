@@ -117,6 +117,29 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path, make: Any) -> Non
         load_inputs(make(critic__model=str(tmp_path / "empty")))
 
 
+def test_an_adapter_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    wanted = {"actor__lora_rank": 16, "actor__lora_adapter_path": str(adapter)}
+    with pytest.raises(ConfigError, match=f"actor.lora_adapter_path: {adapter} has no adapter_config.json"):
+        check_models(make(**wanted))
+    (adapter / "adapter_model.safetensors").touch()
+    (adapter / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json is no JSON object"):
+        check_models(make(**wanted))
+    described = {"peft_type": "LORA", "r": 8, "lora_alpha": 16}
+    (adapter / "adapter_config.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ConfigError, match=r"^actor\.lora_adapter_path has rank 8, actor\.lora_rank is 16; set it to 8$"
+    ):
+        check_models(make(**wanted))
+    wanted["actor__lora_rank"] = 8
+    assert check_models(make(**wanted)) == 20
+    (adapter / "adapter_config.json").write_text(json.dumps({**described, "use_dora": True}))
+    with pytest.raises(ConfigError, match=r"^actor\.lora_adapter_path uses use_dora, which is not supported$"):
+        check_models(make(**wanted))
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_vocabularies_that_differ_are_refused_with_both_sizes(tmp_path: Path, make: Any, nested: bool) -> None:
     critic = write_model(tmp_path / "critic", vocab_size=30, nested=nested)

@@ -12,8 +12,9 @@ from services.actor.role import ActorRole
 from services.critic.role import CriticRole
 from services.runtime.role import Role
 from splitppo.batch import Batch
+from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.models import VOCABULARY, save_policy
-from tests.support.roles import context_of, ref_log_probs
+from tests.support.roles import call, context_of, log_probs_request, ref_log_probs
 
 ROLES: dict[Literal["actor", "critic"], Any] = {"actor": ActorRole, "critic": CriticRole}
 
@@ -23,12 +24,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-def build(role: Literal["actor", "critic"], model: Path, host: str, *, use_kl_loss: bool = True) -> Role:
+def build(role: Literal["actor", "critic"], model: Path, host: str, *, use_kl_loss: bool = True, **actor: Any) -> Role:
     """A role of a run whose reference is placed on `host`; the critic's own settings are others than the actor's."""
     context = context_of(
         role,
         rollout={"temperature": 0.7},
-        actor={"model": str(model), "use_kl_loss": use_kl_loss, "ppo_micro_batch_size_per_gpu": 3},
+        actor={"model": str(model), "use_kl_loss": use_kl_loss, "ppo_micro_batch_size_per_gpu": 3, **actor},
         critic={"ppo_micro_batch_size_per_gpu": 2},
         placement={"reference": host},
     )
@@ -74,3 +75,16 @@ def test_the_critic_keeps_its_weights_and_its_architecture(model: Path) -> None:
     ref_log_probs(hosting, rows())
     assert hosting.compute_weights_digest() == alone.compute_weights_digest()
     assert (hosting.model, hosting.num_parameters) == (alone.model, alone.num_parameters)
+
+
+def test_the_reference_of_a_policy_with_adapters_is_its_base_and_no_second_model(model: Path, tmp_path: Path) -> None:
+    adapter = {"lora_adapter_path": str(save_adapter(tmp_path / "adapter", model, "policy"))}
+    expected = ref_log_probs(build("critic", model, "critic"), rows())
+    actor: Any = build("actor", model, "actor", **OPTIONS, **adapter)
+    before = actor.compute_weights_digest()
+    found = ref_log_probs(actor, rows())
+    assert found["ref_log_probs"].values.tobytes() == expected["ref_log_probs"].values.tobytes()
+    assert actor._frozen.num_parameters == 0
+    assert actor.compute_weights_digest() == before
+    own = call(actor, "ComputeLogProbs", log_probs_request(), rows()).columns
+    assert own["old_log_probs"].values.tobytes() != expected["ref_log_probs"].values.tobytes()

@@ -1,0 +1,139 @@
+"""Writes and reads the files beside the shards of a checkpoint of adapters: their base, the adapter in peft's format.
+
+The checkpoint has no weights of the base, but `base.json`, which names them by their sha256. The folder `adapter/` is
+what peft and vLLM read. It is not `huggingface/`: there transformers would add it to weights that are merged already.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from services.engine import hf_folder
+from services.engine.model.adapters import describe_adapters, merge, peft_name, rank_of
+from services.engine.model.loading import resolve_folder
+from services.engine.model.weight_files import shape_of
+from services.engine.model.weights import Kind, open_weights_of
+from services.engine.shards import read_entries, read_whole
+from splitppo.config import TrainedModelConfig
+from splitppo.config.adapter_files import ADAPTER_WEIGHTS
+from splitppo.manifest import DamagedCheckpoint, SealedFile
+from splitppo.weight_files import weight_files
+
+ADAPTER_FOLDER = "adapter"
+_BASE_FILE = "base.json"
+
+
+@dataclass(frozen=True)
+class AdapterBase(SealedFile):
+    """The frozen model under the adapters of a checkpoint, and how they change it."""
+
+    KIND = "description of a base model"
+    model: str  # folder or name on the hub, as the configuration has it
+    kind: Kind
+    dtype: str  # in which it computes
+    scaling: float  # lora_alpha / lora_rank
+    weights: Mapping[str, str] = field(default_factory=dict)  # sha256 (hex) by the name of a file
+
+    @classmethod
+    def of(cls, model: Any, config: TrainedModelConfig, kind: Kind) -> Self | None:
+        """Describes the base of a model, still without digests; None for a model without adapters."""
+        if not config.lora_rank:
+            return None
+        return cls(config.model, kind, config.dtype, describe_adapters(model)[0])
+
+    def with_digests(self) -> Self:
+        """Returns a copy with the sha256 of each weight file; a process reads the files once."""
+        return replace(self, weights=_digests(resolve_folder(self.model)))
+
+
+@functools.cache
+def _digests(folder: Path) -> Mapping[str, str]:
+    digests = {}
+    for file in weight_files(folder):
+        with file.open("rb") as stream:
+            digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def read_base(directory: Path) -> AdapterBase | None:
+    """Reads the description of a checkpoint's base; None for a checkpoint of all weights.
+
+    Raises:
+        DamagedCheckpoint: the file is not as it was written.
+    """
+    return AdapterBase.read(directory / _BASE_FILE) if (directory / _BASE_FILE).is_file() else None
+
+
+def check_adapters(directory: Path, model: nn.Module, base: AdapterBase | None) -> None:
+    """Checks that a checkpoint has adapters of the same rank over the same base as a model, or neither has any.
+
+    Raises:
+        ValueError: it has not.
+        DamagedCheckpoint: the checkpoint is not complete.
+    """
+    saved = {name: entry.size for name, entry in read_entries(directory).items()}
+    ranks = {"holds": next((size[0] for name, size in saved.items() if name.endswith(".lora_A.weight")), 0)}
+    ranks["this run trains"] = rank_of(model)
+    holds, trains = (f"adapters of rank {rank}" if rank else "all weights" for rank in ranks.values())
+    if holds != trains:
+        raise ValueError(f"checkpoint {directory} holds {holds}, this run trains {trains}")
+    if base is None:
+        return
+    if (found := read_base(directory)) is None:
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: {_BASE_FILE} is missing")
+    if found.weights != base.with_digests().weights:
+        key = "actor" if base.kind == "policy" else "critic"
+        raise ValueError(f"checkpoint {directory} was trained over another base than {key}.model holds")
+
+
+def write_adapter(directory: Path, model: Any, base: AdapterBase) -> None:
+    """Writes `base.json` and the folder `adapter/` into a checkpoint whose shards are there; for one rank alone."""
+    (directory / _BASE_FILE).write_bytes(base.serialise())
+    folder = directory / ADAPTER_FOLDER
+    describe_adapters(model)[1].save_pretrained(folder)
+    tensors = {peft_name(name): tensor for name, tensor in _read_trained(directory).items()}
+    safetensors.torch.save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+
+
+def merged_weights(
+    directory: Path, folder: Path, base: AdapterBase
+) -> tuple[Mapping[str, int], Callable[[Sequence[str]], dict[str, Tensor]]]:
+    """Returns the size in bytes of each whole weight of a checkpoint of adapters, and a function that reads some.
+
+    The weights are fp32: the base as it computed, plus the adapters. `folder` has the config of the model.
+
+    Raises:
+        ValueError: the base is not there, or has other weights.
+    """
+    source = resolve_folder(base.model)
+    if _digests(source) != base.weights:
+        raise ValueError(f"checkpoint {directory} was trained over another base than {source} holds")
+    stored = open_weights_of(hf_folder.model_without_weights(folder), source, base.kind)
+    trained = _read_trained(directory)
+    shapes = {name: shape_of(tensor) for name, (_, tensor) in stored.items()}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in trained.items() if ".lora_" not in name}
+    dtype = torch.bfloat16 if base.dtype == "bf16" else torch.float32
+
+    def read(name: str) -> Tensor:
+        if name in trained:
+            return trained[name]
+        weight: Tensor = stored[name][1][...]
+        if weight.is_floating_point():
+            weight = weight.to(dtype).float()
+        down, up = (trained.get(f"{name.removesuffix('weight')}lora_{part}.weight") for part in "AB")
+        return weight if down is None or up is None else merge(weight, down, up, base.scaling)
+
+    return {name: 4 * prod(shape) for name, shape in shapes.items()}, lambda names: {name: read(name) for name in names}
+
+
+def _read_trained(directory: Path) -> dict[str, Tensor]:
+    names = [name for name in read_entries(directory) if name.startswith("model.")]
+    return {name.removeprefix("model."): tensor for name, tensor in read_whole(directory, names).items()}
