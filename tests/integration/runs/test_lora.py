@@ -59,3 +59,11 @@ def test_a_rollout_group_samples_with_merged_adapters(with_adapters: dict[str, A
         folder = controller.complete()
     differences = [line["training/rollout_probs_diff_max"] for line in folder.metrics]
     assert max(differences) <= 1e-4
+
+
+def test_a_layer_that_does_not_exist_costs_one_sentence(with_adapters: dict[str, Any], tmp_path: Path) -> None:
+    with started(with_adapters, tmp_path / "run", "actor.target_modules=[q_prj]") as controller:
+        assert controller.wait() == 2
+        controller.wait_nothing_is_left()
+    assert "actor.target_modules: q_prj is no linear layer of Qwen2ForCausalLM; it has q_proj" in controller.output
+    assert "Traceback" not in controller.output
