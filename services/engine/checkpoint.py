@@ -2,7 +2,7 @@
 
 Keys of the saved tensors: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's
 service state). Beside the shards, `huggingface/` has config and tokenizer, and on request the weights (else use
-`services.engine.export`). With adapters, only what is trained is saved; `model.adapter_checkpoint` says what lies beside it.
+`services.engine.export`). With adapters, only what is trained is saved; for the rest see `model.adapter_checkpoint`.
 """
 
 import logging
