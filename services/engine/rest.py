@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 
 from services.engine import parallel
 
@@ -63,12 +63,15 @@ class Rest:
         if not self._is_on:
             return
         is_cuda = self._device.type == "cuda"
-        storages = dict.fromkeys(parallel.local(tensor.detach()).untyped_storage() for tensor in self._tensors())
+        storages = {
+            parallel.local(tensor.detach()).untyped_storage(): _may_change(tensor) for tensor in self._tensors()
+        }
         new = [storage for storage in storages if storage not in self._copies]
         made = dict(zip(new, _host_memory([storage.nbytes() for storage in new], pinned=is_cuda), strict=True))
         copies = {storage: made[storage] if storage in made else self._copies[storage] for storage in storages}
-        for storage in copies if self._has_changed else made:
-            copies[storage].copy_(_bytes_of(storage), non_blocking=True)
+        for storage, may_change in storages.items():
+            if storage in made or (self._has_changed and may_change):
+                copies[storage].copy_(_bytes_of(storage), non_blocking=True)
         if is_cuda:
             torch.cuda.synchronize(self._device)
         for storage in copies:
@@ -90,6 +93,11 @@ def values_at_rest(tensor: Tensor, copies: Mapping[UntypedStorage, Tensor]) -> T
         return tensor
     values = copy.view(tensor.dtype)
     return values.as_strided(tensor.shape, tensor.stride(), values.storage_offset() + tensor.storage_offset())
+
+
+def _may_change(tensor: Tensor) -> bool:
+    """Returns False for a frozen weight, such as those under adapters: it has the values of its folder for ever."""
+    return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

@@ -76,7 +76,7 @@ def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]
             named = [
                 name for name in linear if (re.fullmatch(part, name) if is_pattern else f".{name}".endswith(f".{part}"))
             ]
-            if not named:
+            if not named and not (is_pattern and option == "exclude_modules"):  # e.g. .*visual.* of a text model
                 known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in inner)) or "none"
                 verb = "matches" if is_pattern else "is"
                 raise ValueError(f"{key}.{option}: {part} {verb} no linear layer of {architecture}; it has {known}")

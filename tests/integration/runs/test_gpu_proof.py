@@ -34,7 +34,7 @@ def test_every_part_has_figures_and_a_table(tmp_path: Path) -> None:
         if part == 2:
             learn = {name: values["trained M"] for name, values in cases.items()}
             assert all(values["tokens/s"] > 0 and values["estimate GiB"] > 0 for values in cases.values())
-            assert learn["tiny full"] > 0 and learn["tiny lora"] > 0  # noqa: PT018
+            assert 0 < learn["tiny lora"] < learn["tiny full"]
         if part == 3:
             assert cases["tiny full, deterministic algorithms"]["same weights twice"]
             assert 0 < cases["tiny lora, 128 tokens"]["attention share"] < 1

@@ -43,6 +43,11 @@ def test_layers_that_cannot_have_an_adapter_are_refused(model: Path, settings: d
     assert str(refused.value) == sentence
 
 
+def test_a_pattern_of_layers_that_this_model_does_not_have_excludes_none(model: Path) -> None:
+    without = make_engine(model, **OPTIONS, exclude_modules=".*visual.*").num_trainable_parameters
+    assert without == make_engine(model, **OPTIONS).num_trainable_parameters
+
+
 def test_a_value_head_is_trained_whole_and_has_no_adapter(value: Path) -> None:
     with pytest.raises(ValueError) as refused:
         make_engine(value, "value", **OPTIONS, target_modules=["score"])
