@@ -88,8 +88,18 @@ STALE = (
     Algorithm("ppo_stale_token", ("rollout.staleness=1", "algorithm.rollout_correction.rollout_is=token")),
     Algorithm("ppo_stale_bypass", ("rollout.staleness=1", "algorithm.rollout_correction.bypass_mode=true")),
 )
+# Adapters beside frozen weights, with ten times the learning rates of the recipe.
+WITH_ADAPTERS = ("actor.lora_rank=16", "actor.lora_alpha=16", "actor.lr=3e-3")
+LORA = (
+    Algorithm("ppo_lora", (*WITH_ADAPTERS, "critic.lora_rank=16", "critic.lora_alpha=16", "critic.lr=1e-2")),
+    Algorithm("grpo_lora", ("algorithm.adv_estimator=grpo", *IN_GROUPS, *WITH_ADAPTERS)),
+)
 # By the name of the picture.
-PICTURES: Mapping[str, Sequence[Algorithm]] = {"curves": ALGORITHMS, "staleness": (ALGORITHMS[0], *STALE)}
+PICTURES: Mapping[str, Sequence[Algorithm]] = {
+    "curves": ALGORITHMS,
+    "staleness": (ALGORITHMS[0], *STALE),
+    "lora": (*ALGORITHMS[:2], *LORA),
+}
 
 
 @dataclass(frozen=True)

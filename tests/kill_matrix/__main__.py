@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.kill_matrix.adapter_cells import adapter_cells_at
 from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
@@ -19,6 +20,7 @@ CELLS = (
     *frozen_model_cells_at(STEP).values(),
     *ROLLOUT_GROUP_CELLS,
     *mesh_cells_at(STEP),
+    *adapter_cells_at(STEP),
 )
 
 

@@ -41,6 +41,7 @@ class Groups:
         stop: tuple[str, ...] = (),
         actor: str = "",
         share: float | None = None,
+        lora_rank: int = 0,
         **vllm: Any,
     ) -> Found:
         """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm.
@@ -56,7 +57,8 @@ class Groups:
                 rollout["share"] = share
                 services.setdefault("rollout", {})
             run = {"dir": str(self._run_dir(actor or name)), "total_steps": 1}
-            tree = {"run": run, "rollout": rollout, "services": services}
+            trained = {"lora_rank": lora_rank, "lr": 3e-2 if lora_rank else 3e-3}
+            tree = {"run": run, "rollout": rollout, "services": services, "actor": trained}
             self.results[name] = self._run(name, (role, *scenarios), world_size, model, tree)
         return self.results[name]
 
@@ -76,7 +78,7 @@ class Groups:
         config = {
             **tree,
             "data": {"train_files": "none", "train_batch_size": 8, "max_prompt_length": 330, "max_response_length": 16},
-            "actor": {"model": str(self.model(model)), "lr": 3e-3},
+            "actor": {**tree["actor"], "model": str(self.model(model))},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.vllm.conftest import Found
+from tests.vllm.conftest import Found, Groups
 from tests.vllm.worker import NUM_PROMPTS, draws, seed_all
 
 pytestmark = pytest.mark.vllm
@@ -32,6 +32,12 @@ def check_greedy(found: list[dict[str, Any]]) -> None:
 
 def test_greedy_tokens_are_the_policys_before_and_after_each_update(alone: Alone) -> None:
     check_greedy([{"greedy": alone("greedy")}])
+
+
+def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_each_update(groups: Groups) -> None:
+    """Two ranks that share an engine, on a model with an output layer of its own, which has no adapter."""
+    options: dict[str, Any] = {"world_size": 2, "tensor_model_parallel_size": 2, "model": "llama", "lora_rank": 8}
+    check_greedy(groups.run("adapters", "greedy", **options))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run that trains adapters on policy and value model: resumed bit for bit, also with a rollout group."""
+"""Runs that train adapters on policy and value model: schedules, resumes and lost groups leave the weights alone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any
 import pytest
 
 from services.engine.export import main as export
+from tests.kill_matrix.cells import Cell
+from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.runs import EACH_STEP, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-OVERLAP = ("run.schedule=overlap", "evaluation.test_freq=-1", "evaluation.val_before_train=false")
-GROUP = {"num_processes": 1, "threads": 1}
+SERIAL, GATHER, OVERLAP = (f"run.schedule={schedule}" for schedule in ("serial", "gather", "overlap"))
+IN_SYNC = Cell("rollout_0", "sync_half", "rollout.sync_weights", step=1)
+PUBLISHING = Cell("actor_1", "publish_half", "actor.publish_weights", settings={"hit": 5})
+LEARNING = Cell("critic_0", "between_mini_batches", "critic.update.mini_batch", step=3)
 
 
 @pytest.fixture(scope="module")
 def with_adapters(config: dict[str, Any]) -> dict[str, Any]:
     """Two actor ranks and a critic in bf16, whose adapters are trained; the reference is the policy without them."""
-    adapted = copy.deepcopy({**config, "placement": {}})
+    adapted = copy.deepcopy({**config, "placement": {}, "evaluation": {"test_freq": -1, "val_before_train": False}})
     for role in ("actor", "critic"):
         adapted[role] |= {"lora_rank": 4, "lr": 1e-2}
     adapted["critic"] |= {"dtype": "bf16"}
@@ -28,21 +32,23 @@ def with_adapters(config: dict[str, Any]) -> dict[str, Any]:
     return adapted
 
 
-def resumed(config: dict[str, Any], folder: Path, *overrides: str) -> RunFolder:
-    """A run that is stopped after step 2 and goes on."""
-    with started(config, folder, *overrides, EACH_STEP, "run.stop_after_step=2") as first:
+def resumed(config: dict[str, Any], folder: Path) -> RunFolder:
+    """A run that is stopped after step 2, and goes on under another schedule."""
+    with started(config, folder, OVERLAP, EACH_STEP, "run.stop_after_step=2") as first:
         first.complete()
-    with started(config, folder, *overrides, EACH_STEP) as second:
+    with started(config, folder, GATHER, EACH_STEP) as second:
         second.complete()
     assert "resumed after step 2" in second.output
     return second.folder
 
 
-def test_a_run_with_adapters_resumes_bit_for_bit(with_adapters: dict[str, Any], tmp_path: Path) -> None:
-    with started(with_adapters, tmp_path / "whole", *OVERLAP) as controller:
+def test_a_run_with_adapters_resumes_bit_for_bit_under_every_schedule(
+    with_adapters: dict[str, Any], tmp_path: Path
+) -> None:
+    with started(with_adapters, tmp_path / "whole", SERIAL) as controller:
         whole = controller.complete()
     assert "actor: adapters with " in controller.output
-    folder = resumed(with_adapters, tmp_path / "resumed", *OVERLAP)
+    folder = resumed(with_adapters, tmp_path / "resumed")
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert {span["pool"] for span in whole.spans() if span["name"] == "ref"} == {"actor"}
     kl = [line["actor/reward_kl_penalty"] for line in whole.metrics]
@@ -53,12 +59,16 @@ def test_a_run_with_adapters_resumes_bit_for_bit(with_adapters: dict[str, Any], 
         assert (tmp_path / role / "adapter_model.safetensors").stat().st_size < 1 << 20
 
 
-def test_a_rollout_group_samples_with_merged_adapters(with_adapters: dict[str, Any], tmp_path: Path) -> None:
-    config = {**with_adapters, "services": {**with_adapters["services"], "rollout": GROUP}}
-    with started(config, tmp_path / "run", *OVERLAP, "rollout.check_freq=1") as controller:
+def test_with_a_rollout_group_that_samples_with_merged_adapters_every_group_may_die(
+    with_adapters: dict[str, Any], tmp_path: Path
+) -> None:
+    config = with_incidents(with_adapters, rollout={"threads": 1}, actor={"num_processes": 2})
+    with started(config, tmp_path / "run", "rollout.check_freq=1") as controller:
         folder = controller.complete()
     differences = [line["training/rollout_probs_diff_max"] for line in folder.metrics]
     assert max(differences) <= 1e-4
+    verdict = run_cells([IN_SYNC, PUBLISHING, LEARNING], config, tmp_path / "disturbed")
+    assert verdict.failures(folder.summary["weights_sha256"]) == []
 
 
 def test_a_layer_that_does_not_exist_costs_one_sentence(with_adapters: dict[str, Any], tmp_path: Path) -> None:
