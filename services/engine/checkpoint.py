@@ -137,8 +137,8 @@ class Checkpointer:
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
     def check(self, directory: Path) -> dict[str, torch.Size]:
-        """Checks that a checkpoint is whole and fits this model and its base; see `check_checkpoint`."""
-        check_adapters(directory, self._model, self._base)
+        """Checks that a checkpoint is whole and fits this model and, on rank 0, its base; see `check_checkpoint`."""
+        check_adapters(directory, self._model, self._base if parallel.rank() == 0 else None)
         return check_checkpoint(directory, self._model)
 
     def load(

@@ -6,7 +6,9 @@ what peft and vLLM read. It is not `huggingface/`: there transformers would add 
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -29,6 +31,7 @@ from splitppo.weight_files import weight_files
 
 ADAPTER_FOLDER = "adapter"
 _BASE_FILE = "base.json"
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,14 @@ class AdapterBase(SealedFile):
 
 @functools.cache
 def _digests(folder: Path) -> Mapping[str, str]:
-    digests = {}
-    for file in weight_files(folder):
-        with file.open("rb") as stream:
-            digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return digests
+    files = weight_files(folder)
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="base") as threads:
+        return dict(zip((file.name for file in files), threads.map(_digest, files), strict=True))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_base(directory: Path) -> AdapterBase | None:
