@@ -23,6 +23,7 @@ from services.engine import hf_folder, parallel
 from services.engine.model.adapter_checkpoint import (
     AdapterBase,
     check_adapters,
+    file_states,
     merged_weights,
     read_base,
     write_adapter,
@@ -56,6 +57,7 @@ class Checkpointer:
         self, model: Any, source: Path, writer_locks: Sequence[Path] = (), base: AdapterBase | None = None
     ) -> None:
         self._model, self._source, self._writer_locks, self._base = model, source, writer_locks, base
+        self._base_files = file_states(source) if base is not None else ()  # as they were when the model was loaded
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[str] | None = None
@@ -130,7 +132,8 @@ class Checkpointer:
             hf_folder.copy_files(self._source, directory / HF_FOLDER)
             self._model.config.save_pretrained(directory / HF_FOLDER)
             if self._base is not None:
-                write_adapter(directory, self._model, self._base.with_digests())
+                self._base = self._base.with_digests(self._base_files)
+                write_adapter(directory, self._model, self._base)
             if with_hf_model:
                 write_hf_weights(directory, directory / HF_FOLDER)
         names = sorted(trained_parameters(self._model))
@@ -138,7 +141,7 @@ class Checkpointer:
 
     def check(self, directory: Path) -> dict[str, torch.Size]:
         """Checks that a checkpoint is whole and fits this model and, on rank 0, its base; see `check_checkpoint`."""
-        check_adapters(directory, self._model, self._base if parallel.rank() == 0 else None)
+        check_adapters(directory, self._model, self._base if parallel.rank() == 0 else None, self._base_files)
         return check_checkpoint(directory, self._model)
 
     def load(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.engine import hf_folder
 from services.engine.checkpoint import HF_FOLDER, write_hf_weights
-from services.engine.model.adapter_checkpoint import ADAPTER_FOLDER
+from services.engine.model.adapter_checkpoint import copy_adapter
 from services.engine.shards import read_entries
 from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
@@ -24,6 +24,7 @@ def export(checkpoint: Path, output: Path, *, adapter: bool = False) -> None:
 
     Raises:
         ValueError: the checkpoint is not complete, or damaged, or has no adapter, or the output folder is not empty.
+        OSError: storage has failed.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists and is not an empty folder")
@@ -34,13 +35,15 @@ def export(checkpoint: Path, output: Path, *, adapter: bool = False) -> None:
     if (checkpoint / "config.json").is_file():
         raise ValueError(f"{checkpoint} is a Hugging Face folder already: expected a checkpoint, global_step_N/actor")
     read_entries(checkpoint)  # refuses what is not complete before anything is written
-    if adapter:
-        if not (checkpoint / ADAPTER_FOLDER).is_dir():
-            raise ValueError(f"{checkpoint} holds all weights and no adapter: leave --adapter out")
-        shutil.copytree(checkpoint / ADAPTER_FOLDER, output, dirs_exist_ok=True)
-        return
-    hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
-    write_hf_weights(checkpoint, output)
+    try:
+        if adapter:
+            copy_adapter(checkpoint, output)
+        else:
+            hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
+            write_hf_weights(checkpoint, output)
+    except BaseException:
+        shutil.rmtree(output, ignore_errors=True)  # it was empty
+        raise
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         export(options.checkpoint, options.output, adapter=options.adapter)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     sys.stdout.write(f"{options.output}\n")

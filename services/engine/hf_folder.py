@@ -61,10 +61,8 @@ def write_weights(
     for number, names in enumerate(files, 1):
         # In a new folder, because transformers removes the files of other weights from the folder that it saves to.
         with TemporaryDirectory(dir=folder) as part:
-            try:
+            with storage_errors_of(folder):
                 model.save_pretrained(part, state_dict=read(names))
-            except SafetensorError as error:
-                raise OSError(f"{folder}: {error}") from error
             weights = Path(part) / SAFE_WEIGHTS_NAME
             if len(files) > 1:
                 weights = weights.rename(weights.with_name(f"model-{number:05d}-of-{len(files):05d}.safetensors"))
@@ -75,6 +73,15 @@ def write_weights(
     if weight_map:
         write_index(folder, weight_map, sum(num_bytes.values()))
     _make_durable(folder)
+
+
+@contextmanager
+def storage_errors_of(folder: Path) -> Iterator[None]:
+    """Turns an error of safetensors, which the `with` block raises while it writes to `folder`, into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"{folder}: {error}") from error
 
 
 def write_index(folder: Path, weight_map: Mapping[str, str], num_bytes: int) -> None:

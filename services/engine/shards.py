@@ -115,7 +115,13 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
         for _, stored in sorted(parts[name], key=itemgetter(0)):
             with reader.fs.create_stream(directory / stored.relative_path, "rb") as file:
                 part = reader._slice_file(file, stored)  # noqa: SLF001 # what torch's reader gives to torch.load
-                yield name, torch.load(part, map_location="cpu", weights_only=True)
+                try:
+                    tensor = torch.load(part, map_location="cpu", weights_only=True)
+                except Exception as error:  # of a torn file it may raise anything
+                    raise DamagedCheckpoint(
+                        f"checkpoint {directory} is torn: {stored.relative_path} cannot be read"
+                    ) from error
+            yield name, tensor
 
 
 def read_whole(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:

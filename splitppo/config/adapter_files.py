@@ -1,9 +1,10 @@
 """Checks the files of a LoRA adapter in peft's format, with which training is to begin, without torch."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitppo.config.sections.models import TrainedModelConfig
 
@@ -18,6 +19,18 @@ _UNSUPPORTED = (
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")  # values of init_lora_weights
 
 
+class _AdapterConfig(BaseModel):
+    """The fields of adapter_config.json that are checked; all others are in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    peft_type: str
+    rank: Annotated[int, Field(alias="r")]
+    lora_alpha: Annotated[float, Field(allow_inf_nan=False)]
+    modules_to_save: list[str] | None = None
+    bias: str | None = None
+
+
 def check_adapter(folder: Path, role: str, config: TrainedModelConfig) -> None:
     """Checks that the adapter in `folder` is plain LoRA, with the rank and alpha of the configuration.
 
@@ -28,30 +41,38 @@ def check_adapter(folder: Path, role: str, config: TrainedModelConfig) -> None:
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{key}: {folder} has no {name}")
+    file = folder / ADAPTER_CONFIG
     try:
-        adapter: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        kind, rank, alpha = (adapter.get(name) for name in ("peft_type", "r", "lora_alpha"))
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{key}: {folder / ADAPTER_CONFIG} is no JSON object") from error
-    if kind != "LORA":
-        raise ValueError(f"{key} has peft_type {kind}, expected LORA")
+        adapter = _AdapterConfig.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{key}: cannot read {file}: {error.strerror}") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        field = "".join(f"{part}: " for part in wrong["loc"][:1])
+        raise ValueError(f"{key}: {file} describes no adapter: {field}{wrong['msg']}") from error
+    rank, alpha = adapter.rank, adapter.lora_alpha
+    if adapter.peft_type != "LORA":
+        raise ValueError(f"{key} has peft_type {adapter.peft_type!r}, expected LORA")
     if rank != config.lora_rank:
         raise ValueError(f"{key} has rank {rank}, {role}.lora_rank is {config.lora_rank}; set it to {rank}")
     if alpha != config.lora_alpha:
-        raise ValueError(f"{key} has lora_alpha {alpha}, {role}.lora_alpha is {config.lora_alpha:g}; set it to {alpha}")
+        raise ValueError(
+            f"{key} has lora_alpha {alpha:g}, {role}.lora_alpha is {config.lora_alpha:g}; set it to {alpha:g}"
+        )
     if used := _unsupported(adapter, heads=("score", "classifier") if role == "critic" else ()):
         raise ValueError(f"{key} uses {used}, which is not supported")
 
 
-def _unsupported(adapter: Mapping[str, Any], heads: Sequence[str]) -> str | None:
+def _unsupported(adapter: _AdapterConfig, heads: Sequence[str]) -> str | None:
     """Returns what an adapter has beside A and B of plain LoRA and the value heads `heads`; None if nothing."""
-    init, bias = str(adapter.get("init_lora_weights")), adapter.get("bias", "none")
-    saved = [name for name in adapter.get("modules_to_save") or () if name not in heads]
-    used = {name: name for name in _UNSUPPORTED if adapter.get(name)}
+    others = adapter.model_extra or {}
+    init = str(others.get("init_lora_weights"))
+    saved = [name for name in adapter.modules_to_save or () if name not in heads]
+    used = [name for name in _UNSUPPORTED if others.get(name)]
     if init.lower().startswith(_CHANGES_BASE):
-        used["init"] = f"init_lora_weights {init}"
-    if bias != "none":
-        used["bias"] = f"bias {bias}"
+        used.append(f"init_lora_weights {init}")
+    if adapter.bias not in (None, "none"):
+        used.append(f"bias {adapter.bias!r}")
     if saved:
-        used["saved"] = f"modules_to_save ({', '.join(saved)})"
-    return next(iter(used.values()), None)
+        used.append(f"modules_to_save {saved}")
+    return next(iter(used), None)

@@ -7,6 +7,7 @@ what peft and vLLM read. It is not `huggingface/`: there transformers would add 
 import functools
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,13 @@ from typing import Any, Self
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from services.engine import hf_folder
 from services.engine.model.adapters import describe_adapters, merge, peft_name, rank_of
 from services.engine.model.loading import resolve_folder
-from services.engine.model.weight_files import shape_of
+from services.engine.model.weight_files import open_file, shape_of
 from services.engine.model.weights import Kind, open_weights_of
 from services.engine.shards import read_entries, read_whole
 from splitppo.config import TrainedModelConfig
@@ -32,6 +34,8 @@ from splitppo.weight_files import weight_files
 ADAPTER_FOLDER = "adapter"
 _BASE_FILE = "base.json"
 _MAX_THREADS = 8
+
+FileStates = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,31 @@ class AdapterBase(SealedFile):
             return None
         return cls(config.model, kind, config.dtype, describe_adapters(model)[0])
 
-    def with_digests(self) -> Self:
-        """Returns a copy with the sha256 of each weight file; a process reads the files once."""
-        return replace(self, weights=_digests(resolve_folder(self.model)))
+    def with_digests(self, loaded: FileStates) -> Self:
+        """Returns a copy with the sha256 of each weight file, whose states were `loaded` when the model was loaded.
+
+        Raises:
+            ValueError: a file has changed since then, so that nobody knows the base of the adapters any more.
+        """
+        if self.weights:
+            return self
+        folder = resolve_folder(self.model)
+        if changed := set(file_states(folder)) ^ set(loaded):
+            raise ValueError(
+                f"{folder / min(changed)[0]} has changed since this run loaded it: checkpoints of adapters need the"
+                " base that they were trained over"
+            )
+        return replace(self, weights=_digests(folder, loaded))
+
+
+def file_states(folder: Path) -> FileStates:
+    """Returns (name, size in bytes, time of the last change in ns, inode) of each weight file of a folder."""
+    states = [(file.name, file.stat()) for file in weight_files(folder)]
+    return tuple((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in states)
 
 
 @functools.cache
-def _digests(folder: Path) -> Mapping[str, str]:
+def _digests(folder: Path, _: FileStates) -> Mapping[str, str]:
     files = weight_files(folder)
     with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="base") as threads:
         return dict(zip((file.name for file in files), threads.map(_digest, files), strict=True))
@@ -73,29 +95,34 @@ def read_base(directory: Path) -> AdapterBase | None:
     """Reads the description of a checkpoint's base; None for a checkpoint of all weights.
 
     Raises:
-        DamagedCheckpoint: the file is not as it was written.
+        DamagedCheckpoint: the file is missing, or not as it was written; or the checkpoint is not complete.
     """
-    return AdapterBase.read(directory / _BASE_FILE) if (directory / _BASE_FILE).is_file() else None
+    if (directory / _BASE_FILE).is_file():
+        return AdapterBase.read(directory / _BASE_FILE)
+    if _rank_of(directory):
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: {_BASE_FILE} is missing")
+    return None
 
 
-def check_adapters(directory: Path, model: nn.Module, base: AdapterBase | None) -> None:
+def _rank_of(directory: Path) -> int:
+    """Returns the rank of the adapters in a checkpoint; 0 for a checkpoint of all weights."""
+    entries = read_entries(directory).items()
+    return next((entry.size[0] for name, entry in entries if name.endswith(".lora_A.weight")), 0)
+
+
+def check_adapters(directory: Path, model: nn.Module, base: AdapterBase | None, loaded: FileStates) -> None:
     """Checks that a checkpoint has adapters of the same rank over the same base as a model, or neither has any.
 
     Raises:
         ValueError: it has not.
         DamagedCheckpoint: the checkpoint is not complete.
     """
-    saved = {name: entry.size for name, entry in read_entries(directory).items()}
-    ranks = {"holds": next((size[0] for name, size in saved.items() if name.endswith(".lora_A.weight")), 0)}
-    ranks["this run trains"] = rank_of(model)
-    holds, trains = (f"adapters of rank {rank}" if rank else "all weights" for rank in ranks.values())
+    ranks = _rank_of(directory), rank_of(model)
+    holds, trains = (f"adapters of rank {rank}" if rank else "all weights" for rank in ranks)
     if holds != trains:
         raise ValueError(f"checkpoint {directory} holds {holds}, this run trains {trains}")
-    if base is None:
-        return
-    if (found := read_base(directory)) is None:
-        raise DamagedCheckpoint(f"checkpoint {directory} is torn: {_BASE_FILE} is missing")
-    if found.weights != base.with_digests().weights:
+    found = read_base(directory)
+    if base is not None and found is not None and found.weights != base.with_digests(loaded).weights:
         key = "actor" if base.kind == "policy" else "critic"
         raise ValueError(f"checkpoint {directory} was trained over another base than {key}.model holds")
 
@@ -106,7 +133,26 @@ def write_adapter(directory: Path, model: Any, base: AdapterBase) -> None:
     folder = directory / ADAPTER_FOLDER
     describe_adapters(model)[1].save_pretrained(folder)
     tensors = {peft_name(name): tensor for name, tensor in _read_trained(directory).items()}
-    safetensors.torch.save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    with hf_folder.storage_errors_of(folder):
+        safetensors.torch.save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+
+
+def copy_adapter(directory: Path, output: Path) -> None:
+    """Copies the adapter of a checkpoint, in peft's format, to an empty folder.
+
+    Raises:
+        ValueError: the checkpoint has none, or it cannot be read.
+    """
+    if read_base(directory) is None:
+        raise ValueError(f"{directory} holds all weights and no adapter: leave --adapter out")
+    weights = directory / ADAPTER_FOLDER / ADAPTER_WEIGHTS
+    try:
+        names = open_file(weights).keys()
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: {weights}: {error}") from error
+    if not names:
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: {weights} holds nothing")
+    shutil.copytree(weights.parent, output, dirs_exist_ok=True)
 
 
 def merged_weights(
@@ -120,7 +166,7 @@ def merged_weights(
         ValueError: the base is not there, or has other weights.
     """
     source = resolve_folder(base.model)
-    if _digests(source) != base.weights:
+    if _digests(source, file_states(source)) != base.weights:
         raise ValueError(f"checkpoint {directory} was trained over another base than {source} holds")
     stored = open_weights_of(hf_folder.model_without_weights(folder), source, base.kind)
     trained = _read_trained(directory)

@@ -89,7 +89,8 @@ def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]
     if refused := next((name for name in linear if name in targets and name in no_adapter), None):
         raise ValueError(f"{key}.target_modules: {refused} cannot have an adapter ({no_adapter[refused]})")
     if not targets:
-        raise ValueError(f"{key}.target_modules without {key}.exclude_modules leaves no linear layer of {architecture}")
+        without = f" without {key}.exclude_modules" if config.exclude_modules else ""
+        raise ValueError(f"{key}.target_modules{without} leaves no linear layer of {architecture}")
     parts = sorted({name.rpartition(".")[2] for name in targets})
     same = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in parts}
     return parts if same == targets else sorted(targets)
@@ -178,7 +179,7 @@ def fill_adapters(model: nn.Module, config: TrainedModelConfig, *, kind: str, se
     adapters = {name: weight for name, weight in weights.items() if _is_adapter(name)}
     if config.lora_adapter_path is not None:
         key = "actor" if kind == "policy" else "critic"
-        for name, stored in _open_adapter(config, key, adapters).items():
+        for name, stored in _open_adapter(config, key, weights).items():
             fill(weights[name], f"{key}.lora_adapter_path: {name}", stored)
         return
     for name, weight in adapters.items():
@@ -190,7 +191,7 @@ def fill_adapters(model: nn.Module, config: TrainedModelConfig, *, kind: str, se
         fill(weight, name, values)
 
 
-def _open_adapter(config: TrainedModelConfig, key: str, adapters: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def _open_adapter(config: TrainedModelConfig, key: str, weights: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Opens the adapter that training begins with: its tensors (and those of a value head) by our names."""
     assert config.lora_adapter_path is not None
     folder = local_folder(config.lora_adapter_path, (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
@@ -199,12 +200,14 @@ def _open_adapter(config: TrainedModelConfig, key: str, adapters: Mapping[str, A
         stored = {name.removeprefix(_PREFIX): tensor for name, tensor in open_file(folder / ADAPTER_WEIGHTS).items()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{key}.lora_adapter_path: cannot read {folder / ADAPTER_WEIGHTS}: {error}") from error
-    if different := {name for name in stored if _is_adapter(name)} ^ adapters.keys():
+    if different := {*filter(_is_adapter, stored)} ^ {*filter(_is_adapter, weights)}:
         has = ", ".join(sorted({name.split(".")[-3] for name in stored if _is_adapter(name)}))
         raise ValueError(
-            f"{key}.lora_adapter_path and {key}.target_modules differ in {min(different).rpartition('.lora_')[0]}:"
+            f"{key}.lora_adapter_path and {key}.target_modules differ in {min(different).rpartition('.lora_')[0]!r}:"
             f" set target_modules to the layers of the adapter ([{has}])"
         )
+    if unknown := stored.keys() - weights.keys():
+        raise ValueError(f"{key}.lora_adapter_path: {folder} holds {min(unknown)!r}, which is not supported")
     return stored
 
 

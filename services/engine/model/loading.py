@@ -142,6 +142,7 @@ def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -
     _switch_off_dropout(config, kind)
     with _parameters_on_meta():
         model: PreTrainedModel = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
+    model.config.architectures = [type(model).__name__]  # a value model often begins with a policy's folder
     return model
 
 

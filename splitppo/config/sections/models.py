@@ -54,7 +54,7 @@ class ComputedModelConfig(Section):
 class TrainedModelConfig(ComputedModelConfig):
     """The settings that actor and critic have in common: adapters, ranks, optimizer and batches."""
 
-    lora_rank: Annotated[int, IS_WORK, Field(ge=0)] = 0
+    lora_rank: Annotated[int, IS_WORK, Field(ge=0, le=8192)] = 0
     """The rank of LoRA adapters, the only weights that are then trained (and the critic's value head). 0: no adapters,
     all weights are trained."""
 

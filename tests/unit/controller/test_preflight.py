@@ -125,7 +125,7 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_starts(tmp_path
         check_models(make(**wanted))
     (adapter / "adapter_model.safetensors").touch()
     (adapter / "adapter_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"adapter_config\.json is no JSON object"):
+    with pytest.raises(ConfigError, match=r"adapter_config\.json describes no adapter: Input should be"):
         check_models(make(**wanted))
     described = {"peft_type": "LORA", "r": 8, "lora_alpha": 16}
     (adapter / "adapter_config.json").write_text(json.dumps(described))

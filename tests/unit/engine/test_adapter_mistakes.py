@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.engines import make_engine
@@ -61,10 +63,10 @@ def test_a_value_head_is_trained_whole_and_has_no_adapter(value: Path) -> None:
         ({"lora_alpha": 16}, "has lora_alpha 16, actor.lora_alpha is 8; set it to 16"),
         ({"use_dora": True}, "uses use_dora, which is not supported"),
         ({"rank_pattern": {"q_proj": 8}}, "uses rank_pattern, which is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "uses modules_to_save (lm_head), which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "uses modules_to_save ['lm_head'], which is not supported"),
         ({"init_lora_weights": "pissa"}, "uses init_lora_weights pissa, which is not supported"),
-        ({"bias": "all"}, "uses bias all, which is not supported"),
-        ({"peft_type": "IA3"}, "has peft_type IA3, expected LORA"),
+        ({"bias": "all"}, "uses bias 'all', which is not supported"),
+        ({"peft_type": "IA3"}, "has peft_type 'IA3', expected LORA"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(
@@ -76,6 +78,35 @@ def test_an_adapter_of_another_kind_is_refused(
     with pytest.raises(ValueError) as refused:
         make_engine(model, **OPTIONS, lora_adapter_path=str(adapter))
     assert str(refused.value) == f"actor.lora_adapter_path {fault}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"r": "4"}, "r: Input should be a valid integer"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: Input should be a finite number"),
+        ({"modules_to_save": 5}, "modules_to_save: Input should be a valid array"),
+    ],
+)
+def test_a_description_of_wrong_types_is_one_sentence(
+    model: Path, tmp_path: Path, changes: dict[str, Any], fault: str
+) -> None:
+    file = save_adapter(tmp_path / "adapter", model, "policy") / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ValueError) as refused:
+        make_engine(model, **OPTIONS, lora_adapter_path=str(file.parent))
+    assert str(refused.value) == f"actor.lora_adapter_path: {file} describes no adapter: {fault}"
+    file.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="describes no adapter: Invalid JSON: recursion limit exceeded"):
+        make_engine(model, **OPTIONS, lora_adapter_path=str(file.parent))
+
+
+def test_a_tensor_beside_a_and_b_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", model, "policy")
+    file, name = adapter / "adapter_model.safetensors", "base_model.model.model.embed_tokens.weight"
+    save_file({**load_file(file), name: torch.ones(2, 2)}, file)
+    with pytest.raises(ValueError, match=r"adapter holds 'model\.embed_tokens\.weight', which is not supported"):
+        make_engine(model, **OPTIONS, lora_adapter_path=str(adapter))
 
 
 def test_an_adapter_of_other_layers_is_refused_with_its_layers(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from splitppo.balance import partition
 from splitppo.batch import Batch
 from splitppo.manifest import DamagedCheckpoint
 from tests.support.adapters import OPTIONS, save_adapter
+from tests.support.disks import fill, mounted
 from tests.support.engines import (
     CPU,
     forward_of,
@@ -281,6 +283,18 @@ def test_a_checkpoint_has_what_is_trained_and_an_export_all_weights(models: Path
     assert all(torch.equal(weight, expected[name]) for name, weight in loaded.named_parameters())
 
 
+@pytest.mark.parametrize("settings", [OPTIONS, {}])
+def test_a_value_model_of_a_policys_folder_is_exported_as_a_value_model(
+    models: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    engine = make_engine(models / "policy", "value", **settings)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    export.export(tmp_path / "part", tmp_path / "export")
+    described = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert described["architectures"] == ["Qwen2ForTokenClassification"]
+    assert load_file(tmp_path / "export" / "model.safetensors").keys() == base_parameters(engine.model).keys()
+
+
 def test_a_checkpoint_over_another_base_is_refused_also_by_an_export(models: Path, tmp_path: Path) -> None:
     base = save_policy(tmp_path / "base")
     make_engine(base, **OPTIONS).save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
@@ -321,6 +335,54 @@ def test_a_checkpoint_whose_base_is_not_named_is_damaged(models: Path, tmp_path:
     (tmp_path / "part" / "base.json").unlink()
     with pytest.raises(DamagedCheckpoint, match=r"base\.json is missing"):
         engine.check_checkpoint(tmp_path / "part")
+    for adapter in (False, True):
+        with pytest.raises(DamagedCheckpoint, match=r"base\.json is missing"):
+            export.export(tmp_path / "part", tmp_path / "export", adapter=adapter)
+        assert not (tmp_path / "export").exists()
+
+
+def test_a_base_that_changes_while_a_run_trains_over_it_is_noticed(tmp_path: Path) -> None:
+    base = save_policy(tmp_path / "base")
+    early, late = make_engine(base, **OPTIONS), make_engine(base, **OPTIONS)
+    late.save_checkpoint(tmp_path / "first", b"", with_hf_model=True).result(30)
+    save_policy(base, seed=2)
+    with pytest.raises(ValueError, match=r"model\.safetensors has changed since this run loaded it"):
+        early.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    late.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)  # it knows its base by now
+    assert (tmp_path / "part" / "base.json").read_bytes() == (tmp_path / "first" / "base.json").read_bytes()
+    with pytest.raises(ValueError, match="was trained over another base than"):
+        late.save_checkpoint(tmp_path / "part", b"", with_hf_model=True).result(30)
+
+
+def test_a_disk_that_is_full_at_the_adapter_is_an_error_of_storage(models: Path, tmp_path: Path) -> None:
+    engine = make_engine(models / "policy", lora_rank=256)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    sizes = {file: file.stat().st_size for file in (tmp_path / "part").rglob("*") if file.is_file()}
+    num_bytes = sizes.pop(tmp_path / "part" / "adapter" / "adapter_model.safetensors")
+    with mounted(tmp_path / "disk", "size=64m") as disk:
+        fill(disk, left=sum(sizes.values()) + num_bytes // 2)
+        with pytest.raises(OSError, match=r"part/adapter: .*[Nn]o space"):
+            engine.save_checkpoint(disk / "part", b"", with_hf_model=False).result(30)
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", None])
+def test_an_adapter_that_is_torn_is_not_copied(models: Path, tmp_path: Path, content: bytes | None) -> None:
+    make_engine(models / "policy", **OPTIONS).save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    weights = tmp_path / "part" / "adapter" / "adapter_model.safetensors"
+    weights.unlink()
+    if content is not None:
+        weights.write_bytes(content)
+    with pytest.raises(DamagedCheckpoint, match=r"part is torn: .*adapter_model\.safetensors"):
+        export.export(tmp_path / "part", tmp_path / "adapter", adapter=True)
+
+
+def test_a_shard_that_cannot_be_read_is_named_and_nothing_is_left(models: Path, tmp_path: Path) -> None:
+    make_engine(models / "policy", **OPTIONS).save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    [shard] = (tmp_path / "part").glob("*.distcp")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(DamagedCheckpoint, match=f"part is torn: {shard.name} cannot be read"):
+        export.export(tmp_path / "part", tmp_path / "export")
+    assert not (tmp_path / "export").exists()
 
 
 def test_a_checkpoint_of_all_weights_has_no_adapter_to_copy(models: Path, tmp_path: Path) -> None:
