@@ -241,7 +241,17 @@ def check_models(config: Config) -> int | None:
 
 
 def _check_adapter(model: TrainedModelConfig, role: str) -> None:
-    """Checks the adapter that training begins with, if there is one; ConfigError if it does not fit."""
+    """Checks that a list of target layers names layers of a local model, and the adapter that training begins with."""
+    folder, targets = Path(model.model).expanduser(), model.target_modules
+    if model.lora_rank and not isinstance(targets, str) and folder.is_dir():
+        shapes = read_tensor_shapes(folder, f"{role}.model").items()
+        layers = [name.removesuffix(".weight") for name, shape in shapes if len(shape) == 2]
+        known = dict.fromkeys(name.rpartition(".")[2] for name in layers if re.search(r"\.\d+\.", name))
+        for part in targets:
+            if not any(f".{name}".endswith(f".{part}") for name in layers):
+                raise ConfigError(
+                    f"{role}.target_modules: {part} is no linear layer of {folder}; it has {', '.join(known)}"
+                )
     if model.lora_adapter_path is not None:
         folder = model_folder(model.lora_adapter_path, f"{role}.lora_adapter_path")
         try:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
@@ -138,6 +140,19 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_starts(tmp_path
     (adapter / "adapter_config.json").write_text(json.dumps({**described, "use_dora": True}))
     with pytest.raises(ConfigError, match=r"^actor\.lora_adapter_path uses use_dora, which is not supported$"):
         check_models(make(**wanted))
+
+
+def test_a_target_layer_that_a_model_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path, make: Any) -> None:
+    folder = write_model(tmp_path / "policy")
+    names = ("embed_tokens", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj")
+    weights = {f"model.{name}.weight": np.ones((2, 2), np.float32) for name in names}
+    save_file(weights, tmp_path / "policy" / "model.safetensors")
+    wanted = {"actor__model": folder, "actor__lora_rank": 4}
+    check_models(make(**wanted, actor__target_modules=["q_proj", "mlp.up_proj"]))
+    check_models(make(**wanted, actor__target_modules=".*q_prj"))  # the group tells what a pattern matches
+    with pytest.raises(ConfigError) as refused:
+        check_models(make(**wanted, actor__target_modules=["q_prj"]))
+    assert str(refused.value) == f"actor.target_modules: q_prj is no linear layer of {folder}; it has up_proj, q_proj"
 
 
 @pytest.mark.parametrize("nested", [False, True])
