@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
@@ -19,6 +19,45 @@ from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
+
+
+class EndedTurn(NamedTuple):
+    """The tokens that one turn of a conversation has sampled; the message Turn of worker.proto."""
+
+    place: int  # index of the response among all rows of the command's result
+    turn: int  # number of the turn in its response, from 1
+    tokens: Sequence[int]
+    is_last: bool = False  # the response has its maximal length, and takes no reply
+
+
+class TurnReply(NamedTuple):
+    """What follows one turn of a response; the message TurnReply of actor.proto."""
+
+    place: int
+    turn: int
+    tokens: Sequence[int] = ()
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """The limits by which rank 0 checks replies to a command's turns when they arrive.
+
+    Attributes:
+        num_token_ids: token ids are 0 to num_token_ids - 1.
+        max_response_length: the most tokens of a response, replies included.
+    """
+
+    num_token_ids: int
+    max_response_length: int
+
+
+def _no_turns(_: Sequence[EndedTurn]) -> None:
+    raise RuntimeError("turns were reported, but the command takes no replies")
+
+
+def _no_replies(_: float) -> Sequence[TurnReply]:
+    raise RuntimeError("replies were asked for, but the command takes none")
 
 
 @dataclass
@@ -32,12 +71,17 @@ class CommandProgress:
         is_cancelled: returns True once nobody needs the command any more: a cancellable command then raises
             CommandCancelled. Ranks learn it at different times, up to half a second apart, and some may have finished
             before. So no rank may wait for another one between the first call and the end of the command.
+        turns_ended: reports turns of this rank's conversations that have ended, for a command that takes replies.
+        take_replies: takes a time in seconds, and returns the replies to this rank's turns that have arrived since the
+            last call. If there are none, it waits for the first one, at most for this time.
     """
 
     point: str
     on_progress: Sequence[Callable[[int, int, str], None]]
     on_part: Callable[[int, Batch, int], None]
     is_cancelled: Callable[[], bool]
+    turns_ended: Callable[[Sequence[EndedTurn]], None] = _no_turns
+    take_replies: Callable[[float], Sequence[TurnReply]] = _no_replies
 
     def __call__(self, done: int, total: int, phase: str) -> None:
         """Reports this rank's progress in the command, per token or micro-batch; callers see rank 0's reports alone."""
@@ -104,6 +148,8 @@ class Command:
             `places` (which rows of the whole a row becomes) makes the command a streamed one: parts of it are sent on
             while others are still being computed.
         num_parts: takes the request of a streamed command and returns its number of parts.
+        reply_limits: takes the request of a command whose conversations take replies, and returns the limits of the
+            replies; None for any other request. The rows must have the column `places`.
         attach: called on rank 0; returns bytes that go to every rank.
         shard: (batch, num_ranks) -> num_ranks index arrays that contain every row once; default
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
@@ -124,6 +170,7 @@ class Command:
     check: Callable[[Any], None] = lambda _: None
     prepare: Callable[[Any, Batch], Batch] = lambda _, rows: rows
     num_parts: Callable[[Any], int] = lambda _: 0
+    reply_limits: Callable[[Any], ReplyLimits | None] = lambda _: None
     attach: Callable[[], bytes] = bytes
     shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
     commits: bool = False

@@ -18,6 +18,7 @@ from splitppo.machine.cores import PermittedCores
 # Steps between comparisons if the rollout backend's log-probs are the old ones: few comparisons cost almost nothing.
 BYPASS_CHECK_FREQ = 100
 AUTO_PARTS = 6
+REPLY_STEPS = 32
 # Shorter responses end so close to each other that parts cost more calls than they hide (ADR 023).
 MIN_STREAMED_LENGTH = 64
 
@@ -103,6 +104,11 @@ def _num_parts(config: Config) -> int:
     return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
 
 
+def _reply_steps(config: Config) -> int:
+    """Chooses `rollout.multi_turn.reply_steps` for `auto`: sampling on GPUs is not exact, so it need not wait there."""
+    return 0 if any(config.services.of(role).devices for role in config.samplers) else REPLY_STEPS
+
+
 def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     """Chooses the worker group that hosts the reference model if `placement.reference` is `auto`: critic or actor.
 
@@ -130,6 +136,7 @@ OPEN_KEYS = (
     OpenKey("placement", "reward_model", lambda _: "critic"),
     OpenKey("rollout", "share", _share, is_kept=True),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
+    OpenKey("rollout.multi_turn", "reply_steps", _reply_steps, is_kept=True),
     OpenKey("placement", "reference", auto_reference_host, is_kept=True),
 )
 

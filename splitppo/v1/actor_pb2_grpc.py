@@ -40,6 +40,11 @@ class ActorServiceStub:
                 request_serializer=splitppo_dot_v1_dot_actor__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
                 _registered_method=True)
+        self.Reply = channel.unary_unary(
+                '/splitppo.v1.ActorService/Reply',
+                request_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
+                _registered_method=True)
         self.ComputeLogProbs = channel.unary_stream(
                 '/splitppo.v1.ActorService/ComputeLogProbs',
                 request_serializer=splitppo_dot_v1_dot_actor__pb2.ComputeLogProbsRequest.SerializeToString,
@@ -64,6 +69,15 @@ class ActorServiceServicer:
         """Samples responses. Reads prompts and seeds (n seeds per prompt); afterwards the slot holds prompts x n rows with
         prompts, seeds (the row's own), responses and rollout_log_probs, ordered by prompt, then sample. The service cancels
         it at a token boundary when it drains, is to load a checkpoint or has a newer controller; nothing is changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reply(self, request, context):
+        """Answers turns of a running Generate with a conversation; returns at once, also while the engine works. The whole
+        request is checked before a reply of it is taken: an impossible reply gets INVALID_ARGUMENT and changes nothing. A
+        reply to a turn that has one already is ignored. FAILED_PRECONDITION: no such Generate is running on the slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +114,11 @@ def add_ActorServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=splitppo_dot_v1_dot_actor__pb2.GenerateRequest.FromString,
                     response_serializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.SerializeToString,
+            ),
+            'Reply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reply,
+                    request_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.SerializeToString,
             ),
             'ComputeLogProbs': grpc.unary_stream_rpc_method_handler(
                     servicer.ComputeLogProbs,
@@ -144,6 +163,33 @@ class ActorService:
             '/splitppo.v1.ActorService/Generate',
             splitppo_dot_v1_dot_actor__pb2.GenerateRequest.SerializeToString,
             splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitppo.v1.ActorService/Reply',
+            splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
+            splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
             options,
             channel_credentials,
             insecure,

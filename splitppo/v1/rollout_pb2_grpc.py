@@ -41,6 +41,11 @@ class RolloutServiceStub:
                 request_serializer=splitppo_dot_v1_dot_actor__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
                 _registered_method=True)
+        self.Reply = channel.unary_unary(
+                '/splitppo.v1.RolloutService/Reply',
+                request_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
+                _registered_method=True)
         self.SyncWeights = channel.unary_stream(
                 '/splitppo.v1.RolloutService/SyncWeights',
                 request_serializer=splitppo_dot_v1_dot_rollout__pb2.SyncWeightsRequest.SerializeToString,
@@ -53,6 +58,13 @@ class RolloutServiceServicer:
 
     def Generate(self, request, context):
         """Samples responses like Generate of the actor's service. header.base_step is the version that the group holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reply(self, request, context):
+        """As Reply of the actor's service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +88,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=splitppo_dot_v1_dot_actor__pb2.GenerateRequest.FromString,
                     response_serializer=splitppo_dot_v1_dot_worker__pb2.CommandEvent.SerializeToString,
+            ),
+            'Reply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reply,
+                    request_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.SerializeToString,
             ),
             'SyncWeights': grpc.unary_stream_rpc_method_handler(
                     servicer.SyncWeights,
@@ -110,6 +127,33 @@ class RolloutService:
             '/splitppo.v1.RolloutService/Generate',
             splitppo_dot_v1_dot_actor__pb2.GenerateRequest.SerializeToString,
             splitppo_dot_v1_dot_worker__pb2.CommandEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitppo.v1.RolloutService/Reply',
+            splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
+            splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,15 +101,35 @@ class CommandResult(_message.Message):
     manifest_sha256: str
     def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ..., policy_version: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
+class Turn(_message.Message):
+    __slots__ = ("place", "turn", "tokens", "is_last")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    turn: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    is_last: bool
+    def __init__(self, place: _Optional[int] = ..., turn: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class TurnsEnded(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    def __init__(self, turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+
 class CommandEvent(_message.Message):
-    __slots__ = ("progress", "result", "part")
+    __slots__ = ("progress", "result", "part", "turns")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     progress: Progress
     result: CommandResult
     part: PartReady
-    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., part: _Optional[_Union[PartReady, _Mapping]] = ...) -> None: ...
+    turns: TurnsEnded
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., part: _Optional[_Union[PartReady, _Mapping]] = ..., turns: _Optional[_Union[TurnsEnded, _Mapping]] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("protocol_version", "software_version", "run_id", "epoch", "config_digest", "nonce")

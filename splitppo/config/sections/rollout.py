@@ -15,6 +15,7 @@ from splitppo.config.section import (
     ShareOrAuto,
     expected,
 )
+from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 # At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
@@ -122,4 +123,5 @@ class RolloutConfig(Section):
     """The largest difference of log-probs, in nats, that a comparison (check_freq) may find. A larger difference ends
     the run. null: 0.001 with actor.dtype fp32, 2 with bf16."""
 
+    multi_turn: Annotated[MultiTurnConfig, CONTROLLER_ONLY] = MultiTurnConfig()
     vllm: VllmConfig = VllmConfig()

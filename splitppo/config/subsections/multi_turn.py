@@ -1,0 +1,108 @@
+"""The configuration section `rollout.multi_turn`: conversations of several turns with tools and environments."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from splitppo.config.section import IS_WORK, MAY_CHANGE, NumberOrAuto, OneOrMany, PositiveInt, Section, Share, expected
+
+# The ways in which models write calls of tools; any other name is that of a user's parser, "file.py:function".
+TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3_json")
+
+
+def is_file_and_name(value: object) -> bool:
+    """Returns True for text of the form "file.py:name"."""
+    path, _, name = str(value).rpartition(":")
+    return isinstance(value, str) and path.endswith(".py") and name.isidentifier()
+
+
+def _is_steps_or_auto(value: Any) -> bool:
+    return value == "auto" or (type(value) is int and value >= 0)
+
+
+def _is_tool_format(value: Any) -> bool:
+    return value == "auto" or value in TOOL_FORMATS or is_file_and_name(value)
+
+
+FileAndName = Annotated[str, BeforeValidator(expected("file.py:name", is_file_and_name))]
+
+
+class EnvironmentConfig(Section):
+    """What the model talks with: an environment of your own, or tools.
+
+    Either `path` and `name`, or `tools` must be given.
+    """
+
+    path: Path | None = None
+    """The Python file of the environment."""
+
+    name: str | None = None
+    """The name in that file: a class with reset, and with tool methods or step; or a coroutine
+    converse(chat, row)."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """The arguments that the class is called with."""
+
+    tools: Annotated[tuple[FileAndName, ...], OneOrMany] = ()
+    """Typed functions that the model may call, each as file.py:function."""
+
+    def _check_keys(self) -> None:
+        if (self.path is None) != (self.name is None):
+            raise ValueError("path and name belong together: expected both, or neither")
+        if (self.path is None) == (not self.tools):
+            raise ValueError("expected either path and name, or tools")
+        if self.kwargs and self.path is None:
+            raise ValueError("kwargs: they are those of a class, and there is no path and name")
+        if twice := [tool for tool in self.tools if self.tools.count(tool) > 1]:
+            raise ValueError(
+                f"tools: expected each tool once, {twice[0]} stands there {self.tools.count(twice[0])} times"
+            )
+
+
+class MultiTurnConfig(Section):
+    """The settings of conversations: what the model talks with, how it calls tools, and their limits."""
+
+    environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
+    """What the model talks with, by data_source, and under `default` for all others. Empty: a response has one
+    turn."""
+
+    tool_format: Annotated[
+        str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))
+    ] = "auto"
+    """The way in which the model writes calls of tools: hermes (Qwen2.5, Qwen3), qwen3_coder, llama3_json, or a parser
+    of your own, as file.py:function. auto: that of the chat template."""
+
+    max_turns: Annotated[PositiveInt, IS_WORK] = 8
+    """The largest number of turns of the model in a conversation."""
+
+    max_turn_length: Annotated[PositiveInt | None, IS_WORK] = None
+    """The largest number of tokens that the model samples in a turn. null: data.max_response_length, which bounds the
+    whole conversation, replies of tools and environments included."""
+
+    max_observation_length: Annotated[int, IS_WORK] = Field(1024, ge=1, le=8192)
+    """The largest number of tokens of what follows a turn. A longer text is cut in its middle."""
+
+    max_parallel_calls: Annotated[PositiveInt, IS_WORK] = 1
+    """The largest number of calls of one turn that are made. The model is told of those beyond it."""
+
+    timeout_s: Annotated[float, MAY_CHANGE] = Field(60.0, gt=0.0)
+    """The largest number of seconds that a tool, or an answer of an environment, may take."""
+
+    num_workers: Annotated[NumberOrAuto, MAY_CHANGE] = "auto"
+    """The number of processes that environments and tools run in. auto: half of the cores, at least 1 and at most 8."""
+
+    max_error_rate: Annotated[Share, MAY_CHANGE] = 0.2
+    """The largest share of the conversations of a step, or of a validation, whose environment may fail. If more fail,
+    the run ends. Tools that raise, and calls that are wrong, are told to the model and never end a run."""
+
+    reply_steps: Annotated[
+        int | Literal["auto"], BeforeValidator(expected("auto, or a number of at least 0", _is_steps_or_auto))
+    ] = "auto"
+    """The number of decoding steps after which a turn goes on; generation waits for its reply then. So the weights do
+    not depend on how fast tools are. 0: a turn goes on as soon as its reply is there, which is faster and cannot be
+    repeated exactly. auto: 32 on a CPU, 0 on GPUs. A resumed run keeps its number."""
+
+    def environment_of(self, data_source: str) -> EnvironmentConfig | None:
+        """Returns the environment of a data source; None if its responses have one turn."""
+        return self.environments.get(data_source, self.environments.get("default"))
