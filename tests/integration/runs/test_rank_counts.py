@@ -58,7 +58,7 @@ def test_a_run_goes_on_over_a_mesh_with_replicas_under_any_schedule_and_then_wit
     mesh = ["services.actor.num_processes=4", "actor.fsdp_size=2"]
     last_step = f"run.total_steps={NUM_STEPS + 1}"
     digests = []
-    for schedule in ("gather", "overlap"):
+    for schedule in ("serial", "gather", "overlap"):
         copy = shutil.copytree(stopped.path, tmp_path / schedule)
         with started(config, copy, EACH_STEP, *mesh, last_step, f"run.schedule={schedule}") as controller:
             folder = controller.complete()
@@ -70,4 +70,4 @@ def test_a_run_goes_on_over_a_mesh_with_replicas_under_any_schedule_and_then_wit
     ddp = ["services.actor.num_processes=2", "actor.strategy=ddp"]
     with started(config, copy, *ddp, last_step) as reloading:
         digests.append(reloading.complete().summary["weights_sha256"])
-    assert digests == digests[:1] * 3
+    assert digests == digests[:1] * 4
