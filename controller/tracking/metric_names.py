@@ -135,6 +135,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             " sync give the rollout group its weights; wait_rollouts (rollout.staleness 1) is the rest of the next"
             " step's generation after the actor's work",
         ),
+        ("timing_s/wait_replies", "s", "of gen: rank 0 waited for replies to turns, and decoded nothing"),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
             "timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}",

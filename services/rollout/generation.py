@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
+from services.rollout.conversations import RankConversations
 from services.rollout.protocol import GenerationCancelled, PolicyWeights, Response, Sampling
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2
 
@@ -27,6 +28,7 @@ class Generation:
 
     def __init__(self, context: RankContext, policy: PolicyWeights, *, rest: Callable[[], None] = lambda: None) -> None:
         self._policy, self._device, self._rest = policy, context.device, rest
+        self._forces_lengths = context.config.debug.response_lengths is not None
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 
     def command(self, service: ServiceDescriptor | None = None) -> Command:
@@ -41,6 +43,7 @@ class Generation:
             columns=("prompts", "seeds"),
             prepare=self._prepare,
             num_parts=lambda request: request.num_parts,
+            reply_limits=self._reply_limits,
             shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
             cancellable=True,
             service=service,
@@ -71,16 +74,22 @@ class Generation:
     def _sample(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
         version = request.header.base_step
         metrics = self.update_weights(version)
-        parts = StreamedParts(batch, request.num_parts, report, version)
+        conversations = RankConversations(batch, request, report) if request.HasField("conversation") else None
+        have_turns = conversations is not None
+        parts = StreamedParts(batch, request.num_parts, report, version, have_turns=have_turns)
         ended: list[Response] = []
         try:
-            for step in self._backend.generate(batch, _sampling(request), report.is_cancelled):
+            for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, conversations):
+                if conversations is not None:
+                    conversations.announce(step)
                 ended += step.ended
                 parts.add(step.ended)
                 report(step.done, step.total, "generate")
         except GenerationCancelled as error:
             raise CommandCancelled from error
-        return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
+        if conversations is not None:
+            metrics["timing_s/wait_replies"] = conversations.waited_s
+        return Outcome(columns=response_rows(ended, have_turns=have_turns), metrics=metrics, policy_version=version)
 
     def update_weights(self, version: int) -> dict[str, float]:
         """Copies the policy's weights to a backend that has other ones; returns the time as timing_s/update_weights."""
@@ -93,11 +102,13 @@ class Generation:
         return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
-        """Checks that the rows can be sampled, else ValueError; for streaming adds column `places`, the result rows."""
+        """Checks that the rows can be sampled, else ValueError; for streaming and turns adds column `places`."""
         sampling = _sampling(request)
         check_rows(batch, self._policy.model, room=sampling.max_response_length)
         longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
         self._backend.check_request(sampling, longest)
+        if request.HasField("conversation"):
+            self._check_conversation(request.conversation)
         per_prompt = np.unique(batch["seeds"].lengths)
         if len(per_prompt) != 1 or per_prompt[0] < 1:
             raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
@@ -105,10 +116,23 @@ class Generation:
         num_rows = batch.num_rows * num_samples
         if not 0 <= request.num_parts <= num_rows:
             raise ValueError(f"num_parts must be 0 (not streamed) to {num_rows} responses, got {request.num_parts}")
-        if request.num_parts <= 1:
+        if request.num_parts <= 1 and not request.HasField("conversation"):
             return batch
         places = np.arange(num_rows).reshape(batch.num_rows, num_samples)
         return batch.merge(Batch.from_rows(places=list(places)))
+
+    def _check_conversation(self, conversation: actor_pb2.Conversation) -> None:
+        for name in ("max_turn_length", "reply_steps"):
+            if (value := getattr(conversation, name)) < 0:
+                raise ValueError(f"conversation.{name} must be 0 or positive, got {value}")
+        if self._forces_lengths:
+            raise ValueError("debug.response_lengths forces the lengths of responses, which conversations do not take")
+
+    def _reply_limits(self, request: actor_pb2.GenerateRequest) -> ReplyLimits | None:
+        if not request.HasField("conversation"):
+            return None
+        vocab_size = int(self._policy.model.config.get_text_config().vocab_size)
+        return ReplyLimits(vocab_size, request.sampling.max_response_length)
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:

@@ -66,8 +66,32 @@ class Response:
     index: int  # among the responses of its rank, which are ordered by prompt, then seed
     prompt: Array  # token ids, at least one; responses to the same prompt share the array
     seed: int  # int64, of the random numbers by which its tokens are sampled
-    tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one
+    tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one of a turn
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
+    replies: list[range] = field(default_factory=list)  # the positions of each reply to a turn, in order
+
+    @property
+    def mask(self) -> Array:
+        """[T] uint8, one per token: 1 for sampled tokens, 0 for those of replies."""
+        mask = np.ones(len(self.tokens), np.uint8)
+        for reply in self.replies:
+            mask[reply.start : reply.stop] = 0
+        return mask
+
+    @property
+    def turn_tokens(self) -> list[int]:
+        """The tokens that have been sampled since the latest reply."""
+        return self.tokens[self.replies[-1].stop if self.replies else 0 :].tolist()
+
+    def context(self) -> Array:
+        """Returns all tokens that the next one follows: the prompt's array itself, or a new one with tokens added."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else self.prompt
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Adds the tokens of a reply, with log-probs of 0."""
+        self.replies.append(range(len(self.tokens), len(self.tokens) + len(tokens)))
+        self.tokens.extend(tokens)
+        self.log_probs.extend([0.0] * len(tokens))
 
     def extend(self, tokens: Iterable[int], log_probs: Sequence[float]) -> None:
         """Adds sampled tokens and their log-probs; FloatingPointError if a log-prob is not finite."""
@@ -93,10 +117,34 @@ class DecodingStep:
     done: int  # token positions of `total`; those that an early end leaves out count as done
     total: int
     ended: Sequence[Response]  # responses that have all their tokens now
+    turns: Sequence[Response] = ()  # responses that wait for a reply now, because their turn has ended in this step
 
 
 class GenerationCancelled(Exception):
     """`RolloutBackend.generate` has stopped because its command was cancelled; the backend stays usable."""
+
+
+class Conversations(Protocol):
+    """The conversations of this rank's responses: how long turns may be, and what follows them."""
+
+    @property
+    def are_open(self) -> bool:
+        """True while responses wait for replies."""
+
+    def max_tokens(self, response: Response) -> int:
+        """Returns the number of tokens, of all turns together, at which the next turn of a response must end."""
+
+    def due(
+        self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None
+    ) -> Sequence[tuple[Response, Sequence[int], bool]]:
+        """Returns the responses that go on after this decoding step: response, tokens of the reply, whether it is over.
+
+        To be called once after each yielded `DecodingStep`; it may wait for replies, and then calls `while_waiting` at
+        least every second. `is_idle`: nothing can be decoded before a reply comes.
+
+        Raises:
+            GenerationCancelled: the command was cancelled while it waited.
+        """
 
 
 class RolloutBackend(Protocol):
@@ -115,14 +163,22 @@ class RolloutBackend(Protocol):
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
         """Raises ValueError if the backend cannot do this sampling, or rows of num_tokens tokens. One rank calls it."""
 
-    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+    def generate(
+        self,
+        rows: Batch,
+        sampling: Sampling,
+        is_cancelled: Callable[[], bool],
+        conversations: Conversations | None = None,
+    ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; yields the progress after each decoding step.
 
-        Each of `empty_responses` is in `ended` of one step. Ranks may have different numbers of prompts, also none, and
+        Each of `empty_responses` is in `ended` of one step. With `conversations` it may be in `turns` of several steps
+        before: each time it goes on once it is `due`. Ranks may have different numbers of prompts, also none, and
         finish at different times. So an implementation may synchronise ranks at the beginning, but never between
-        tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses have
-        ended. The same weights, prompts and seeds give the same responses, which end in the same steps; timing has no
-        influence on what is sampled together. `is_cancelled` is called at token boundaries.
+        tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses and
+        turns have ended. The same weights, prompts, seeds and replies give the same responses, which end in the same
+        steps; timing has no influence on what is sampled together (with replies after 0 steps: no other one).
+        `is_cancelled` is called at token boundaries.
 
         Raises:
             GenerationCancelled: `is_cancelled` returned True.

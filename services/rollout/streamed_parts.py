@@ -10,15 +10,18 @@ from splitppo.batch import Batch
 
 
 class StreamedParts:
-    """Reports a rank's sampled responses as parts in the order in which they end; nothing without column `places`.
+    """Reports a rank's sampled responses as parts in the order in which they end; nothing if there is one part.
 
     The order is that of decoding steps, and by index within a step. So parts depend on the tokens alone, never on
-    timing. The number of responses in each part is fixed before sampling begins (`part_ends`).
+    timing. The number of responses in each part is fixed before sampling begins (`part_ends`). `have_turns`: see
+    `response_rows`.
     """
 
-    def __init__(self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int) -> None:
-        self._report, self._policy_version = report, policy_version
-        self._places = rows["places"].values if "places" in rows else None
+    def __init__(
+        self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int, *, have_turns: bool = False
+    ) -> None:
+        self._report, self._policy_version, self._have_turns = report, policy_version, have_turns
+        self._places = rows["places"].values if num_parts > 1 else None
         self._ends = [] if self._places is None else part_ends(len(self._places), num_parts)
         self._num_reported = 0
         self._ended: list[Response] = []
@@ -38,15 +41,20 @@ class StreamedParts:
         assert self._places is not None
         indices = sorted(response.index for response in responses)
         places = [[self._places[index]] for index in indices]
-        return response_rows(responses).merge(Batch.from_rows(places=places))
+        return response_rows(responses, have_turns=self._have_turns).merge(Batch.from_rows(places=places))
 
 
-def response_rows(responses: Iterable[Response]) -> Batch:
-    """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs."""
+def response_rows(responses: Iterable[Response], *, have_turns: bool = False) -> Batch:
+    """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs.
+
+    `have_turns`: they are conversations, and the Batch has the column response_mask, too.
+    """
     ordered = sorted(responses, key=attrgetter("index"))
+    masks = {"response_mask": [response.mask for response in ordered]} if have_turns else {}
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],
         seeds=[[response.seed] for response in ordered],
         responses=[response.tokens for response in ordered],
         rollout_log_probs=[response.log_probs for response in ordered],
+        **masks,
     )

@@ -112,12 +112,19 @@ def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run",
 
 
 def generate_request(
-    *, num_parts: int = 0, base_step: int = 0, sleep_after: bool = False, **changes: Any
+    *,
+    num_parts: int = 0,
+    base_step: int = 0,
+    sleep_after: bool = False,
+    conversation: actor_pb2.Conversation | None = None,
+    **changes: Any,
 ) -> actor_pb2.GenerateRequest:
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": 6, **changes}
     header = worker_pb2.CommandHeader(base_step=base_step)
     sampling = actor_pb2.SamplingParams(**params)
-    return actor_pb2.GenerateRequest(header=header, sampling=sampling, num_parts=num_parts, sleep_after=sleep_after)
+    return actor_pb2.GenerateRequest(
+        header=header, sampling=sampling, num_parts=num_parts, sleep_after=sleep_after, conversation=conversation
+    )
 
 
 def update_request(step: int = 1, **changes: Any) -> actor_pb2.ActorUpdateRequest:

@@ -1,13 +1,15 @@
 """Samples responses with the trained model itself: batched decoding with any Hugging Face causal LM and KV cache.
 
 This backend needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and
-samples. A row that has ended is replaced by the next waiting row, or removed when no row waits.
+samples. A row that has ended is replaced by the next waiting row, or removed when no row waits. Each turn of a
+conversation is a row of its own, which begins with all tokens before it, and waits behind the others.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import torch
@@ -15,10 +17,17 @@ from torch import Tensor, nn
 
 from services.rollout.hf_backend.decoding import DecodedRows
 from services.rollout.hf_backend.grouped_attention import grouped_attention
-from services.rollout.protocol import DecodingStep, GenerationCancelled, Response, Sampling, empty_responses
+from services.rollout.protocol import (
+    Conversations,
+    DecodingStep,
+    GenerationCancelled,
+    Response,
+    Sampling,
+    empty_responses,
+)
 from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
-from splitppo.batch import Batch
+from splitppo.batch import Array, Batch
 
 # Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
 # rows, to replace them is a forward of its own; both cost about as much as decoding one more token.
@@ -47,21 +56,50 @@ class HfRollout:
         """Frees nothing here: this backend frees its KV cache at the end of `generate`."""
 
     @torch.no_grad()
-    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+    def generate(
+        self,
+        rows: Batch,
+        sampling: Sampling,
+        is_cancelled: Callable[[], bool],
+        conversations: Conversations | None = None,
+    ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
-        waiting = deque(
-            _Row(response, self.stop_rule.begin(response.prompt), self.stop_rule.max_tokens(response.seed, sampling))
-            for response in empty_responses(rows)
-        )
+        begin = partial(self._begin, sampling, conversations)
+        waiting = deque(map(begin, empty_responses(rows)))
         done, total = 0, len(waiting) * sampling.max_response_length
+        ended: list[Response] = []
         with self.gathered() as model, grouped_attention(model):
-            while waiting:
-                for longer in self._decode(model, waiting, sampling):
-                    ended = [row.response for row in longer if row.has_ended]
+            while waiting or ended or (conversations is not None and conversations.are_open):
+                for longer in self._decode(model, waiting, sampling) if waiting else ([],):
+                    turns: list[Response] = []
+                    for row in longer:
+                        if row.has_ended:
+                            goes_on = conversations and len(row.response.tokens) < sampling.max_response_length
+                            (turns if goes_on else ended).append(row.response)
                     done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
                     if is_cancelled():
                         raise GenerationCancelled
-                    yield DecodingStep(done, total, ended)
+                    yield DecodingStep(done, total, ended, turns)
+                    ended = []
+                    if conversations is None:
+                        continue
+                    is_idle = not waiting and all(row.has_ended for row in longer)
+                    for response, tokens, is_last in conversations.due(is_idle=is_idle):
+                        if is_last:
+                            ended.append(response)
+                        else:
+                            response.observe(tokens)
+                            waiting.append(begin(response))
+                        done += len(tokens)
+
+    def _begin(self, sampling: Sampling, conversations: Conversations | None, response: Response) -> "_Row":
+        """Makes the row of a response's next turn, or of the whole response."""
+        if conversations is None:
+            max_tokens = self.stop_rule.max_tokens(response.seed, sampling)
+        else:
+            max_tokens = conversations.max_tokens(response)
+        context = response.context()
+        return _Row(response, context, self.stop_rule.begin(context), max_tokens)
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
         """Decodes queued rows as a batch until all of them have ended; yields in each step the rows with a new token.
@@ -70,7 +108,7 @@ class HfRollout:
         """
 
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
-            return DecodedRows(model, [row.response.prompt for row in rows], self.device)
+            return DecodedRows(model, [row.context for row in rows], self.device)
 
         batch = _take(waiting, self.max_batch_size)
         decoded = prefill(batch)
@@ -87,12 +125,19 @@ class HfRollout:
                 decoded.keep(kept)
                 batch, tokens_R = [batch[place] for place in kept], tokens_R[kept]
             decoded.append(tokens_R)
-            if may_join and len(ended) >= min(len(waiting), ceil(len(batch) * _ENDED_SHARE)):
-                new = _take(waiting, len(ended))
-                places = ended[: len(new)]
+            new = self._joining(batch, len(ended), waiting) if may_join else []
+            if new:
+                places = [*ended, *range(len(batch), self.max_batch_size)][: len(new)]
                 decoded.put(places, prefill(new))
                 for place, row in zip(places, new, strict=True):
-                    batch[place] = row
+                    batch[place : place + 1] = [row]
+
+    def _joining(self, batch: "Sequence[_Row]", num_ended: int, waiting: "deque[_Row]") -> "list[_Row]":
+        """Takes the rows from the queue that join the batch now: none while it is better to wait for more of them."""
+        enough = ceil(len(batch) * _ENDED_SHARE)
+        num_new = min(len(waiting), self.max_batch_size - len(batch) + num_ended)
+        all_fit = num_ended >= len(waiting) and not waiting[-1].response.tokens  # and no further turn is in sight
+        return _take(waiting, num_new) if all_fit or max(num_ended, num_new) >= enough else []
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
         """Samples each row's next token, and appends it to rows that have not ended; returns all tokens, [R]."""
@@ -109,8 +154,9 @@ class HfRollout:
 @dataclass(eq=False)
 class _Row:
     response: Response
+    context: Array  # token ids before the first one that this row samples
     stop: StopWatch
-    max_tokens: int
+    max_tokens: int  # of the whole response
     has_ended: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Decodes rows together with a causal language model and a KV cache; rows can be removed and replaced.
+"""Decodes rows together with a causal language model and a KV cache; rows can be removed, replaced and added.
 
 Shapes: R rows, U different prompts, P prompt tokens (left-padded), W positions of the longest row, V vocabulary.
 """
@@ -55,7 +55,9 @@ class DecodedRows:
         self._show_longest()
 
     def put(self, places: Sequence[int], others: DecodedRows) -> None:
-        """Replaces the rows at the indices `places` by the rows of `others`, in that order."""
+        """Replaces the rows at the indices `places` by the rows of `others`, in that order; indices may be new ones."""
+        if (num_added := max(places) + 1 - len(self._lengths)) > 0:
+            self.keep([*range(len(self._lengths)), *[0] * num_added])
         indices = self._on_device(np.array(places, dtype=np.int64))
         self._cache.put(indices, others._cache)
         self._lengths[places], self.logits[indices] = others._lengths, others.logits

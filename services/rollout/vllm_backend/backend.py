@@ -15,6 +15,7 @@ import torch
 
 from services.engine.model.loading import resolve_folder
 from services.rollout.protocol import (
+    Conversations,
     DecodingStep,
     GenerationCancelled,
     PolicyWeights,
@@ -137,8 +138,16 @@ class VllmRollout:
             self._engine.wake_up()
             self._is_asleep = False
 
-    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+    def generate(
+        self,
+        rows: Batch,
+        sampling: Sampling,
+        is_cancelled: Callable[[], bool],
+        conversations: Conversations | None = None,
+    ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
+        if conversations is not None:
+            raise NotImplementedError("conversations with vLLM")
         self._wake()
         responses = empty_responses(self._replica.share(rows))
         try:

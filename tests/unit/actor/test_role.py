@@ -50,7 +50,9 @@ class SleepyRollout:
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
         pass
 
-    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+    def generate(
+        self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool], conversations: None = None
+    ) -> Iterator[DecodingStep]:
         self.is_awake = True
         responses = empty_responses(rows)
         for response in responses:

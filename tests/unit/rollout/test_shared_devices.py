@@ -73,7 +73,9 @@ class RecordedRollout:
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
         pass
 
-    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+    def generate(
+        self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool], conversations: None = None
+    ) -> Iterator[DecodingStep]:
         self._wake()
         self.events.append("generate")
         if self.failure is not None:

@@ -1,0 +1,102 @@
+"""Replies to the turns of a running Generate that come as a script says: which, in what order, and how late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from services.rollout.conversations import RankConversations
+from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
+from services.runtime.role import EndedTurn, TurnReply
+from splitppo.batch import Batch
+from splitppo.v1 import actor_pb2
+from tests.support.roles import RecordedProgress, generate_request
+
+Script = Callable[[EndedTurn], TurnReply]
+
+
+def last(turn: EndedTurn) -> TurnReply:
+    """Ends every response after its first turn."""
+    return TurnReply(turn.place, turn.turn, is_last=True)
+
+
+def replies_of(num_turns: int, budget: int, vocab_size: int = 20) -> Script:
+    """Replies of one to four tokens that depend on the turn's tokens, until there are so many turns.
+
+    `budget`: the longest response. A reply that leaves no room for a token ends the response.
+    """
+    lengths: dict[int, int] = {}
+
+    def reply(turn: EndedTurn) -> TurnReply:
+        rng = np.random.default_rng([turn.place, turn.turn, *turn.tokens])
+        tokens = rng.integers(3, vocab_size, rng.integers(1, 5)).tolist()
+        lengths[turn.place] = lengths.get(turn.place, 0) + len(turn.tokens) + len(tokens)
+        if turn.turn >= num_turns or lengths[turn.place] >= budget:
+            return TurnReply(turn.place, turn.turn, is_last=True)
+        return TurnReply(turn.place, turn.turn, tokens)
+
+    return reply
+
+
+class ScriptedReplies(RecordedProgress):
+    """The progress of a command whose turns are answered by a script.
+
+    Each reply comes after up to `most_late` questions for replies, in an order drawn with `seed`.
+    """
+
+    def __init__(self, script: Script, *, most_late: int = 0, seed: int = 0, questions: int | None = None) -> None:
+        super().__init__(questions=questions)
+        self.turns: list[EndedTurn] = []
+        self.phases: list[str] = []
+        self.waits: list[float] = []
+        self._script, self._most_late, self._rng = script, most_late, np.random.default_rng(seed)
+        self._coming: list[tuple[int, TurnReply]] = []
+
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        super().__call__(done, total, phase)
+        self.phases.append(phase)
+
+    def turns_ended(self, turns: Sequence[EndedTurn]) -> None:
+        self.turns += turns
+        for turn in turns:
+            if not turn.is_last:
+                late = int(self._rng.integers(0, self._most_late + 1))
+                self._coming.append((len(self.waits) + late, self._script(turn)))
+
+    def take_replies(self, timeout_s: float) -> Sequence[TurnReply]:
+        self.waits.append(timeout_s)
+        there = [reply for due, reply in self._coming if due < len(self.waits)]
+        self._coming = [(due, reply) for due, reply in self._coming if due >= len(self.waits)]
+        self._rng.shuffle(there)  # type: ignore[arg-type]
+        return there
+
+
+def converse(
+    backend: RolloutBackend,
+    rows: Batch,
+    report: ScriptedReplies,
+    *,
+    max_response_length: int,
+    reply_steps: int = 0,
+    max_turn_length: int = 0,
+    temperature: float = 1.0,
+) -> list[DecodingStep]:
+    """Samples conversations with a backend alone; returns its steps. Row r, sample s has place 100 r + s."""
+    request = generate_request(
+        max_response_length=max_response_length,
+        conversation=actor_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
+    )
+    places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
+    conversations = RankConversations(rows.merge(Batch.from_rows(places=places)), request, report)
+    steps = []
+    sampling = Sampling(temperature, 1.0, 0, max_response_length)
+    for step in backend.generate(rows, sampling, report.is_cancelled, conversations):
+        conversations.announce(step)
+        steps.append(step)
+    return steps
+
+
+def responses_of(steps: Sequence[DecodingStep]) -> list[Response]:
+    """Returns the responses of all steps by index."""
+    return sorted((response for step in steps for response in step.ended), key=lambda response: response.index)

@@ -1,0 +1,217 @@
+"""Conversations of several turns with the Hugging Face rollout backend, on tiny random models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.rollout.protocol import DecodingStep, GenerationCancelled
+from services.runtime.role import EndedTurn, TurnReply
+from splitppo.batch import Batch
+from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of
+from tests.unit.rollout.hf_backend.test_backend import (
+    FAMILIES,
+    backend,
+    build,
+    generate,
+    random_prompts,
+    steps_of,
+)
+
+STOP = [3, 7]
+LENGTH = 24
+PROMPTS = random_prompts([5, 1, 9])
+SEEDS = [[10 * row + sample for sample in range(3)] for row in range(3)]
+
+
+def converse_with(
+    model: Any,
+    report: ScriptedReplies,
+    *,
+    max_batch_size: int = 4,
+    prompts: Sequence[Any] = PROMPTS,
+    seeds: Sequence[Sequence[int]] = SEEDS,
+    **settings: Any,
+) -> list[DecodingStep]:
+    rows = Batch.from_rows(prompts=prompts, seeds=seeds)
+    settings = {"max_response_length": LENGTH, "reply_steps": 8, "max_turn_length": 5, **settings}
+    return converse(backend(model, STOP, max_batch_size), rows, report, **settings)
+
+
+def scripted(num_turns: int = 4, **how: Any) -> ScriptedReplies:
+    return ScriptedReplies(replies_of(num_turns, LENGTH), **how)
+
+
+def facts(steps: Sequence[DecodingStep]) -> Any:
+    """Everything that must be repeated: in which step what ended, and every bit of the responses."""
+    ends = [[[response.index for response in group] for group in (step.ended, step.turns)] for step in steps]
+    return ends, [(item.tokens, item.log_probs.tobytes(), item.replies) for item in responses_of(steps)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_of_whole_conversations_equal_those_of_a_plain_forward(family: str) -> None:
+    model = build(family)
+
+    responses = responses_of(converse_with(model, scripted()))
+
+    assert max(len(response.replies) for response in responses) == 3
+    for response in responses:
+        ids = torch.from_numpy(np.concatenate([response.prompt, response.tokens]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, -len(response.tokens) - 1 : -1].float()
+        expected = logits.log_softmax(-1).gather(-1, ids[0, -len(response.tokens) :, None])[:, 0].numpy()
+        np.testing.assert_allclose(response.log_probs, np.where(response.mask, expected, 0.0), atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3-hybrid-window", "lfm2-convolution"])
+def test_tokens_depend_neither_on_the_batch_nor_on_when_replies_come(family: str) -> None:
+    model = build(family)
+    alone = [
+        responses_of(converse_with(model, ScriptedReplies(at(row, sample)), prompts=[PROMPTS[row]], seeds=[[seed]]))
+        for row in range(3)
+        for sample, seed in enumerate(SEEDS[row])
+    ]
+
+    for reply_steps, max_batch_size in ((0, 64), (8, 4), (8, 1)):
+        report = scripted(most_late=20, seed=1)
+        together = responses_of(converse_with(model, report, max_batch_size=max_batch_size, reply_steps=reply_steps))
+        assert [item.tokens for item in together] == [item.tokens for [item] in alone]
+        assert [item.replies for item in together] == [item.replies for [item] in alone]
+
+
+def at(row: int, sample: int) -> Script:
+    """Answers the turns of place 0 like those of another place."""
+    script = replies_of(4, LENGTH)
+    return lambda turn: script(turn._replace(place=100 * row + sample))._replace(place=0)
+
+
+def test_with_reply_steps_neither_the_order_nor_the_delay_of_replies_changes_a_bit() -> None:
+    model = build()
+
+    prompt, late, later = (
+        facts(converse_with(model, scripted(most_late=most_late, seed=most_late), max_batch_size=5))
+        for most_late in (0, 3, 50)
+    )
+
+    assert prompt == late == later
+
+
+def test_without_reply_steps_what_is_there_goes_on_and_nobody_waits_while_rows_are_open() -> None:
+    report = scripted(most_late=30)
+
+    responses = responses_of(converse_with(build(), report, reply_steps=0, max_batch_size=64))
+
+    assert len(responses) == 9
+    assert max(len(response.replies) for response in responses) == 3
+    assert 0.0 in report.waits
+    assert not [phase for phase in report.phases if not phase.startswith("waiting for ")]
+
+
+def test_a_conversation_whose_turns_are_the_last_ones_is_the_same_as_no_conversation_bit_for_bit() -> None:
+    for family in ("qwen2", "lfm2-convolution"):
+        model = build(family)
+        rows = Batch.from_rows(prompts=PROMPTS, seeds=SEEDS)
+        for reply_steps in (0, 8):
+            report = ScriptedReplies(last, most_late=5)
+            made = responses_of(
+                converse(backend(model, STOP, 4), rows, report, max_response_length=LENGTH, reply_steps=reply_steps)
+            )
+            plain = responses_of(list(steps_of(backend(model, STOP, 4), PROMPTS, SEEDS, LENGTH)))
+
+            assert [item.tokens for item in made] == [item.tokens for item in plain]
+            assert [item.log_probs.tobytes() for item in made] == [item.log_probs.tobytes() for item in plain]
+            assert all(item.mask.all() for item in made)
+            assert max(len(item.tokens) for item in made) == LENGTH > min(len(item.tokens) for item in made)
+
+
+def test_a_turn_ends_at_a_stop_token_at_its_longest_length_or_with_the_response() -> None:
+    report = ScriptedReplies(replies_of(20, LENGTH))
+
+    responses = responses_of(converse_with(build(), report, max_turn_length=6))
+
+    last_turns = {turn.place: turn for turn in report.turns}
+    for turn in report.turns:
+        is_over = turn is last_turns[turn.place]
+        assert len(turn.tokens) <= 6
+        assert turn.tokens[-1] in STOP or len(turn.tokens) == 6 or is_over
+        assert not set(turn.tokens[:-1]) & set(STOP)
+        assert is_over or not turn.is_last
+    assert {turn.is_last for turn in last_turns.values()} == {True, False}
+    for response, place in zip(responses, sorted(last_turns), strict=True):
+        assert last_turns[place].is_last == (len(response.tokens) == LENGTH)
+        told = [turn for turn in report.turns if turn.place == place]
+        assert [turn.turn for turn in told] == list(range(1, len(response.replies) + 2))
+        assert np.array_equal(
+            np.concatenate([turn.tokens for turn in told]), np.array(response.tokens)[response.mask > 0]
+        )
+        assert response.mask[-1] == 1
+
+
+def test_a_turn_is_sampled_with_the_numbers_of_its_positions_in_the_response() -> None:
+    """A later turn equals the end of a response whose beginning happens to be the same tokens."""
+    model, seeds = build(), [[5]]
+    [whole] = responses_of(list(steps_of(backend(model), [PROMPTS[0]], seeds, LENGTH)))
+    reply = whole.tokens[6:9].tolist()
+
+    report = ScriptedReplies(lambda turn: turn_reply(turn, reply if turn.turn == 1 else []))
+    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=seeds)
+    [response] = responses_of(converse(backend(model), rows, report, max_response_length=LENGTH, max_turn_length=6))
+
+    assert response.tokens == whole.tokens[:15]
+    assert response.mask.tolist() == [1] * 6 + [0] * 3 + [1] * 6
+
+
+def turn_reply(turn: EndedTurn, tokens: Sequence[int]) -> TurnReply:
+    return TurnReply(turn.place, turn.turn, tokens, is_last=not tokens)
+
+
+def test_a_turn_goes_on_so_many_decoding_steps_after_it_ended() -> None:
+    """Two rows of which one ends its turn early: the other one's steps are the clock."""
+    model = build()
+    firsts = generate(backend(model, STOP), [PROMPTS[0]], [list(range(40))], length=LENGTH)
+    lengths = firsts["responses"].lengths.tolist()
+    early, long = lengths.index(2), lengths.index(LENGTH)
+
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    report = ScriptedReplies(lambda turn: turn_reply(turn, [4, 5, 6] if turn.turn == 1 else []), most_late=9)
+    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[early, long]])
+    converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=5)
+
+    prompt, *decoded = shapes
+    joined = decoded.index((1, 5 + 2 + 3))
+    assert prompt == (1, 5)
+    assert decoded[:joined] == [(2, 1)] + [(1, 1)] * 6  # the turn has 2 tokens, and goes on after 5 more steps
+    assert decoded[joined + 1] == (2, 1)
+
+
+def test_a_cancelled_wait_ends_generation_and_the_backend_stays_usable() -> None:
+    rollout = backend(build(), STOP)
+    rows = Batch.from_rows(prompts=PROMPTS, seeds=SEEDS)
+    silent = ScriptedReplies(last, most_late=10**9, questions=100)
+
+    with pytest.raises(GenerationCancelled):
+        converse(rollout, rows, silent, max_response_length=LENGTH, reply_steps=8)
+
+    assert silent.phases[-1].startswith("waiting for ")
+    assert max(silent.waits) == 0.5
+    again, fresh = (
+        facts(converse(engine, rows, scripted(), max_response_length=LENGTH, reply_steps=8))
+        for engine in (rollout, backend(build(), STOP))
+    )
+    assert again == fresh
+
+
+def test_progress_counts_replies_and_ends_complete() -> None:
+    steps = converse_with(build(), scripted())
+
+    done = [step.done for step in steps]
+    assert done == sorted(done)
+    assert {step.total for step in steps} == {9 * LENGTH}
+    assert done[-1] == 9 * LENGTH

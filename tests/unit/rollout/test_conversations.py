@@ -1,0 +1,172 @@
+"""The actor's Generate with conversations on one rank: columns, turns, parts, and refused requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.tracking.metric_names import check_declared
+from services.actor.role import ActorRole
+from services.runtime.role import CommandCancelled, EndedTurn, ReplyLimits
+from splitppo.batch import Batch, join_parts
+from splitppo.v1 import actor_pb2
+from tests.support.conversations import Script, ScriptedReplies, last, replies_of
+from tests.support.models import EOS, VOCABULARY
+from tests.support.roles import (
+    N_SAMPLES,
+    RecordedProgress,
+    build_actor,
+    call,
+    command_of,
+    context_of,
+    generate_request,
+    log_probs_request,
+    prompts,
+)
+
+LENGTH = 14
+NUM_ROWS = 4 * N_SAMPLES
+
+
+def request(*, num_parts: int = 0, max_turn_length: int = 4, reply_steps: int = 8, **changes: Any) -> Any:
+    conversation = actor_pb2.Conversation(max_turn_length=max_turn_length, reply_steps=reply_steps)
+    changes = {"max_response_length": LENGTH, **changes}
+    return generate_request(num_parts=num_parts, conversation=conversation, **changes)
+
+
+def talk(role: ActorRole, report: ScriptedReplies, **changes: Any) -> Batch:
+    columns = call(role, "Generate", request(**changes), prompts(), report).columns
+    assert columns is not None
+    return columns
+
+
+def scripted(num_turns: int = 3, **how: Any) -> ScriptedReplies:
+    return ScriptedReplies(replies_of(num_turns, LENGTH), **how)
+
+
+class OrderedReplies(ScriptedReplies):
+    """Knows in what order turns and parts were reported."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.told: list[tuple[str, Sequence[int]]] = []
+
+    def turns_ended(self, turns: Sequence[EndedTurn]) -> None:
+        super().turns_ended(turns)
+        self.told.append(("turns", [turn.place for turn in turns]))
+
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        super().part_ready(part, columns, policy_version=policy_version)
+        self.told.append(("part", columns["places"].values.tolist()))
+
+
+@pytest.mark.parametrize("num_parts", [0, 1])
+def test_the_rows_have_a_mask_that_leaves_out_the_replies(model: Path, num_parts: int) -> None:
+    report = scripted()
+
+    rows = talk(build_actor(model), report, num_parts=num_parts)
+
+    assert set(rows.columns) == {"prompts", "seeds", "responses", "rollout_log_probs", "response_mask"}
+    assert not report.parts
+    assert {turn.place for turn in report.turns} == set(range(NUM_ROWS))
+    assert max(turn.turn for turn in report.turns) == 3
+    for place, (response, mask) in enumerate(zip(rows["responses"].rows(), rows["response_mask"].rows(), strict=True)):
+        sampled = [token for turn in report.turns if turn.place == place for token in turn.tokens]
+        assert response[mask == 1].tolist() == sampled
+        assert mask[-1] == 1
+        assert len(response) <= LENGTH
+    replies = rows["response_mask"].values == 0
+    assert replies.any()
+    assert not rows["rollout_log_probs"].values[replies].any()
+
+
+def test_log_probs_of_sampled_tokens_are_those_of_the_training_forward(model: Path) -> None:
+    role = build_actor(model)
+    rows = talk(role, scripted())
+
+    trained = call(role, "ComputeLogProbs", log_probs_request(), rows).columns
+
+    assert trained is not None
+    sampled = rows["response_mask"].values == 1
+    difference = trained["old_log_probs"].values - rows["rollout_log_probs"].values
+    assert np.abs(difference[sampled]).max() < 1e-5
+
+
+def test_every_turn_is_told_before_the_part_with_its_row_and_parts_have_the_mask(model: Path) -> None:
+    report = OrderedReplies(replies_of(3, LENGTH))
+
+    rows = talk(build_actor(model), report, num_parts=3)
+
+    unfinished = set(range(NUM_ROWS))
+    for kind, places in report.told:
+        assert unfinished.issuperset(places)
+        unfinished -= set(places) if kind == "part" else set()
+    assert not unfinished
+    streamed = join_parts(list(report.parts.values()))
+    for name in ("responses", "rollout_log_probs", "response_mask"):
+        assert streamed[name].values.tolist() == rows[name].values.tolist()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
+def test_conversations_that_end_after_one_turn_are_the_rows_without_conversations(model: Path, sampling: Any) -> None:
+    rows = talk(build_actor(model), ScriptedReplies(last, most_late=3), max_turn_length=0, **sampling)
+    plain = call(
+        build_actor(model), "Generate", generate_request(max_response_length=LENGTH, **sampling), prompts()
+    ).columns
+
+    assert plain is not None
+    assert "response_mask" not in plain
+    assert rows["response_mask"].values.all()
+    for name, column in plain.columns.items():
+        assert rows[name].values.tobytes() == column.values.tobytes()
+
+
+def test_the_time_in_which_replies_were_waited_for_is_a_declared_metric(model: Path) -> None:
+    metrics = call(build_actor(model), "Generate", request(), prompts(), scripted(most_late=2)).metrics
+    alone = call(build_actor(model), "Generate", generate_request(), prompts()).metrics
+
+    assert metrics["timing_s/wait_replies"] >= 0.0
+    assert "timing_s/wait_replies" not in alone
+    check_declared(metrics)
+
+
+def test_a_generation_cancelled_while_it_waits_leaves_an_actor_that_samples_the_same_afterwards(model: Path) -> None:
+    role = build_actor(model)
+    with pytest.raises(CommandCancelled):
+        talk(role, ScriptedReplies(last, most_late=10**9, questions=30))
+    again, fresh = talk(role, scripted()), talk(build_actor(model), scripted())
+
+    assert again["responses"].values.tolist() == fresh["responses"].values.tolist()
+    assert EOS in again["responses"].values
+
+
+def test_the_limits_of_replies_are_those_of_the_model_and_the_request(model: Path) -> None:
+    limits = command_of(build_actor(model), "Generate").reply_limits
+
+    assert limits(request()) == ReplyLimits(num_token_ids=len(VOCABULARY), max_response_length=LENGTH)
+    assert limits(generate_request()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_turn_length": -1}, "conversation.max_turn_length must be 0 or positive, got -1"),
+        ({"reply_steps": -2}, "conversation.reply_steps must be 0 or positive, got -2"),
+    ],
+)
+def test_limits_out_of_range_are_refused(model: Path, changes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        talk(build_actor(model), scripted(), **changes)
+
+
+def test_forced_lengths_refuse_conversations(model: Path) -> None:
+    forced = {"response_lengths": {"kind": "uniform", "low": 1, "high": 3}}
+    role = ActorRole(context_of("actor", actor={"model": str(model), "lr": 1e-3}, debug=forced))
+
+    with pytest.raises(ValueError, match=r"debug\.response_lengths forces the lengths of responses"):
+        talk(role, scripted())
+    assert call(role, "Generate", generate_request(), prompts(), RecordedProgress()).columns is not None
