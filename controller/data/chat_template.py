@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -18,6 +18,7 @@ from splitppo.config import ConfigError
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
+Tools = Sequence[Mapping[str, Any]]  # JSON schemas
 
 
 def as_messages(prompt: Prompt) -> Messages:
@@ -32,19 +33,36 @@ class ChatTemplate:
     Attributes:
         template: None for a base model without a template.
         variables: variables of the template besides the messages, e.g. the named special tokens.
+        source: the text of the template.
     """
 
     template: jinja2.Template | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Returns True if the chat template formats this prompt: then it adds all special tokens itself."""
         return self.template is not None and not isinstance(prompt, str)
 
-    def render(self, prompt: Prompt) -> str:
+    @property
+    def takes_tools(self) -> bool:
+        """Is True if the template writes the schemas of tools into a prompt."""
+        tool = {"name": "tool", "description": "", "parameters": {"type": "object", "properties": {}, "required": []}}
+        messages, tools = as_messages("?"), [{"type": "function", "function": tool}]
+        try:
+            return self.template is not None and self.render(messages, tools) != self.render(messages)
+        except ValueError:
+            return False
+
+    def render(self, prompt: Prompt, tools: Tools = (), *, add_generation_prompt: bool = True) -> str:
         """Renders a prompt to the text that the model sees: the messages in the template, with the generation prompt.
 
         A plain string is returned unchanged. Without a template the text is the contents of the messages, one per line.
+
+        Args:
+            prompt: chat messages, or text.
+            tools: JSON schemas of the tools that the model may call; a text, or a model without a template, has none.
+            add_generation_prompt: whether the text ends where the assistant's turn begins.
 
         Raises:
             ValueError: there are no messages, a message has no role or content, or the template refuses the messages.
@@ -54,9 +72,9 @@ class ChatTemplate:
         _check_messages(prompt)
         if self.template is None:
             return "\n".join(_plain_content(message) for message in prompt)
-        defaults = {"messages": prompt, "tools": None, "documents": None, "add_generation_prompt": True}
+        given = {"messages": prompt, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self.template.render({**defaults, **self.variables})
+            return self.template.render({"documents": None, **given, **self.variables})
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
@@ -93,7 +111,16 @@ def load_chat_template(
                 f" set {section}.chat_template to a file"
             )
         text = named["default"]
-    return ChatTemplate(None if text is None else _compile(text, override or folder), variables)
+    return ChatTemplate(None if text is None else _compile(text, override or folder), variables, text or "")
+
+
+def detect_tool_format(source: str) -> Literal["hermes", "qwen3_coder", "llama3_json"] | None:
+    """Finds out from the text of a chat template how the model writes calls of tools; None: in no way known here."""
+    if "<function=" in source:
+        return "qwen3_coder"
+    if "<tool_call>" in source and "<arg_key>" not in source:  # GLM's calls have arg_key
+        return "hermes"
+    return "llama3_json" if '"name": function name, "parameters"' in source else None
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -1,13 +1,14 @@
 """Loads prompts as token ids, and selects the prompts of each training step as a pure function of (seed, step)."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from controller.data.chat_template import Tools
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
 from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from splitppo.splitmix import splitmix64
 log = logging.getLogger(__name__)
 
 NO_ROWS = np.empty(0, np.int64)
+ToolsOf: TypeAlias = Callable[[str], Tools]  # the schemas of the tools that prompts of a data source name
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +187,12 @@ def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, .
     return tuple(map(int, sizes)), tuple(counts)
 
 
-def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> PromptBatch:
+def no_tools(data_source: str) -> Tools:  # noqa: ARG001 - of ToolsOf
+    """Returns the tools of every data source of a run without tools: none."""
+    return ()
+
+
+def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split, tools_of: ToolsOf = no_tools) -> PromptBatch:
     """Reads, renders and tokenises the prompts of a split (train or val).
 
     Raises:
@@ -193,7 +200,7 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> Prom
     """
     key, limit = f"data.{split}_files", config.max_prompt_length
     rows = read_rows(config, split)
-    texts = [_render(row, config.prompt_key, tokenizer) for row in rows]
+    texts = [_render(row, config.prompt_key, tokenizer, tools_of(row.data_source)) for row in rows]
     ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
     for row, prompt in zip(rows, ids, strict=True):
         if len(prompt) == 0:
@@ -235,9 +242,9 @@ def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer) -> str:
+def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer, tools: Tools) -> str:
     try:
-        return tokenizer.chat_template.render(row.prompt)
+        return tokenizer.chat_template.render(row.prompt, tools)
     except ValueError as error:
         raise ConfigError(f"{row.place}: column {prompt_key!r}: {error}") from error
 

@@ -29,7 +29,7 @@ FileAndName = Annotated[str, BeforeValidator(expected("file.py:name", is_file_an
 
 
 class EnvironmentConfig(Section):
-    """What the model talks with: an environment of your own, or tools.
+    """The environment that the model talks with: one of your own, or tools.
 
     Either `path` and `name`, or `tools` must be given.
     """

@@ -1,0 +1,106 @@
+"""Converts text of tools and environments into token ids: no text ends a turn or begins another role's, or is too long.
+
+A text may spell a special token, such as <|im_end|>. It is encoded as the characters that it consists of, so that the
+model sees the same text and no special token. This holds for all special tokens, and for further added tokens that the
+chat template itself writes, such as <tool_response>. All other texts get the tokens of the chat template's rendering.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from controller.data.tokenizer import Tokenizer
+
+# Two of Unicode's noncharacters, which no text has after `clean`.
+BREAK = "\ufdd0"  # what stands on both sides of it is encoded separately
+SIGN = "\ufdd1"  # the end of what a stand-in assistant says
+_CLEANED = {ord(BREAK): "\ufffd", ord(SIGN): "\ufffd"}
+_CHARACTERS_A_TOKEN = 16  # texts with more are shortened before they are encoded; only runs of blanks reach it
+
+Tokens: TypeAlias = NDArray[np.int32]
+
+
+def clean(text: str) -> str:
+    """Replaces what no tokenizer takes, or what means something here: lone surrogates and two noncharacters."""
+    return text.encode("utf-8", "replace").decode("utf-8").translate(_CLEANED)
+
+
+class EnvironmentText:
+    """Encodes and shortens texts of tools and environments for one tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._backend = tokenizer.backend
+        source = tokenizer.chat_template.source
+        tokens = [
+            token.content
+            for token in self._backend.get_added_tokens_decoder().values()
+            if token.special or (token.content.strip() and token.content in source)
+        ]
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def disarm(self, text: str) -> str:
+        """Puts BREAK between the characters of each special token that a clean text spells."""
+        return self._tokens.sub(lambda match: BREAK.join(match[0]), text)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Tokens:
+        """Converts a rendered text into token ids; no token spans a BREAK, which gets no token itself."""
+        if BREAK not in text:
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:
+            pieces = [self._backend.encode(piece, add_special_tokens=False) for piece in text.split(BREAK)]
+            merged = tokenizers.Encoding.merge(pieces, growing_offsets=True)
+            encoding = self._backend.post_process(merged, add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, np.int32)
+
+    def fit(
+        self, texts: Sequence[str], encode: Callable[[Sequence[str]], Tokens], limit: int
+    ) -> tuple[Sequence[str], Tokens]:
+        """Cuts texts in their middle, if need be, so that `encode` of them has at most `limit` tokens.
+
+        All texts are cut to the same number of tokens, to nothing if `limit` is too small. So the result is longer only
+        if it is too long without any text.
+
+        Args:
+            texts: clean texts.
+            encode: converts texts, disarmed, into the tokens that count.
+            limit: a number of tokens.
+
+        Returns:
+            (texts, tokens): the texts as they are then, and `encode` of them.
+        """
+        cut, most = texts, limit
+        if any(len(text) > _CHARACTERS_A_TOKEN * limit for text in texts):
+            cut = [self._shortened(text, most) for text in texts]
+        while len(ids := encode([self.disarm(text) for text in cut])) > limit and most:
+            if cut is not texts:
+                excess = -(-(len(ids) - limit) // len(texts))
+                most = max(most - excess, most // 2)
+            cut = [self._shortened(text, most) for text in texts]
+        return cut, ids
+
+    def _shortened(self, text: str, max_tokens: int) -> str:
+        """Cuts the middle out of a text so that it has about `max_tokens` tokens, and writes there what is missing."""
+        ends = _CHARACTERS_A_TOKEN * max_tokens
+        if len(text) <= ends and len(self._offsets(text)) <= max_tokens:
+            return text
+        room = max_tokens - len(self.encode(_mark(len(text))))
+        head = self._offsets(text[:ends])
+        if room < 2:  # the beginning alone
+            return text[: head[max_tokens][0] if len(head) > max_tokens else ends]
+        tail, skipped = self._offsets(text[-ends:]), max(len(text) - ends, 0)
+        start = head[room - room // 2][0] if len(head) > room - room // 2 else ends
+        end = max(start, skipped + (tail[-(room // 2)][0] if len(tail) > room // 2 else 0))
+        return f"{text[:start]}{_mark(end - start)}{text[end:]}"
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns the first character of each token of a text, and the one after its last."""
+        return self._backend.encode(text, add_special_tokens=False).offsets
+
+
+def _mark(num_characters: int) -> str:
+    return f"\n[... {num_characters} characters left out ...]\n"

@@ -1,0 +1,66 @@
+"""Adds to prompts what their environments said when they began."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from controller.data.chat_template import Prompt
+from controller.data.environment_text import EnvironmentText, Tokens, clean
+from controller.data.prompt_files import PromptRow
+from controller.data.prompts import PromptBatch, ToolsOf, no_tools
+from controller.data.tokenizer import Tokenizer
+from splitppo.batch import COLUMN_DTYPES, Column
+
+
+def with_observations(
+    batch: PromptBatch,
+    texts: Sequence[str | None],
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_length: int,
+    tools_of: ToolsOf = no_tools,
+) -> PromptBatch:
+    """Appends to the last message of the user, in each prompt of a batch, the text that its environment returned.
+
+    Args:
+        batch: the prompts.
+        texts: a text per prompt; None or "" leaves a prompt as it is.
+        tokenizer: the tokenizer of the prompts.
+        max_prompt_length: the most tokens of a prompt; a longer text is cut in its middle.
+        tools_of: as in `load_prompts`.
+
+    Raises:
+        ValueError: a prompt has so many tokens that its text has no room, or the chat template refuses it.
+    """
+    encoder, template = EnvironmentText(tokenizer), tokenizer.chat_template
+
+    def rendered(row: PromptRow, text: str) -> str:
+        return template.render(_appended(row.prompt, text), tools_of(row.data_source))
+
+    def with_text(row: PromptRow, text: str) -> tuple[str, Tokens]:
+        def encode(parts: Sequence[str]) -> Tokens:
+            return encoder.encode(rendered(row, parts[0]), add_special_tokens=not template.applies_to(row.prompt))
+
+        parts, ids = encoder.fit([clean(text)], encode, max_prompt_length)
+        if len(ids) >= max_prompt_length and (alone := len(encode([""]))) >= max_prompt_length:
+            raise ValueError(
+                f"{row.place}: the prompt has {alone} tokens, which leaves no room in data.max_prompt_length"
+                f" ({max_prompt_length}) for the text that the environment begins with; raise it"
+            )
+        return rendered(row, parts[0]), ids
+
+    shown, prompts = list(batch.texts), list(batch.prompts.rows())
+    for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
+        if text:
+            shown[place], prompts[place] = with_text(row, text)
+    return replace(batch, prompts=Column.from_rows(prompts, COLUMN_DTYPES["prompts"]), texts=tuple(shown))
+
+
+def _appended(prompt: Prompt, text: str) -> Prompt:
+    """Returns a prompt with a text at the end of the last message of the user, or of the last one."""
+    if isinstance(prompt, str):
+        return prompt + text
+    of_user = [place for place, message in enumerate(prompt) if message["role"] == "user"]
+    place = of_user[-1] if of_user else len(prompt) - 1
+    content = prompt[place]["content"]
+    content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return [*prompt[:place], {**prompt[place], "content": content}, *prompt[place + 1 :]]
