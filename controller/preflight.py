@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from controller.conversations.checks import check_conversations
 from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
-from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
+from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, ToolsOf, load_prompts, no_tools
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
@@ -36,12 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The loaded inputs of a run: tokenizers of policy and reward model, prompts for training and maybe validation."""
+    """The loaded inputs of a run: tokenizers of policy and reward model, prompts for training and maybe validation.
+
+    `has_environments`: the prompts of all data sources begin conversations with environments, which give scores.
+    """
 
     tokenizer: Tokenizer
     prompts: PromptSource
     val_prompts: PromptBatch | None
     reward_tokenizer: RewardTokenizer | None = None
+    has_environments: bool = False
 
     @property
     def data_sources(self) -> frozenset[str]:
@@ -57,8 +62,10 @@ class Inputs:
         return config.changed("run", {"total_steps": min(run.total_steps or steps, steps)})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
-        """Returns the data sources scored by a reward function: all, or with a reward model those with a function."""
-        return self.data_sources if self.reward_tokenizer is None else scored_sources(config, self.data_sources)
+        """Returns the data sources scored by a reward function: all, or those with a function if others give scores."""
+        if self.reward_tokenizer is None and not self.has_environments:
+            return self.data_sources
+        return scored_sources(config, self.data_sources)
 
 
 def check_config(config: Config) -> None:
@@ -91,8 +98,10 @@ def check_config(config: Config) -> None:
         configured_addresses(config)
 
 
-def load_inputs(config: Config) -> Inputs:
+def load_inputs(config: Config, tools_of: ToolsOf = no_tools) -> Inputs:
     """Loads the models' sizes, the tokenizers and the prompts that a configuration names, and checks them.
+
+    `tools_of` is as in `load_prompts`.
 
     Raises:
         ConfigError: something is missing, cannot be read or does not fit together.
@@ -111,19 +120,23 @@ def load_inputs(config: Config) -> Inputs:
             f"the tokenizer (data.tokenizer) has {tokenizer.vocab_size} tokens,"
             f" actor.model a vocabulary of {vocab_size}"
         )
-    table = load_prompts(data, tokenizer, "train")
+    table = load_prompts(data, tokenizer, "train", tools_of)
     prompts = _prompt_source(config, table)
-    val_prompts = load_prompts(data, tokenizer, "val") if data.val_files else None
+    val_prompts = load_prompts(data, tokenizer, "val", tools_of) if data.val_files else None
     reward_tokenizer = None
     if config.reward_model_host is not None:
         is_model_here = config.services.launch == "local"
         reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
-        val_prompts = _with_functions(val_prompts, config) if val_prompts else None
+        if val_prompts and not config.rollout.multi_turn.environments:
+            val_prompts = _with_functions(val_prompts, config)
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
-    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
+    has_environments = bool(config.rollout.multi_turn.environments)
+    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, has_environments)
+    check_conversations(config, tokenizer, inputs.data_sources)
     scored = inputs.scored_sources(config.reward)
     check_scorers(config.reward, scored)
-    _check_filter_metric(config, table.data_sources & scored)
+    if not has_environments:
+        _check_filter_metric(config, table.data_sources & scored)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
@@ -132,7 +145,7 @@ def load_inputs(config: Config) -> Inputs:
 def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
     """Checks that built-in scorers give the metric by which dynamic sampling compares samples; ConfigError if not.
 
-    What a user's reward function returns is known only when the run calls it.
+    What a user's reward function or environment returns is known only when the run calls it.
     """
     filters = config.algorithm.filter_groups
     for source in sorted(data_sources) if filters.enable and not filters.compares_scores else ():

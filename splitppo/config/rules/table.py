@@ -1,6 +1,6 @@
 """The list of all rules between sections of a configuration, in the order in which they are checked."""
 
-from splitppo.config.rules import learning, placement, sampling, services
+from splitppo.config.rules import conversations, learning, placement, sampling, services
 from splitppo.config.schema import Config
 
 RULES = (
@@ -17,6 +17,8 @@ RULES = (
     placement.groups_in_turns_need_not_overlap,
     sampling.share_has_two_samplers,
     sampling.overlong_buffer_fits,
+    conversations.replies_come_in_time,
+    conversations.turns_have_no_forced_length,
     placement.groups_share_no_gpu,
     placement.gpus_in_turns_are_given_back,
     services.machines_of_a_group_meet,

@@ -25,7 +25,7 @@ def _is_tool_format(value: Any) -> bool:
     return value == "auto" or value in TOOL_FORMATS or is_file_and_name(value)
 
 
-FileAndName = Annotated[str, BeforeValidator(expected("file.py:name", is_file_and_name))]
+FileAndName = Annotated[str, BeforeValidator(expected("file.py:function", is_file_and_name))]
 
 
 class EnvironmentConfig(Section):
@@ -64,8 +64,8 @@ class MultiTurnConfig(Section):
     """The settings of conversations: what the model talks with, how it calls tools, and their limits."""
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
-    """What the model talks with, by data_source, and under `default` for all others. Empty: a response has one
-    turn."""
+    """What the model talks with, by data_source, and under `default` for all others: {path, name, kwargs} of an
+    environment of your own, or {tools: [file.py:function]}. Empty: a response has one turn."""
 
     tool_format: Annotated[
         str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))

@@ -1,0 +1,1 @@
+"""Conversations of several turns: what the model talks with, and what follows its turns."""

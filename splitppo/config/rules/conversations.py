@@ -1,0 +1,22 @@
+"""Rules between keys about conversations of several turns (`rollout.multi_turn`)."""
+
+from splitppo.config.schema import Config
+
+
+def replies_come_in_time(config: Config) -> None:
+    """Checks that a group that waits for a tool or an environment does not count as hanging before the tool does."""
+    timeout_s, progress_timeout_s = config.rollout.multi_turn.timeout_s, config.services.progress_timeout_s
+    if config.rollout.multi_turn.environments and timeout_s >= progress_timeout_s:
+        raise ValueError(
+            f"rollout.multi_turn.timeout_s ({timeout_s:g}) must be under services.progress_timeout_s"
+            f" ({progress_timeout_s:g})"
+        )
+
+
+def turns_have_no_forced_length(config: Config) -> None:
+    """Checks that `debug.response_lengths`, with which nothing but its length ends a response, is off."""
+    if config.rollout.multi_turn.environments and config.debug.response_lengths is not None:
+        raise ValueError(
+            "debug.response_lengths and rollout.multi_turn.environments exclude each other: a response of forced length"
+            " has one turn; remove one of them"
+        )

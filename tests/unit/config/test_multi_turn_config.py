@@ -1,0 +1,149 @@
+"""`rollout.multi_turn`: environments and tools, what is refused, and what a resumed run keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config import dump_config, load_config
+from splitppo.config.keys import may_change, step_work
+from splitppo.config.resolve import REPLY_STEPS, resolve_run
+from splitppo.machine.cores import PermittedCores
+from tests.support.configs import load, mistake
+
+SECTION = "rollout.multi_turn"
+TOOLS = f"{SECTION}.environments.math={{tools: [my_tools.py:lookup]}}"
+GAME = f"{SECTION}.environments.default={{path: guess.py, name: Guess, kwargs: {{top: 31}}}}"
+KNOWN = (
+    "known here: environments, tool_format, max_turns, max_turn_length, max_observation_length, max_parallel_calls,"
+    " timeout_s, num_workers, max_error_rate, reply_steps"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            (TOOLS, f"{SECTION}.timeout_s=700"),
+            "rollout.multi_turn.timeout_s (700) must be under services.progress_timeout_s (600)",
+        ),
+        (
+            (TOOLS, "services.progress_timeout_s=60"),
+            "rollout.multi_turn.timeout_s (60) must be under services.progress_timeout_s (60)",
+        ),
+        (
+            (TOOLS, "debug.response_lengths={kind: uniform, low: 1, high: 2}"),
+            "debug.response_lengths and rollout.multi_turn.environments exclude each other: a response of forced length"
+            " has one turn; remove one of them",
+        ),
+        ((f"{SECTION}.record=auto",), f"unknown key '{SECTION}.record'; {KNOWN}"),
+        ((f"{SECTION}.mcp_servers={{s: {{url: u}}}}",), f"unknown key '{SECTION}.mcp_servers'; {KNOWN}"),
+        (
+            (f"{SECTION}.environments.math={{tools: python}}",),
+            f"key '{SECTION}.environments.math.tools.0': expected file.py:function, got 'python'",
+        ),
+        (
+            (f"{SECTION}.environments.math={{tools: [a.py:b, 'mcp:search']}}",),
+            f"key '{SECTION}.environments.math.tools.1': expected file.py:function, got 'mcp:search'",
+        ),
+        (
+            (f"{SECTION}.environments.math={{tools: [a.py:b, a.py:b]}}",),
+            f"key '{SECTION}.environments.math.tools': expected each tool once, a.py:b stands there 2 times",
+        ),
+        (
+            (f"{SECTION}.environments.math={{path: a.py}}",),
+            f"key '{SECTION}.environments.math': path and name belong together: expected both, or neither",
+        ),
+        (
+            (f"{SECTION}.environments.math={{path: a.py, name: A, tools: a.py:b}}",),
+            f"key '{SECTION}.environments.math': expected either path and name, or tools",
+        ),
+        (
+            (f"{SECTION}.environments.math={{}}",),
+            f"key '{SECTION}.environments.math': expected either path and name, or tools",
+        ),
+        (
+            (f"{SECTION}.environments.math={{tools: a.py:b, kwargs: {{a: 1}}}}",),
+            f"key '{SECTION}.environments.math.kwargs': they are those of a class, and there is no path and name",
+        ),
+        (
+            (f"{SECTION}.tool_format=herms",),
+            f"key '{SECTION}.tool_format': expected auto, hermes, qwen3_coder, llama3_json, or file.py:function, got"
+            " 'herms'",
+        ),
+        ((f"{SECTION}.reply_steps=-1",), f"key '{SECTION}.reply_steps': expected auto, or a number of at least 0"),
+        ((f"{SECTION}.max_observation_length=9000",), "input should be less than or equal to 8192, got 9000"),
+        ((f"{SECTION}.max_turns=0",), f"key '{SECTION}.max_turns': input should be greater than or equal to 1, got 0"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:
+    assert mistake(tmp_path, *overrides).startswith(sentence) or mistake(tmp_path, *overrides).endswith(sentence)
+
+
+def test_without_environments_other_keys_are_free(tmp_path: Path) -> None:
+    load(tmp_path, "services.progress_timeout_s=30", "debug.response_lengths={kind: uniform, low: 1, high: 2}")
+
+
+def test_the_longest_turn_may_be_longer_than_the_longest_response(tmp_path: Path) -> None:
+    assert load(tmp_path, TOOLS, f"{SECTION}.max_turn_length=4096").rollout.multi_turn.max_turn_length == 4096
+
+
+def test_a_data_source_has_its_environment_or_that_of_all_others(tmp_path: Path) -> None:
+    multi_turn = load(tmp_path, TOOLS, GAME).rollout.multi_turn
+    of_math, of_others = multi_turn.environment_of("math"), multi_turn.environment_of("guess")
+    assert of_math is not None
+    assert of_others is not None
+    assert of_math.tools == ("my_tools.py:lookup",)
+    assert (of_others.path, of_others.name, of_others.kwargs) == (Path("guess.py"), "Guess", {"top": 31})
+    assert load(tmp_path, TOOLS).rollout.multi_turn.environment_of("guess") is None
+
+
+def test_a_stored_configuration_has_its_environments(tmp_path: Path) -> None:
+    config = load(tmp_path, TOOLS, GAME)
+    file = tmp_path / "stored.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(file).rollout.multi_turn == config.rollout.multi_turn
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ((), REPLY_STEPS),
+        ((f"{SECTION}.reply_steps=auto",), REPLY_STEPS),
+        (("services.critic.devices=[0]",), REPLY_STEPS),
+        (("services.actor.devices=[0]",), 0),
+        (("services.actor.devices=[0]", "services.critic.devices=[1]", f"{SECTION}.reply_steps=4"), 4),
+        (("services.rollout={devices: [0]}", "services.critic.devices=[1]"), 0),
+    ],
+)
+def test_auto_waits_for_replies_where_sampling_is_exact(tmp_path: Path, overrides: tuple[str, ...], steps: int) -> None:
+    assert load(tmp_path, *overrides).rollout.multi_turn.reply_steps == steps
+
+
+def test_a_resumed_run_keeps_its_number_of_reply_steps(tmp_path: Path) -> None:
+    stored, cores = load(tmp_path, TOOLS), PermittedCores((0, 1))
+    moved = resolve_run(load(tmp_path, TOOLS, "services.actor.devices=[0]"), stored, cores)
+    assert moved.rollout.multi_turn.reply_steps == REPLY_STEPS
+    given = resolve_run(load(tmp_path, TOOLS, f"{SECTION}.reply_steps=4"), stored, cores)
+    assert given.rollout.multi_turn.reply_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "is_free", "is_work"),
+    [
+        ("environments", False, True),
+        ("max_turns", False, True),
+        ("max_turn_length", False, True),
+        ("max_observation_length", False, True),
+        ("max_parallel_calls", False, True),
+        ("tool_format", False, False),
+        ("reply_steps", False, False),
+        ("timeout_s", True, False),
+        ("num_workers", True, False),
+        ("max_error_rate", True, False),
+    ],
+)
+def test_what_a_resumed_run_may_change(tmp_path: Path, name: str, is_free: bool, is_work: bool) -> None:
+    assert may_change(f"{SECTION}.{name}") is is_free
+    assert (f"{SECTION}.{name}" in step_work(load(tmp_path))) is is_work

@@ -1,0 +1,127 @@
+"""The inputs of a run with environments: every mistake is one sentence, before the run starts or goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from controller.preflight import load_inputs
+from controller.run.folder import RunFolder
+from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
+from splitppo.config import Config, ConfigError, load_config
+from tests.support.fake_services import make_config
+
+GAME = {"path": "a.py", "name": "A"}
+MULTI_TURN = "rollout__multi_turn"
+TALKS = {MULTI_TURN: {"environments": {"default": GAME}}}
+
+
+def write_model(folder: Path, **sizes: int) -> str:
+    """A model folder as far as the controller reads it."""
+    save_tokenizer(character_tokenizer("abcdefghij ", ["<eos>"]), folder, named_tokens={"eos_token": "<eos>"})
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 20, **sizes}))
+    save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def write_rows(file: Path, *data_sources: str, prompt: Any = "abc") -> str:
+    rows = [{"prompt": prompt, "data_source": name, "reward_model": {"ground_truth": "c"}} for name in data_sources]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """A config of a run with four riddles, which no reward function scores; changes replace its keys."""
+    actor = write_model(tmp_path / "actor")
+    riddles = write_rows(tmp_path / "riddles.jsonl", *["riddle"] * 4)
+
+    def config(**changes: Any) -> Config:
+        return make_config(tmp_path / "run", **{"actor__model": actor, "data__train_files": riddles} | changes)
+
+    return config
+
+
+def test_sources_with_an_environment_need_no_scorer_and_have_one_if_there_is_one(tmp_path: Path, make: Any) -> None:
+    with pytest.raises(ConfigError, match="no reward for data_source 'riddle'"):
+        load_inputs(make())
+    assert load_inputs(make(**TALKS)).scored_sources(make().reward) == frozenset()
+
+    val = write_rows(tmp_path / "val.jsonl", "openai/gsm8k", "riddle")
+    reward_model = {"reward_model__model": write_model(tmp_path / "rm", num_labels=1)}
+    for config in (make(data__val_files=val, **TALKS), make(data__val_files=val, **TALKS, **reward_model)):
+        inputs = load_inputs(config)
+        assert inputs.scored_sources(config.reward) == {"openai/gsm8k"}
+        assert inputs.val_prompts is not None
+        assert inputs.val_prompts.num_prompts == 2
+
+
+def test_what_an_environment_returns_is_not_known_before_the_run(make: Any) -> None:
+    filters = {"algorithm__filter_groups__enable": True, "rollout__n": 2}
+    assert load_inputs(make(algorithm__filter_groups__metric="num_wins", **filters, **TALKS))
+
+
+def test_a_data_source_without_an_environment_is_named(tmp_path: Path, make: Any) -> None:
+    sentence = r"^rollout\.multi_turn\.environments: no environment for data_source 'web'; name it, or default$"
+    riddles_alone = {MULTI_TURN: {"environments": {"riddle": GAME}}}
+    web = write_rows(tmp_path / "web.jsonl", "riddle", "web", "riddle", "riddle")
+    load_inputs(make(**riddles_alone))
+    for files in ({"data__train_files": web}, {"data__val_files": web}):
+        with pytest.raises(ConfigError, match=sentence):
+            load_inputs(make(**files, **riddles_alone))
+        load_inputs(make(**files, **TALKS))
+
+
+def test_tools_need_a_template_that_takes_them(make: Any) -> None:
+    sentence = (
+        r"^rollout\.multi_turn\.tool_format: the chat template of actor\.model takes no tools; set data\.chat_template,"
+        r" or use step$"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        load_inputs(make(**{MULTI_TURN: {"environments": {"default": {"tools": "a.py:b"}}}}))
+
+
+def test_a_conversation_longer_than_the_model_is_refused(tmp_path: Path, make: Any) -> None:
+    model = write_model(tmp_path / "short", max_position_embeddings=515)
+    talks = {MULTI_TURN: {**TALKS[MULTI_TURN], "max_turn_length": 8}}
+    with pytest.raises(ConfigError, match=r"^actor\.model has max_position_embeddings 515, .*\(516 tokens\)"):
+        load_inputs(make(actor__model=model, data__max_prompt_length=4, data__max_response_length=512, **talks))
+
+
+def test_prompts_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for tool in tools or [] %}{{ tool.name }} {% endfor %}{{ messages[0].content }}")
+    train = write_rows(
+        tmp_path / "two.jsonl", "riddle", "other", "other", "riddle", prompt=[{"role": "user", "content": "abc"}]
+    )
+    tools = {"riddle": [{"name": "d"}, {"name": "e"}], "other": []}
+    config = make(
+        data__train_files=train, data__chat_template=str(template), reward__scorers={"default": [{"name": "gsm8k"}]}
+    )
+
+    table = load_inputs(config, tools.__getitem__).prompts.table
+
+    assert table.texts == ("d e abc", "abc", "abc", "d e abc")
+    assert table.prompts.lengths.tolist() == [7, 3, 3, 7]
+
+
+def test_a_resumed_run_keeps_its_reply_steps_and_its_environments(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def start(**changes: Any) -> None:
+        with RunFolder(make_config(run_dir, **changes)):
+            (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+
+    start(**TALKS)
+    start(**TALKS, services={"actor": {"devices": [0]}, "critic": {"devices": [1]}})
+    assert load_config(run_dir / "config.yaml").rollout.multi_turn.reply_steps == 32
+    with pytest.raises(ConfigError, match=r"rollout\.multi_turn\.reply_steps: 32 in the folder, 4 now"):
+        start(**{MULTI_TURN: {**TALKS[MULTI_TURN], "reply_steps": 4}})
+    with pytest.raises(ConfigError, match=r"rollout\.multi_turn\.environments.*in the folder"):
+        start(**{MULTI_TURN: {"environments": {"default": {**GAME, "name": "B"}}}})
+    start(**{MULTI_TURN: {**TALKS[MULTI_TURN], "timeout_s": 5, "num_workers": 2, "max_error_rate": 1}})
