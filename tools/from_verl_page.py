@@ -47,6 +47,9 @@ comment on each value that is not the script's. Keys are those of verl 0.9's `pp
 * With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Offloading
   moves weights and moments whole between commands; with actor and critic on GPUs of their own,
   [less of it is needed](operations.md#weights-and-moments-in-main-memory).
+* Tools and agent loops (`multi_turn`, `agent`): name your functions, without verl's decorator, or an environment of
+  your own in `rollout.multi_turn.environments`, and drop the keys that name verl's. Limits and the format of calls are
+  taken. The column `agent_name` is not read: `data_source` chooses the environment.
 * If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
   code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
   that do not fit together, give one sentence and exit code 2.
@@ -119,7 +122,6 @@ METRICS = (
 # section that fits.
 KEY_PAGES = {
     "from-verl/models": {
-        "data": ("data.",),
         "actor_rollout_ref.actor and .model": (
             "actor_rollout_ref.actor",
             "actor_rollout_ref.model",
@@ -130,6 +132,7 @@ KEY_PAGES = {
         "critic": ("critic", "{critic"),
     },
     "from-verl/run": {
+        "data": ("data.",),
         "reward, reward_model, custom_reward_function": ("reward", "custom_reward", "{reward", "{sandbox"),
         "algorithm": ("algorithm",),
         "trainer": ("trainer",),

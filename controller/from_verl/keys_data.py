@@ -6,6 +6,7 @@ The older names are `reward_model` and `custom_reward_function`.
 from collections.abc import Iterator
 from typing import Any
 
+from controller.from_verl.keys_rollout import ENVIRONMENTS
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
@@ -80,8 +81,8 @@ def _data(data: Section) -> Iterator[Row]:
     for key in ("custom_cls.path", "custom_cls.name", "sampler.class_path", "sampler.class_name"):
         yield data.changed(key, key, _OWN_CLASS, default=None)
     yield data.unsupported("datagen.**", "no prompts are made during a run")
-    yield data.not_needed("continuous_token.*", "one turn: the chat template's tokens are never encoded anew")
-    yield data.unsupported("{tool_config_path,function_tool_path}", "only one turn: a prompt and a response")
+    yield data.not_needed("continuous_token.*", "what was sampled is never encoded anew")
+    yield data.unsupported("{tool_config_path,function_tool_path}", ENVIRONMENTS)
     for medium in ("image", "video", "audio"):
         # A script that names the column has such data, also if the name is verl's default.
         is_given = needless((), "", _TEXT_ONLY)

@@ -1,14 +1,31 @@
 """Converts verl's keys about rollouts and their engine (`actor_rollout_ref.rollout`) into keys of SplitPPO."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, only_if, same_as
+from controller.from_verl.row import (
+    Convert,
+    NotNeeded,
+    NotSupported,
+    Row,
+    Section,
+    mapped,
+    needless,
+    one_of,
+    only_if,
+    same_as,
+)
 from controller.from_verl.run import VerlRun
+from controller.from_verl.settings import num_of
+from splitppo.config.subsections.multi_turn import MAX_OBSERVATION_LENGTH, TOOL_FORMATS
 
 _LENGTHS = "not needed if data has the same length, else not supported"
 _TOP_K = "0: every token; in verl -1"
-_ONE_TURN = "only one turn: a prompt and a response"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_PARSER = "a parser of your own: rollout.multi_turn.tool_format, as file.py:function"
+_TEMPLATE_TOKENS = 32  # of a chat template, around the texts of tools
+ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
 _vllm_only = only_if(lambda run: run.uses_vllm, "only with rollout.backend vllm")
@@ -66,12 +83,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
     yield rollout.unsupported("mtp.{enable,enable_rollout}", "no speculative decoding")
     yield rollout.unsupported("enable_rollout_routing_replay", "no replay of expert routing")
-    yield rollout.unsupported("multi_turn.enable", _ONE_TURN)
-    yield rollout.not_needed("multi_turn.**", "only with multi_turn.enable")
-    yield rollout.unsupported("agent.default_agent_loop", _ONE_TURN, "single_turn_agent")
-    agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
-    yield rollout.unsupported(agents, _ONE_TURN)
-    yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
+    yield from _turn_rows(rollout, Section(f"{_ROLLOUT}.multi_turn", "rollout.multi_turn"))
     yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
     yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)
     yield from _engine_rows(rollout, vllm)
@@ -100,6 +112,57 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     )
 
 
+def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
+    """Yields the table rows of conversations of several turns, and of verl's agent loops."""
+    yield turns.unsupported("enable", ENVIRONMENTS)
+    yield turns.unsupported("{tool_config_path,function_tool_path,interaction_config_path}", ENVIRONMENTS)
+    most = "or max_user_turns + 1, if that is less; without a limit: the tokens of a response"
+    yield turns.changed("max_assistant_turns", "max_turns", most, _if_turns(_max_turns), 0)
+    yield turns.not_needed("max_user_turns", "part of rollout.multi_turn.max_turns")
+    yield turns.taken("max_parallel_calls", 1, _if_turns())
+    length = "the tokens of all that follows a turn; verl's is the characters of each tool's text"
+    yield turns.changed("max_tool_response_length", "max_observation_length", length, _if_turns(_length), 256)
+    yield turns.renamed("format", "tool_format", "hermes", _if_turns(one_of(TOOL_FORMATS, _PARSER)))
+    for name, off, instead in (
+        ("tool_response_truncate_side", "middle", "a long text is cut in its middle"),
+        ("use_inference_chat_template", False, "what was sampled stays in the conversation as it is"),
+        ("num_repeat_rollouts", None, "rollout.n"),
+    ):
+        convert = _if_turns(needless((off, None), "off", instead))
+        yield turns.checked(name, f"not supported, but for {json.dumps(off)}: {instead}", convert)
+    yield turns.not_needed(
+        "{tokenization_sanity_check_mode,enable_tokenization_sanity_check}", "what was sampled is never encoded anew"
+    )
+    agents = "agent.{default_agent_loop,agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
+    yield rollout.unsupported(agents, ENVIRONMENTS, "single_turn_agent")
+    yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
+
+
+def _if_turns(convert: Convert = lambda value, _: value) -> Convert:
+    """Makes a conversion that applies to a verl run whose responses have several turns; others do not need the key."""
+
+    def converted(value: Any, run: VerlRun) -> Any:
+        if not run.has_turns:
+            raise NotNeeded("only with multi_turn.enable, or an agent loop")
+        return convert(value, run)
+
+    return converted
+
+
+def _max_turns(value: Any, run: VerlRun) -> Any:
+    of_user = run.value(f"{_ROLLOUT}.multi_turn.max_user_turns")
+    limits = [num_of(value, "max_assistant_turns")] if value else []
+    limits += [num_of(of_user, "max_user_turns") + 1] if of_user else []
+    return int(min(limits, default=num_of(run.value("data.max_response_length"), "max_response_length")))
+
+
+def _length(value: Any, run: VerlRun) -> int:
+    """Converts the characters of a tool's text into tokens of all that follows a turn, so that no more is cut."""
+    calls = num_of(run.value(f"{_ROLLOUT}.multi_turn.max_parallel_calls"), "max_parallel_calls")
+    length = num_of(value, "max_tool_response_length") * calls + _TEMPLATE_TOKENS
+    return min(int(length), MAX_OBSERVATION_LENGTH)
+
+
 def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.not_needed("engine_kwargs.{sglang,trtllm}.**", "for another engine")
     yield rollout.not_needed(
@@ -116,5 +179,4 @@ def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("engine_kwargs{,.**}", "rollout.vllm has the options of vLLM that can be set")
 
 
-_ROLLOUT = "actor_rollout_ref.rollout"
 ROLLOUT_ROWS: tuple[Row, ...] = tuple(_rows(Section(_ROLLOUT, "rollout"), Section(_ROLLOUT, "rollout.vllm")))

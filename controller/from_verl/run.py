@@ -69,6 +69,14 @@ class VerlRun:
         return self.uses_critic or not (key.startswith("critic.") or key == "trainer.critic_warmup")
 
     @property
+    def has_turns(self) -> bool:
+        """True if responses of the verl run may have several turns: it has tools, or an agent loop for them."""
+        rollout = "actor_rollout_ref.rollout"
+        keys = ("enable", "tool_config_path", "function_tool_path", "interaction_config_path")
+        loop = self.value(f"{rollout}.agent.default_agent_loop") or "single_turn_agent"
+        return loop != "single_turn_agent" or any(self.value(f"{rollout}.multi_turn.{key}") for key in keys)
+
+    @property
     def has_reward_model(self) -> bool:
         """True if the verl run has a reward model, enabled by the old or the new key."""
         return bool(self.value("reward.reward_model.enable") or self.value("reward_model.enable"))

@@ -9,6 +9,7 @@ from splitppo.config.section import IS_WORK, MAY_CHANGE, NumberOrAuto, OneOrMany
 
 # The ways in which models write calls of tools; any other name is that of a user's parser, "file.py:function".
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3_json")
+MAX_OBSERVATION_LENGTH = 8192  # tokens; replies travel in messages of bounded size
 
 
 def is_file_and_name(value: object) -> bool:
@@ -80,7 +81,7 @@ class MultiTurnConfig(Section):
     """The largest number of tokens that the model samples in a turn. null: data.max_response_length, which bounds the
     whole conversation, replies of tools and environments included."""
 
-    max_observation_length: Annotated[int, IS_WORK] = Field(1024, ge=1, le=8192)
+    max_observation_length: Annotated[int, IS_WORK] = Field(1024, ge=1, le=MAX_OBSERVATION_LENGTH)
     """The largest number of tokens of what follows a turn. A longer text is cut in its middle."""
 
     max_parallel_calls: Annotated[PositiveInt, IS_WORK] = 1

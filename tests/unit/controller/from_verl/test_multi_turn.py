@@ -1,0 +1,75 @@
+"""verl's keys of conversations of several turns, beside an environment that the user names by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.verl_launch import ROLLOUT, config_of, finding, translated
+
+TURNS = f"{ROLLOUT}.multi_turn"
+ON = f"{TURNS}.enable=True"
+TOOLS = f"{TURNS}.tool_config_path=tools.yaml"
+BY_HAND = (f"{TURNS}.enable", f"{TURNS}.tool_config_path")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "expected"),
+    [
+        (("max_assistant_turns=5",), "max_turns", 5),
+        (("max_user_turns=5",), "max_turns", 6),
+        (("max_assistant_turns=5", "max_user_turns=5"), "max_turns", 5),
+        (("max_assistant_turns=5", "max_user_turns=3"), "max_turns", 4),
+        (("max_assistant_turns=null",), "max_turns", 512),
+        ((), "max_turns", 512),
+        (("max_parallel_calls=3",), "max_parallel_calls", 3),
+        (("format=qwen3_coder",), "tool_format", "qwen3_coder"),
+        ((), "tool_format", "hermes"),
+        (("max_tool_response_length=700",), "max_observation_length", 732),
+        (("max_tool_response_length=700", "max_parallel_calls=3"), "max_observation_length", 2132),
+        (("max_tool_response_length=100000",), "max_observation_length", 8192),
+        ((), "max_observation_length", 288),
+    ],
+)
+def test_limits_are_taken(tmp_path: Path, overrides: tuple[str, ...], name: str, expected: object) -> None:
+    given = (ON, TOOLS, *(f"{TURNS}.{override}" for override in overrides))
+    multi_turn = config_of(tmp_path, *given, drop=BY_HAND).rollout.multi_turn
+    assert getattr(multi_turn, name) == expected
+
+
+def test_a_length_in_characters_is_explained(tmp_path: Path) -> None:
+    comments = translated(tmp_path, ON, f"{TURNS}.max_tool_response_length=700").comments
+    sentence = "the tokens of all that follows a turn; verl's is the characters of each tool's text"
+    assert comments["rollout.multi_turn.max_observation_length"] == sentence
+
+
+@pytest.mark.parametrize(
+    "on", [ON, TOOLS, f"+{TURNS}.function_tool_path=a.py", f"{ROLLOUT}.agent.default_agent_loop=a"]
+)
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("format=gpt-oss", "a parser of your own: rollout.multi_turn.tool_format, as file.py:function"),
+        ("tool_response_truncate_side=left", "a long text is cut in its middle"),
+        ("use_inference_chat_template=True", "what was sampled stays in the conversation as it is"),
+        ("num_repeat_rollouts=2", "rollout.n"),
+    ],
+)
+def test_what_conversations_do_otherwise_must_be_decided(tmp_path: Path, on: str, override: str, instead: str) -> None:
+    translation = translated(tmp_path, on, f"{TURNS}.{override}")
+    found = finding(translation, f"{TURNS}.{override.partition('=')[0]}")
+    assert (found.outcome, found.note, found.stops) == ("not supported", instead, True)
+
+
+@pytest.mark.parametrize(
+    "override", ["tool_response_truncate_side=middle", "use_inference_chat_template=False", "num_repeat_rollouts=null"]
+)
+def test_what_conversations_do_alike_is_said(tmp_path: Path, override: str) -> None:
+    translation = translated(tmp_path, ON, f"{TURNS}.{override}", drop=(f"{TURNS}.enable",))
+    assert translation.stopping == []
+    assert finding(translation, f"{TURNS}.{override.partition('=')[0]}").note == "off"
+
+
+def test_a_run_of_one_turn_has_no_such_keys(tmp_path: Path) -> None:
+    assert not [key for key in translated(tmp_path).values if key.startswith("rollout.multi_turn")]
