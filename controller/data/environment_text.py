@@ -73,26 +73,27 @@ class EnvironmentText:
         Returns:
             (texts, tokens): the texts as they are then, and `encode` of them.
         """
-        cut, most = texts, limit
-        if any(len(text) > _CHARACTERS_A_TOKEN * limit for text in texts):
+        is_short = all(len(text) <= _CHARACTERS_A_TOKEN * limit for text in texts)
+        if is_short and len(ids := encode([self.disarm(text) for text in texts])) <= limit:
+            return texts, ids
+        most = max(limit - len(encode([""] * len(texts))), 0)
+        while True:
             cut = [self._shortened(text, most) for text in texts]
-        while len(ids := encode([self.disarm(text) for text in cut])) > limit and most:
-            if cut is not texts:
-                excess = -(-(len(ids) - limit) // len(texts))
-                most = max(most - excess, most // 2)
-            cut = [self._shortened(text, most) for text in texts]
-        return cut, ids
+            excess = len(ids := encode([self.disarm(text) for text in cut])) - limit
+            if excess <= 0 or not most:
+                return cut, ids
+            most = max(most + -excess // len(texts), most // 2)
 
     def _shortened(self, text: str, max_tokens: int) -> str:
         """Cuts the middle out of a text so that it has about `max_tokens` tokens, and writes there what is missing."""
         ends = _CHARACTERS_A_TOKEN * max_tokens
-        if len(text) <= ends and len(self._offsets(text)) <= max_tokens:
+        head, skipped = self._offsets(text[:ends]), max(len(text) - ends, 0)
+        if not skipped and len(head) <= max_tokens:
             return text
         room = max_tokens - len(self.encode(_mark(len(text))))
-        head = self._offsets(text[:ends])
         if room < 2:  # the beginning alone
             return text[: head[max_tokens][0] if len(head) > max_tokens else ends]
-        tail, skipped = self._offsets(text[-ends:]), max(len(text) - ends, 0)
+        tail = self._offsets(text[-ends:]) if skipped else head
         start = head[room - room // 2][0] if len(head) > room - room // 2 else ends
         end = max(start, skipped + (tail[-(room // 2)][0] if len(tail) > room // 2 else 0))
         return f"{text[:start]}{_mark(end - start)}{text[end:]}"
