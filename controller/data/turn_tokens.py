@@ -17,8 +17,13 @@ from controller.data.environment_text import SIGN, EnvironmentText, Tokens, clea
 from controller.data.tokenizer import Tokenizer
 
 _QUESTION = {"role": "user", "content": "?"}
-_OF_TOOLS = {"name": "tool", "tool_call_id": "call00000"}  # Mistral takes ids of nine characters alone
-_ARGUMENTS: tuple[Any, ...] = ({"sign": SIGN}, json.dumps({"sign": SIGN}, ensure_ascii=False))
+_OF_TOOL = {"name": "tool", "tool_call_id": "call00000"}  # Mistral takes ids of nine characters alone
+# What templates may take: the arguments of a call as a mapping or as text, and any name or id, or those here.
+_WAYS: tuple[tuple[Any, Mapping[str, str]], ...] = tuple(
+    (arguments, of_tool)
+    for of_tool in ({}, _OF_TOOL)
+    for arguments in ({"sign": SIGN}, json.dumps({"sign": SIGN}, ensure_ascii=False))
+)
 
 
 class TurnTokens:
@@ -33,9 +38,8 @@ class TurnTokens:
         self._template, self._max_tokens = tokenizer.chat_template, max_tokens
         self._text = EnvironmentText(tokenizer)
         self._eos_token_ids = np.array(tokenizer.eos_token_ids, np.int32)
-        self._arguments = next(filter(self._takes, _ARGUMENTS), _ARGUMENTS[0])
         # Else the end of a turn is the token that begins what follows (GLM).
-        self._has_own_end = self._ends_turns()
+        self._has_own_end = self._template.template is not None and self._ends_last_turn()
 
     def check(self, role: str) -> None:
         """Checks that messages of a role, tool or user, can follow a turn.
@@ -43,12 +47,11 @@ class TurnTokens:
         Raises:
             ValueError: the template refuses such messages or leaves them out, or no token ends the assistant's turn.
         """
-        if self._template.template is None:
-            return
         message = {"role": role, "content": "observation"}
-        if "observation" not in self._after([message], ["observation"], _OF_TOOLS):
-            raise ValueError(f"the chat template leaves out messages of the role {role!r}")
-        self.reply([message], last_token=-1)
+        if self._template.template is not None:
+            if "observation" not in self._after([message], ["observation"]):
+                raise ValueError(f"the chat template leaves out messages of the role {role!r}")
+            self.reply([message], last_token=-1)
 
     def reply(self, messages: Messages, *, last_token: int, is_templated: bool = True) -> Tokens:
         """Returns the tokens that follow a turn of the assistant, up to where its next turn begins.
@@ -63,53 +66,39 @@ class TurnTokens:
         Raises:
             ValueError: see `check`.
         """
-        texts = [clean(message["content"]) for message in messages]
-        if not is_templated or self._template.template is None:
-            return self._text.fit(texts, lambda contents: self._text.encode("".join(contents)), self._max_tokens)[1]
 
         def encode(contents: Sequence[str]) -> Tokens:
-            try:
-                after = self._after(messages, contents, {})
-            except ValueError:  # the name or id of a call that the model has made up
-                after = self._after(messages, contents, _OF_TOOLS)
-            return self._cut(self._text.encode(after), last_token)
+            if not is_templated or self._template.template is None:
+                return self._text.encode("".join(contents))
+            return self._cut(self._text.encode(self._after(messages, contents)), last_token)
 
-        return self._text.fit(texts, encode, self._max_tokens)[1]
+        return self._text.fit([clean(message["content"]) for message in messages], encode, self._max_tokens)[1]
 
-    def _after(self, messages: Messages, contents: Sequence[str], of_tools: Mapping[str, str]) -> str:
+    def _after(self, messages: Messages, contents: Sequence[str]) -> str:
         """Renders the messages, with these contents, after a stand-in; returns what follows what the assistant says."""
-        following = [
-            {**self._of_tool(message, of_tools), "role": message["role"], "content": content}
-            for message, content in zip(messages, contents, strict=True)
-        ]
-        return self._said([*self._stand_in(following[0]), *following])
+        refusal = ValueError()
+        for arguments, of_tool in _WAYS:
+            following = [
+                self._message(message, of_tool) | {"content": content}
+                for message, content in zip(messages, contents, strict=True)
+            ]
+            try:
+                return self._said([_QUESTION, _answer(following[0], arguments), *following])
+            except ValueError as error:
+                refusal = error
+        raise refusal
 
-    def _of_tool(self, message: Mapping[str, Any], of_tools: Mapping[str, str]) -> dict[str, str]:
+    def _message(self, message: Mapping[str, Any], of_tool: Mapping[str, str]) -> dict[str, str]:
+        """Returns a message without its content; the name and the id of a call may be what the model has made up."""
         if message["role"] != "tool":
-            return {}
-        given = {key: self._text.disarm(clean(message[key])) for key in _OF_TOOLS if isinstance(message.get(key), str)}
-        return {**_OF_TOOLS, **given, **of_tools}
+            return {"role": message["role"]}
+        given = {key: self._text.disarm(clean(message[key])) for key in _OF_TOOL if message.get(key)}
+        return {"role": "tool", **_OF_TOOL, **given, **of_tool}
 
-    def _stand_in(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns a question and an answer, which calls a tool if a tool's message follows; SIGN is in the answer."""
-        answer: dict[str, Any] = {"role": "assistant", "content": SIGN}
-        if message["role"] == "tool":
-            function = {"name": message["name"], "arguments": self._arguments}
-            answer["tool_calls"] = [{"type": "function", "id": message["tool_call_id"], "function": function}]
-        return [_QUESTION, answer]
-
-    def _takes(self, arguments: Any) -> bool:
-        """Returns whether the template takes the arguments of a call in this form."""
-        self._arguments = arguments
-        try:
-            return bool(self._after([{"role": "tool", "content": ""}], [""], _OF_TOOLS))
-        except ValueError:
-            return False
-
-    def _ends_turns(self) -> bool:
+    def _ends_last_turn(self) -> bool:
         """Returns whether the template writes an end-of-sequence token after a last turn of the assistant."""
         try:
-            after = self._said([_QUESTION, {"role": "assistant", "content": SIGN}], add_generation_prompt=False)
+            after = self._said([_QUESTION, _answer(_QUESTION, None)], add_generation_prompt=False)
         except ValueError:
             return False
         return bool(np.isin(self._text.encode(after), self._eos_token_ids).any())
@@ -131,3 +120,12 @@ class TurnTokens:
         end = ends[0]
         is_over = last_token in self._eos_token_ids if self._has_own_end else last_token == tokens[end]
         return tokens[end + 1 :] if is_over else tokens[end:]
+
+
+def _answer(following: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """Returns a turn of the assistant that ends with SIGN; it calls a tool if a tool's message follows."""
+    answer: dict[str, Any] = {"role": "assistant", "content": SIGN}
+    if following["role"] == "tool":
+        function = {"name": following["name"], "arguments": arguments}
+        answer["tool_calls"] = [{"type": "function", "id": following["tool_call_id"], "function": function}]
+    return answer

@@ -1,21 +1,9 @@
 """Converts verl's keys about rollouts and their engine (`actor_rollout_ref.rollout`) into keys of SplitPPO."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.row import (
-    Convert,
-    NotNeeded,
-    NotSupported,
-    Row,
-    Section,
-    mapped,
-    needless,
-    one_of,
-    only_if,
-    same_as,
-)
+from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, one_of, only_if, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.subsections.multi_turn import MAX_OBSERVATION_LENGTH, TOOL_FORMATS
@@ -123,16 +111,11 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     length = "the tokens of all that follows a turn; verl's is the characters of each tool's text"
     yield turns.changed("max_tool_response_length", "max_observation_length", length, _if_turns(_length), 256)
     yield turns.renamed("format", "tool_format", "hermes", _if_turns(one_of(TOOL_FORMATS, _PARSER)))
-    for name, off, instead in (
-        ("tool_response_truncate_side", "middle", "a long text is cut in its middle"),
-        ("use_inference_chat_template", False, "what was sampled stays in the conversation as it is"),
-        ("num_repeat_rollouts", None, "rollout.n"),
-    ):
-        convert = _if_turns(needless((off, None), "off", instead))
-        yield turns.checked(name, f"not supported, but for {json.dumps(off)}: {instead}", convert)
-    yield turns.not_needed(
-        "{tokenization_sanity_check_mode,enable_tokenization_sanity_check}", "what was sampled is never encoded anew"
-    )
+    yield turns.unsupported("tool_response_truncate_side", "a long text is cut in its middle", "middle")
+    yield turns.unsupported("use_inference_chat_template", "what was sampled stays in the conversation as it is")
+    yield turns.unsupported("num_repeat_rollouts", "rollout.n")
+    checks = "{tokenization_sanity_check_mode,enable_tokenization_sanity_check}"
+    yield turns.not_needed(checks, "what was sampled is never encoded anew")
     agents = "agent.{default_agent_loop,agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, ENVIRONMENTS, "single_turn_agent")
     yield rollout.not_needed("agent.**", "the ranks that have the engine sample")

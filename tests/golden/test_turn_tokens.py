@@ -200,16 +200,53 @@ def test_replies_of_two_tools_are_those_of_the_whole_conversation(name: str) -> 
     assert tokenizer.backend.id_to_token(reply[0]) == turn_end(name, "tool")
 
 
-def test_a_template_that_drops_earlier_thinking_keeps_it_in_a_conversation() -> None:
-    tokenizer = load("qwen3")
-    turns = [("<think>\nGrass.\n</think>\n\nGreen.", [user("And the sky?")])]
+@pytest.mark.parametrize(
+    ("name", "thinking", "left", "end"),
+    [
+        ("qwen3", "<think>\nGrass.\n</think>\n\n", "", "<|im_end|>"),
+        ("glm4_5", "\n<think>Grass.</think>\n", "\n<think></think>\n", "<|user|>"),
+        ("deepseek_v3", "Grass.\n</think>", "", "<｜end▁of▁sentence｜>"),
+    ],
+)
+def test_a_template_that_drops_earlier_thinking_keeps_it_in_a_conversation(
+    name: str, thinking: str, left: str, end: str
+) -> None:
+    tokenizer = load(name)
 
-    ids = put_together(tokenizer, turns, end="<|im_end|>")
+    ids = put_together(tokenizer, [(f"{thinking}Green.", [user("And the sky?")])], end=end)
 
     text = tokenizer.backend.decode(ids, skip_special_tokens=False)
-    rendered = tokenizer.chat_template.render([QUESTION, answer(turns[0][0]), user("And the sky?")])
-    assert text.replace("<think>\nGrass.\n</think>\n\n", "") == rendered
+    rendered = tokenizer.chat_template.render([QUESTION, answer(f"{thinking}Green."), user("And the sky?")])
+    assert text.replace(thinking, left) == rendered
     assert text != rendered
+
+
+def test_what_a_template_begins_a_turn_with_stays_in_a_conversation() -> None:
+    tokenizer = load("deepseek_v3", thinks="<think>\n")
+
+    ids = put_together(tokenizer, [("Grass.\n</think>Green.", [user("And the sky?")])], end="<｜end▁of▁sentence｜>")
+
+    text = tokenizer.backend.decode(ids, skip_special_tokens=False)
+    rendered = tokenizer.chat_template.render([QUESTION, answer("Green."), user("And the sky?")])
+    assert text.replace("<think>\nGrass.\n</think>", "") == rendered
+
+
+def test_rounds_of_tools_that_a_template_writes_otherwise_are_all_written_as_the_first() -> None:
+    tokenizer, text = load("deepseek_v3"), FAMILIES["deepseek_v3"].calls
+    end = "<｜end▁of▁sentence｜>"
+
+    ids = put_together(tokenizer, [(text, [tool("green")]), (text, [tool("blue")])], end=end)
+
+    rendered = tokenizer.chat_template.render(
+        [QUESTION, call("deepseek_v3"), tool("green"), call("deepseek_v3"), tool("blue")]
+    )
+    output = "<｜tool▁output▁begin｜>{}<｜tool▁output▁end｜>"
+    begin, over = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
+    calls = text.removeprefix("<｜tool▁calls▁begin｜>")
+    prompt = tokenizer.chat_template.render([QUESTION])
+    first, second = (f"{begin}{output.format(word)}{over}" for word in ("green", "blue"))
+    assert tokenizer.backend.decode(ids, skip_special_tokens=False) == f"{prompt}{text}{end}{first}{text}{end}{second}"
+    assert rendered == f"{prompt}{text}{end}{begin}{output.format('green')}\n{calls}{end}{output.format('blue')}{over}"
 
 
 def test_a_template_that_moves_its_tools_keeps_them_where_they_were() -> None:

@@ -118,7 +118,7 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
         (f"{ROLLOUT}.multi_turn.enable=False", "off"),
         (f"{ROLLOUT}.multi_turn.tool_config_path=null", "off"),
         (f"{ROLLOUT}.multi_turn.max_assistant_turns=4", "only with multi_turn.enable"),
-        (f"{ROLLOUT}.multi_turn.tool_response_truncate_side=left", "only with multi_turn.enable"),
+        (f"{ROLLOUT}.multi_turn.tool_response_truncate_side=middle", "off"),
         (f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode=strict", "what was sampled is never encoded anew"),
         (f"+{ROLLOUT}.multi_turn.enable_tokenization_sanity_check=True", "what was sampled is never encoded anew"),
         (f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent", "off"),
