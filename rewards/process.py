@@ -90,6 +90,15 @@ class WorkerProcess:
         """
         return await self._answer(limit_s, await asyncio.to_thread(pickle.dumps, request))
 
+    def send(self, request: object) -> None:
+        """Sends a request to the child process and waits for nothing; a process that has ended gets none."""
+        if self._streams is not None:
+            self._streams[1].write(framed(pickle.dumps(request)))
+
+    async def receive(self, limit_s: float) -> Any:
+        """Returns the next message of the child process; waits at most `limit_s` seconds, and raises as `ask` does."""
+        return await self._answer(limit_s)
+
     async def end(self, limit_s: float = 0.0) -> int | None:
         """Closes the socket, waits `limit_s` seconds for the child process to end, then kills it and its whole session.
 

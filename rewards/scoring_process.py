@@ -8,25 +8,24 @@ import ctypes
 import inspect
 import os
 import pickle
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rewards.channel import Channel, shared_number
+from rewards.channel import Channel, end_with, shared_number
 from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
+from rewards.returned import plain, score_and_fields
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
-from rewards.token_scores import finite_number, read_step_scores, read_token_scores
+from rewards.token_scores import read_step_scores, read_token_scores
 
 # In place of the number of the call that a process is working on: a call for several samples; no call yet.
 UNKNOWN_POSITION = -1
 NOT_BEGUN = -2
 
 _SLICE_S = 0.1  # a chunk ends with the call that runs at this time
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class Scorers:
 
 def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
     """Loads the scorers, sends a `LoadReport`, then answers requests for scores until the controller has ended."""
-    _end_with(channel.controller_pid)
+    end_with(channel.controller_pid)
     own_pid = os.getpid()
     try:
         scorers = Scorers(setup, shared_number(position_fd))
@@ -206,34 +205,11 @@ def _failed(error: BaseException) -> Scored:
 
 def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     """Converts the value that a scoring function returned to a `Scored`; TypeError or ValueError if it is no score."""
-    fields = dict(result) if isinstance(result, Mapping) else {"score": result}
-    if "score" not in fields:
-        raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
-    score = finite_number(fields.pop("score"), "a number, or a dict with 'score'")
+    score, fields = score_and_fields(result)
     num_tokens = len(sample.token_spans) if scorer.takes_token_spans else None
     return Scored(
         score,
         token_scores=read_token_scores(fields.pop("token_scores", None), num_tokens),
         step_scores=read_step_scores(fields.pop("step_scores", None), len(sample.response)),
-        extra={str(key): _plain(value) for key, value in fields.items()},
+        extra={str(key): plain(value) for key, value in fields.items()},
     )
-
-
-def _plain(value: Any) -> Any:
-    """Converts a value of the user's to a plain bool, number, string or None; anything else becomes text.
-
-    Scalars of numpy and torch become numbers of Python.
-    """
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)  # the controller cannot load a subclass of the user's, such as an IntEnum
-    return value if value is None else str(value)
-
-
-def _end_with(controller_pid: int) -> None:
-    """Makes the kernel kill this process when the controller ends, for whatever reason; uses prctl."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != controller_pid:
-        os._exit(1)

@@ -10,26 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rewards.returned import finite_number
 from rewards.samples import Scored, Span, Step
-
-_LARGEST = 3.4028234e38  # the largest number of float32; scores are converted to it
-
-
-def finite_number(value: Any, expected: str) -> float:
-    """Converts a value that a scorer returned to a float that float32 can represent.
-
-    Raises TypeError or ValueError if the value is no number, or not finite in float32. The error says what was
-    `expected`.
-    """
-    if isinstance(value, str | bytes):  # float() would take some of them
-        raise TypeError(f"the scorer returned {value[:60]!r}, expected {expected}")
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise ValueError("the scorer returned a number that float32 cannot hold") from error
-    if not abs(number) <= _LARGEST:
-        raise ValueError(f"the scorer returned {number}, which is not a finite number of float32")
-    return number
 
 
 def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
