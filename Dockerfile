@@ -28,6 +28,7 @@ RUN python3 -m tools.install --lock controller --packages-only --venv /opt/split
 
 FROM base AS source
 COPY controller /app/controller
+COPY environments /app/environments
 COPY recipes /app/recipes
 COPY rewards /app/rewards
 COPY services /app/services

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("controller", "services", "splitppo", "rewards", "recipes", "deploy")
+PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 ALL = "all"
 _NO_CODE = frozenset(

@@ -99,7 +99,7 @@ def test_the_proto_files_and_the_type_marker_are_there(installed: Installed) -> 
     protos = {file.name for file in (installed.venv / "share/splitppo/proto/splitppo/v1").iterdir()}
     assert protos == {file.name for file in (PROJECT / "proto/splitppo/v1").glob("*.proto")}
     [site_packages] = installed.venv.glob("lib/python*/site-packages")
-    for package in ("controller", "recipes", "rewards", "services", "splitppo"):
+    for package in ("controller", "environments", "recipes", "rewards", "services", "splitppo"):
         assert (site_packages / package / "py.typed").is_file(), package
 
 

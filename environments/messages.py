@@ -1,0 +1,125 @@
+"""The messages between the controller and an environment process.
+
+Environment processes import this module, so it imports nothing heavy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from splitppo.config.subsections.multi_turn import EnvironmentConfig
+
+Message = Mapping[str, Any]  # of a chat: role, content, and what a role has besides
+EndedBy = Literal["stop", "length"]
+
+# Shared memory of a process, where its conversations are marked: MARKS bytes that say which call of the turn is made,
+# then MARKS bytes that say whether code of the user's runs at this moment. A conversation's place is its id % MARKS.
+MARKS = 65_536
+NO_CALL = 0  # nothing, or code of the user's that is no call of a tool; the calls of a turn are 1, 2, ...
+
+TIMED_OUT = "timed out"  # the reply to a call that took too long
+MAX_TEXT_BYTES = 2**20  # of a message
+
+
+def without_surrogates(text: str) -> str:
+    """Returns a text with "?" for what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The environment's answer to a turn of the model.
+
+    Attributes:
+        messages: the chat messages that follow the turn; after reset none, or one of the user with what it returned.
+        is_over: True if there is no further turn.
+        reward: the sum of what was given for the latest turn since the last answer; None if nothing was.
+        final: what get_reward returned, with "score" and any further fields, once the conversation is over.
+        notes: numbers of `Chat.note`, for metrics.
+        num_calls: the calls that the turn has, bad ones and those that were not made included.
+        num_bad_calls, num_tool_errors, num_timeouts: how many of them were no call of a tool, failed, took too long.
+        text: the turn up to its first call.
+        calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
+        lost: the reason why the environment failed, one sentence; empty if it did not.
+        timed_out_calls: the calls (from 1) that took too long, so that they are not made again.
+    """
+
+    messages: tuple[Message, ...] = ()
+    is_over: bool = False
+    reward: float | None = None
+    final: Mapping[str, Any] | None = None
+    notes: Mapping[str, float] = field(default_factory=dict)
+    num_calls: int = 0
+    num_bad_calls: int = 0
+    num_tool_errors: int = 0
+    num_timeouts: int = 0
+    text: str = ""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    lost: str = ""
+    timed_out_calls: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Said:
+    """A turn of the model, as text."""
+
+    text: str
+    ended_by: EndedBy
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The beginning of a conversation, also of one that is repeated in another process.
+
+    Attributes:
+        environment: a key of `rollout.multi_turn.environments`.
+        skipped: the replies to calls that are not made again, by turn and call, both from 1.
+    """
+
+    environment: str
+    row: Mapping[str, Any]
+    seed: int
+    skipped: Mapping[tuple[int, int], str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message to a conversation of a process.
+
+    Attributes:
+        turns: turns that are answered one after the other; None: the model has no further turn.
+        begin: given if the conversation begins; then there is one answer more, to reset.
+        is_abandoned: True if nobody waits for an answer any more.
+    """
+
+    conversation: int
+    turns: Sequence[Said | None] = ()
+    begin: Begin | None = None
+    is_abandoned: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answers to a request, and how many calls of this process took too long and still run."""
+
+    conversation: int
+    answers: Sequence[Answer]
+    num_stuck: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings that an environment process starts with."""
+
+    environments: Mapping[str, EnvironmentConfig]
+    tool_format: str | None
+    timeout_s: float
+    max_parallel_calls: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The first message of an environment process: the schemas of each environment's tools, or why it cannot serve."""
+
+    error: str = ""
+    schemas: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)

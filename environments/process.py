@@ -1,0 +1,294 @@
+"""The code of an environment process: it loads the user's files once, then holds many conversations at the same time.
+
+The user's sync code runs in threads, one per conversation, and his async code in the event loop of the process.
+"""
+
+import asyncio
+import ctypes
+import mmap
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any
+
+from environments.chat import Chat, ConversationOver, TookTooLong, ToolCall, Turn
+from environments.loading import Loaded, Parser, load
+from environments.loops import EnvironmentFailed
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Report, Request, Said, Setup
+from environments.tools import message_of
+from rewards.channel import LENGTH_BYTES, Channel, end_with, framed
+from rewards.returned import plain, score_and_fields
+from splitppo.config_error import ConfigError
+
+_HEARTBEAT_S = 0.5  # between two signs of life
+_MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run
+
+
+class _Stopped(BaseException):
+    """Raised in a thread whose call took too long, so that a loop of Python ends."""
+
+
+class Process:
+    """All that conversations of this process share: settings, the user's code, marks for the controller, threads.
+
+    Attributes:
+        late: calls that took too long, as futures.
+    """
+
+    def __init__(self, setup: Setup, environments: Mapping[str, Loaded], parser: Parser, marks_fd: int) -> None:
+        self.setup = setup
+        self.environments = environments
+        self.parser = parser
+        self.marks = mmap.mmap(marks_fd, 2 * MARKS)
+        self.pid = os.getpid()
+        self.threads = asyncio.Semaphore(_MAX_THREADS)
+        self.late: list[Any] = []
+        self._conversations: dict[int, Conversation] = {}
+
+    async def serve(self, channel: Channel) -> None:
+        """Answers requests until the controller has ended; EOFError or ConnectionError then."""
+        reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(channel.fileno())))
+        tasks = {asyncio.create_task(_beat(writer))}
+        while True:
+            length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
+            request: Request = pickle.loads(await reader.readexactly(length))  # noqa: S301 - of the controller
+            number = request.conversation
+            if request.is_abandoned:
+                if (abandoned := self._conversations.pop(number, None)) is not None:
+                    abandoned.end()
+                continue
+            if request.begin is not None:
+                self._conversations[number] = Conversation(self, number, request.begin)
+            tasks.add(task := asyncio.create_task(self._answer(request, self._conversations[number], writer)))
+            task.add_done_callback(tasks.discard)
+
+    async def _answer(self, request: Request, conversation: "Conversation", writer: asyncio.StreamWriter) -> None:
+        answers = [await conversation.next_answer()] if request.begin else []
+        for turn in request.turns:
+            if not (answers and answers[-1].is_over):
+                conversation.said.put_nowait(turn)
+                answers.append(await conversation.next_answer())
+        if answers[-1].is_over:
+            self._conversations.pop(request.conversation, None)
+        self.late = [call for call in self.late if not call.done()]
+        writer.write(framed(pickle.dumps(Reply(request.conversation, answers, len(self.late)))))
+
+
+class UserCode:
+    """Runs the user's code of one conversation; a `Runner`.
+
+    Attributes:
+        turn: the number of the turn whose calls are made, from 1.
+    """
+
+    def __init__(self, process: Process, conversation: int, skipped: Mapping[tuple[int, int], str]) -> None:
+        self.turn = 0
+        self._process = process
+        self._place = conversation % MARKS
+        self._skipped = skipped
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._thread_id = 0
+
+    async def __call__(
+        self, call: int, function: Callable[[], Any], then: Callable[[Any], Any] = lambda value: value
+    ) -> Any:
+        """Runs a function of the user's, see `Runner`."""
+        if (reply := self._skipped.get((self.turn, call))) is not None:
+            raise TookTooLong if reply == TIMED_OUT else ChildProcessError(reply)
+        limit_s, work = self._process.setup.timeout_s, list[Any]()
+        async with nullcontext() if iscoroutinefunction(function) else self._process.threads:
+            self._process.marks[self._place] = call
+            work.append(task := asyncio.create_task(self.run(function, then, work)))
+            try:
+                await asyncio.wait([task], timeout=limit_s)
+            finally:
+                self._process.marks[self._place] = NO_CALL
+                is_late = not task.done()
+                task.cancel()
+        if is_late:
+            self._give_up(work)
+            raise TookTooLong(f"it took longer than {limit_s:g} s")
+        if task.cancelled():
+            raise RuntimeError("it was cancelled")
+        return task.result()
+
+    async def run(self, function: Callable[[], Any], then: Callable[[Any], Any], work: list[Any]) -> Any:
+        """Runs a function of the user's without a time limit; adds to `work` the future of what runs in a thread."""
+        try:
+            if iscoroutinefunction(function):
+                value: Any = function()
+            else:
+                work.append(self._thread.submit(self._in_thread, function, then))
+                value = await asyncio.wrap_future(work[-1])
+                work.pop()
+            return then(await _Marked(value, self._mark)) if isawaitable(value) else value
+        except (Exception, asyncio.CancelledError, ConversationOver):
+            raise
+        except BaseException as error:  # such as SystemExit, which would end the event loop
+            raise RuntimeError(f"{type(error).__name__}: {message_of(error)}") from error
+
+    def close(self) -> None:
+        """Ends the conversation's thread as soon as nothing runs in it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _give_up(self, work: list[Any]) -> None:
+        """Leaves a call that took too long to itself: later calls have another thread."""
+        self._process.late.append(work[-1])
+        if len(work) > 1:
+            stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            stop(ctypes.c_ulong(self._thread_id), ctypes.py_object(_Stopped))
+            self.close()
+            self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def _in_thread(self, function: Callable[[], Any], then: Callable[[Any], Any]) -> Any:
+        self._thread_id = threading.get_ident()
+        self._mark(1)
+        try:
+            value = function()
+            return value if isawaitable(value) else then(value)
+        except StopIteration as error:  # which no future can carry
+            raise RuntimeError(f"StopIteration: {message_of(error)}") from error
+        finally:
+            self._mark(0)
+
+    def _mark(self, is_running: int) -> None:
+        """Marks whether the user's code runs now. A child that it forked and that comes back here ends."""
+        if os.getpid() != self._process.pid:
+            os._exit(1)
+        self._process.marks[MARKS + self._place] = is_running
+
+
+class _Marked:
+    """An awaitable that runs as another one does, with a mark while it runs."""
+
+    def __init__(self, awaitable: Any, mark: Callable[[int], None]) -> None:
+        self._steps = awaitable.__await__()
+        self._mark = mark
+
+    def __await__(self) -> Any:  # an iterator with throw is all that await wants
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._step(self._steps.__next__)
+
+    def throw(self, *error: Any) -> Any:
+        """Raises an exception where the awaitable waits."""
+        return self._step(self._steps.throw, *error)
+
+    def _step(self, step: Callable[..., Any], *error: Any) -> Any:
+        self._mark(1)
+        try:
+            return step(*error)
+        finally:
+            self._mark(0)
+
+
+class Conversation:
+    """A conversation that runs in this process, from its beginning to its end.
+
+    Attributes:
+        said: the turns of the model that it has not answered yet; None: there is none any more.
+    """
+
+    def __init__(self, process: Process, number: int, begin: Begin) -> None:
+        self.said: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._loaded = process.environments[begin.environment]
+        self._parser = process.parser
+        self._limit_s = process.setup.timeout_s
+        self._user_code = UserCode(process, number, begin.skipped)
+        self._chat = Chat(begin.seed, process.setup.max_parallel_calls, self._user_code, self._exchange)
+        self._answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self._task = asyncio.create_task(self._converse(begin.row))
+
+    def end(self) -> None:
+        """Ends the conversation where it is."""
+        self._task.cancel()
+
+    async def next_answer(self) -> Answer:
+        """Waits for the next answer; a coroutine of the user's must give it within the time limit."""
+        try:
+            async with asyncio.timeout(self._limit_s if self._loaded.is_users_coroutine else None):
+                return await self._answers.get()
+        except TimeoutError:
+            self.end()
+            return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {self._limit_s:g} s")
+
+    async def _converse(self, row: Mapping[str, Any]) -> None:
+        final, lost = None, ""
+        try:
+            converse = partial(self._loaded.converse, self._chat, row)
+            run = partial(self._user_code.run, then=_final, work=[])
+            final = await run(converse) if self._loaded.is_users_coroutine else _final(await converse())
+        except ConversationOver:
+            pass
+        except EnvironmentFailed as error:
+            lost = str(error)
+        except Exception as error:  # noqa: BLE001 - the user's coroutine may raise anything
+            lost = f"{self._loaded.name}: {type(error).__name__}: {message_of(error)}"
+        finally:
+            self._user_code.close()
+        self._answers.put_nowait(replace(self._chat.pending, is_over=True, final=final, lost=lost))
+
+    async def _exchange(self, answer: Answer) -> Turn:
+        self._answers.put_nowait(answer)
+        said = await self.said.get()
+        if said is None:
+            self.said.put_nowait(None)  # for whoever asks again
+            raise ConversationOver
+        self._user_code.turn += 1
+        before, calls = await self._parse(said.text)
+        in_template = tuple(
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+            if not call.error
+        )
+        self._chat.pending = Answer(text=before, calls=in_template, num_calls=len(calls))
+        return Turn(said.text, calls, said.ended_by)
+
+    async def _parse(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """Reads the calls of a turn; those that it only thinks of are none."""
+        thought, mark, rest = text.rpartition("</think>")
+        parse = partial(self._parser.parse, rest, self._loaded.schemas)
+        before, calls = await self._user_code(NO_CALL, parse) if self._parser.is_users else parse()
+        turn = self._user_code.turn
+        return thought + mark + before, tuple(
+            replace(call, id=f"call{turn:03d}{place:02d}") for place, call in enumerate(calls)
+        )
+
+
+def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
+    """Loads what the model talks with, sends a `Report`, then holds conversations until the controller has ended."""
+    end_with(channel.controller_pid)
+    try:
+        environments, parser = load(setup)
+    except ConfigError as error:
+        return channel.send(pickle.dumps(Report(error=str(error))))
+    channel.send(pickle.dumps(Report(schemas={name: loaded.schemas for name, loaded in environments.items()})))
+    with suppress(EOFError, ConnectionError):
+        asyncio.run(Process(setup, environments, parser, marks_fd).serve(channel))
+    os._exit(0)  # threads that are stuck keep nobody waiting
+
+
+async def _beat(writer: asyncio.StreamWriter) -> None:
+    """Tells the controller that the event loop of this process runs."""
+    while True:
+        writer.write(framed(pickle.dumps(None)))
+        await asyncio.sleep(_HEARTBEAT_S)
+
+
+def _final(result: Any) -> Mapping[str, Any] | None:
+    """Reads what `get_reward`, or the user's coroutine, returned: nothing, a number, or a dict with 'score'."""
+    if result is None:
+        return None
+    score, fields = score_and_fields(result, "the environment")
+    return {"score": score, **{str(key): plain(value) for key, value in fields.items()}}
