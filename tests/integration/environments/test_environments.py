@@ -1,0 +1,427 @@
+"""Environments of the user's: classes with tool methods or step, coroutines, and what ends with their failure."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.messages import Answer
+from environments.pool import EnvironmentProcesses
+from splitppo.config import ConfigError
+from tests.support.user_tools import TOOLS, call, contents, processes, reply, started, tools, write
+
+# As in TRL's documentation of `environment_factory`, but that its game needs no server.
+TRL = '''
+class Client:
+    def reset(self):
+        self.word, self.text = "crane", "Guess a word of five letters."
+        return self.text
+
+    def step(self, guess):
+        feedback = "".join("G" if a == b else "Y" if a in self.word else "X" for a, b in zip(guess[1:], self.word))
+        self.text += "\\n" + feedback
+        return self.text, float(feedback == "GGGGG"), feedback == "GGGGG"
+
+
+class WordleEnv:
+    def __init__(self):
+        self.client = Client()
+
+    def reset(self, **kwargs) -> str | None:
+        self._last_full_feedback = self.client.reset()
+        self.reward = 0.0
+        self.done = False
+        return self._last_full_feedback
+
+    def guess(self, guess: str) -> str:
+        """
+        Make a guess in the Wordle environment.
+
+        Args:
+            guess: The guessed word, formatted as '[abcde]'
+
+        Returns:
+            The feedback message from the environment.
+        """
+        if self.done:
+            raise ValueError("Game over.")
+        _full_feedback, reward, done = self.client.step(guess)
+        feedback = _full_feedback[len(self._last_full_feedback):]
+        self._last_full_feedback = _full_feedback
+        self.reward = reward
+        self.done = done
+        return feedback
+
+    def get_reward(self) -> float:
+        return self.reward
+
+
+class EchoToolEnv:
+    def __init__(self):
+        self.reward = 0.0
+
+    def reset(self, **kwargs) -> str | None:
+        self.reward = 0.0
+        return None
+
+    async def echo(self, message: str) -> str:
+        """
+        Echo the message back from the environment.
+
+        Args:
+            message: The message to echo
+
+        Returns:
+            The echoed message.
+        """
+        self.reward = len(message)
+        return message
+'''
+
+GAMES = '''
+import random, sqlite3
+from environments.chat import ConversationOver, Step, tool_message
+
+class GuessNumber:
+    def __init__(self, top, log):
+        self.top, self.log = top, log
+
+    async def reset(self, *, seed, ground_truth):
+        self.number = random.Random(seed).randint(1, self.top)
+        self.is_found = False
+        self.hint = ground_truth
+        return "Guess."
+
+    def guess(self, number: int) -> Step:
+        """Guesses.
+
+        Args:
+            number: the guess.
+        """
+        self.is_found = number == self.number
+        text = "right" if self.is_found else "higher" if number < self.number else "lower"
+        return Step(text, reward=1.0 if self.is_found else -0.25, done=self.is_found, info={"last": number, "t": text})
+
+    async def get_reward(self):
+        return {"score": self.is_found, "number": self.number, "hint": [self.hint]}
+
+    def close(self):
+        with open(self.log, "a") as file:
+            file.write("closed ")
+
+
+class Sqlite:
+    def reset(self):
+        self.data_base = sqlite3.connect(":memory:")
+
+    def count(self) -> int:
+        """Counts."""
+        return self.data_base.execute("select 1 + 1").fetchone()[0]
+
+
+class Reversed:
+    def reset(self):
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        return Step(text[::-1], 0.5, self.turns == 3, {"turns": self.turns, "nan": float("nan")})
+
+
+async def converse(chat, row):
+    turn = await chat.turn({"role": "user", "content": row["question"]})
+    try:
+        for _ in range(2):
+            chat.reward(0.25)
+            chat.reward(0.5)
+            chat.note(length=len(turn.text), seed=chat.seed)
+            turn = await chat.turn(*[tool_message(one, await chat.run(len, one.name)) for one in turn.calls])
+    except ConversationOver:
+        return {"score": -1, "why": "cut"}
+    return 2
+'''
+
+
+def game(path: Path, name: str, **kwargs: Any) -> dict[str, Any]:
+    return {"path": str(path), "name": name, "kwargs": kwargs}
+
+
+async def test_classes_of_trls_documentation_run_unchanged(tmp_path: Path) -> None:
+    path = write(tmp_path, TRL)
+    async with processes({"wordle": game(path, "WordleEnv"), "echo": game(path, "EchoToolEnv")}) as pool:
+        assert [schema["function"]["name"] for schema in pool.schemas_of("wordle")] == ["guess"]
+        wordle = pool.begin("wordle", {"ground_truth": None, "difficulty": 3}, seed=1)
+        told = [{"role": "user", "content": "Guess a word of five letters."}]
+        assert await wordle.start() == Answer(messages=tuple(told))
+        assert await reply(wordle, call("guess", guess="[react]")) == ["\nYYGYX"]
+        assert await reply(wordle, call("guess", guess="[crane]")) == ["\nGGGGG"]
+        assert await reply(wordle, call("guess", guess="[crane]")) == ["Game over."]
+        assert await wordle.say("I have found it.", "stop") == Answer(
+            is_over=True, final={"score": 1.0}, text="I have found it."
+        )
+        echo = await started(pool, "echo")
+        assert await reply(echo, call("echo", message="abc")) == ["abc"]
+        assert (await echo.end()).is_over
+
+
+async def test_a_class_with_tools_gives_rewards_and_ends_the_conversation(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    environment = game(write(tmp_path, GAMES), "GuessNumber", top=3, log=str(closed))
+    async with processes({"default": environment}) as pool:
+        found = []
+        for number in (1, 2, 3):
+            episode = pool.begin("default", {"ground_truth": 7, "more": 1}, seed=5)
+            assert contents(await episode.start()) == ["Guess."]
+            answer = await episode.say("I think " + call("guess", number=number), "stop")
+            assert answer.notes == {"last": number}
+            assert answer.text == "I think "
+            if answer.is_over:
+                assert answer.reward == 1.0
+                assert answer.final == {"score": 1.0, "number": number, "hint": "[7]"}
+            else:
+                assert answer.reward == -0.25
+                answer = await episode.end()
+                assert answer.is_over
+                assert answer.final is not None
+                assert answer.final["score"] == 0.0
+            found.append(answer.final["number"])
+        assert len(set(found)) == 1
+        assert closed.read_text() == "closed closed closed "
+
+
+async def test_sync_methods_of_an_object_run_in_one_thread(tmp_path: Path) -> None:
+    async with processes({"s": game(write(tmp_path, GAMES), "Sqlite")}) as pool:
+        episodes = [await started(pool, "s") for _ in range(20)]
+        for _ in range(3):
+            assert await asyncio.gather(*(reply(episode, call("count")) for episode in episodes)) == [["2"]] * 20
+
+
+async def test_a_class_with_step_needs_no_tools(tmp_path: Path) -> None:
+    async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}, tool_format=None) as pool:
+        assert pool.schemas_of("r") == ()
+        episode = await started(pool, "r")
+        for turn in (1, 2):
+            answer = await episode.say("abc", "length")
+            assert answer.messages == ({"role": "user", "content": "cba"},)
+            assert (answer.reward, answer.notes) == (0.5, {"turns": turn})
+        answer = await episode.say("abc", "stop")
+        assert (answer.is_over, answer.reward, answer.final) == (True, 0.5, None)
+
+
+async def test_a_coroutine_has_the_conversation_in_its_hands(tmp_path: Path) -> None:
+    async with processes({"c": game(write(tmp_path, GAMES), "converse")}) as pool:
+        for num_turns, final in ((1, {"score": -1.0, "why": "cut"}), (2, {"score": -1.0, "why": "cut"}), (3, None)):
+            episode = pool.begin("c", {"question": "What?"}, seed=9)
+            assert contents(await episode.start()) == ["What?"]
+            for _ in range(min(num_turns, 2)):
+                answer = await episode.say(call("seven77"), "stop")
+                assert (contents(answer), answer.reward, answer.notes["seed"]) == (["7"], 0.75, 9.0)
+            answer = await (episode.end() if final else episode.say("last", "stop"))
+            assert answer.is_over
+            assert answer.final == (final or {"score": 2.0})
+
+
+FAILING = """
+import asyncio, os, time
+from environments.chat import Step
+
+class Failing:
+    def __init__(self, where): self.where = where
+    def reset(self, **row):
+        self._fail("reset")
+    def _fail(self, here):
+        if self.where == here: raise KeyError("oh\\nno")
+        if self.where == here + " hang": time.sleep(1000)
+        if self.where == here + " leave": os._exit(4)
+        if self.where == here + " late": self.where = here
+    def step(self, text):
+        self._fail("step")
+        return Step("x", reward=float("nan")) if self.where == "nan" else 5
+    def get_reward(self):
+        self._fail("get_reward")
+        return {"acc": 1} if self.where == "no score" else 1
+    def close(self): self._fail("close")
+
+async def converse(chat, row):
+    turn = await chat.turn()
+    if row["where"] == "raise": raise KeyError("oh no")
+    if row["where"] == "exit": raise SystemExit(2)
+    if row["where"] == "hang": time.sleep(1000)
+    if row["where"] == "wait": await asyncio.sleep(1000)
+    if row["where"] == "role": await chat.turn({"role": "system", "content": "x"})
+    if row["where"] == "long": await chat.turn({"role": "user", "content": "x" * 2_000_000})
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("reset", "reset: KeyError: 'oh\\nno'"),
+        ("reset hang", "reset: TookTooLong: it took longer than 2 s"),
+        ("reset leave", "it ended its process with code 4"),
+        ("step", "step: KeyError: 'oh\\nno'"),
+        ("step hang", "step: TookTooLong: it took longer than 2 s"),
+        ("step leave", "it ended its process with code 4"),
+        ("get_reward", "get_reward: KeyError: 'oh\\nno'"),
+        ("no score", "the environment's dict has no 'score', only acc"),
+        ("nan", "the environment returned nan, which is not a finite number of float32"),
+    ],
+)
+async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Path, where: str, expected: str) -> None:
+    path = write(tmp_path, FAILING)
+    environments = {"f": game(path, "Failing", where=where), "good": game(path, "Failing", where="")}
+    async with processes(environments, tool_format=None) as pool:
+        good = await started(pool, "good")
+        episode = pool.begin("f", {}, 1)
+        answer = await episode.start()
+        while not answer.is_over:
+            answer = await (episode.end() if where in ("get_reward", "no score") else episode.say("a", "stop"))
+        assert expected in answer.lost
+        assert str(path) in answer.lost or "environments.f" in answer.lost
+        assert await reply(good, "a") == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("raise", "KeyError: 'oh no'"),
+        ("exit", "RuntimeError: SystemExit: 2"),
+        ("hang", "it timed out"),
+        ("wait", "it took longer than 2 s"),
+        ("role", "expected messages with role 'user' or 'tool'"),
+        ("long", "a message has 2,000,000 characters, expected a text of at most 1 MiB"),
+    ],
+)
+async def test_a_coroutine_that_fails_ends_its_conversation_only(tmp_path: Path, where: str, expected: str) -> None:
+    path = write(tmp_path, FAILING)
+    async with processes({"c": game(path, "converse")}) as pool:
+        episode, good = await started(pool, "c", where=where), await started(pool, "c", where="")
+        answer = await episode.say("a", "stop")
+        assert answer.is_over
+        assert expected in answer.lost
+        assert (await good.say("a", "stop")).is_over
+
+
+async def test_two_thousand_conversations_are_open_at_once(tmp_path: Path) -> None:
+    async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}, num_workers=2, timeout_s=60.0) as pool:
+        episodes = [await started(pool, "r") for _ in range(2000)]
+        answers = await asyncio.gather(*(one.say(f"{place:04d}", "stop") for place, one in enumerate(episodes)))
+        assert [contents(answer) for answer in answers] == [[f"{place:04d}"[::-1]] for place in range(2000)]
+
+
+async def refused(pool: EnvironmentProcesses) -> str:
+    with pytest.raises(ConfigError) as raised:
+        async with pool:
+            pass
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+BAD = '''
+def no_docstring(key: str): ...
+def no_type(key):
+    """Looks.
+
+    Args:
+        key: the word.
+    """
+def no_description(key: str):
+    """Looks."""
+def rest(*keys: str):
+    """Looks.
+
+    Args:
+        keys: words.
+    """
+constant = 3
+class NoReset: ...
+class Neither:
+    def reset(self): ...
+class Both:
+    def reset(self): ...
+    def step(self, text): ...
+    def look(self):
+        """Looks."""
+class Undescribed:
+    def reset(self): ...
+    def look(self, key: str):
+        """Looks."""
+def function(chat, row): ...
+'''
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"tools": "no_docstring"}, "{t}: {f}:no_docstring: it has no docstring; expected one that says what it does"),
+        ({"tools": "no_type"}, "{t}: {f}:no_type: argument 'key' has no type; expected one, as in key: str"),
+        (
+            {"tools": "no_description"},
+            "{t}: {f}:no_description: argument 'key' has no description; expected a line under Args",
+        ),
+        (
+            {"tools": "rest"},
+            "{t}: {f}:rest: argument 'keys' cannot be given by name; expected arguments with names only",
+        ),
+        ({"tools": "missing"}, "key '{t}': {f} has no class or function 'missing'"),
+        ({"tools": "constant"}, "key '{t}': {f} has no class or function 'constant'"),
+        ({"name": "missing"}, "key '{n}': {f} has no class or function 'missing'"),
+        (
+            {"name": "NoReset"},
+            "key '{n}': NoReset of {f}: expected a class with reset, or a coroutine converse(chat, row)",
+        ),
+        (
+            {"name": "function"},
+            "key '{n}': function of {f}: expected a class with reset, or a coroutine converse(chat, row)",
+        ),
+        (
+            {"name": "Neither"},
+            "key '{n}': Neither of {f}: expected either step or public methods that are tools, got neither",
+        ),
+        (
+            {"name": "Both"},
+            "key '{n}': Both of {f}: expected either step or public methods that are tools, got both step and look",
+        ),
+        (
+            {"name": "Undescribed"},
+            "key '{n}': Undescribed of {f}: look: argument 'key' has no description; expected a line under Args",
+        ),
+        (
+            {"name": "Both", "kwargs": {"top": 3}},
+            "key 'rollout.multi_turn.environments.m.kwargs': Both of {f}: got an unexpected keyword argument 'top'",
+        ),
+    ],
+)
+async def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, environment: dict[str, Any], expected: str) -> None:
+    path = write(tmp_path, BAD)
+    key = "rollout.multi_turn.environments.m"
+    config = tools(path, environment["tools"]) if "tools" in environment else {"path": str(path), **environment}
+    found = await refused(processes({"m": config}))
+    assert found == expected.format(f=path, t=f"{key}.tools", n=f"{key}.name")
+
+
+async def test_a_file_that_does_not_import_is_one_sentence(tmp_path: Path) -> None:
+    found = await refused(processes({"m": tools(write(tmp_path, "import nowhere_at_all"), "f")}))
+    assert found.endswith("mine.py failed: ModuleNotFoundError: No module named 'nowhere_at_all'")
+
+
+async def test_a_file_that_ends_the_process_is_one_sentence(tmp_path: Path) -> None:
+    found = await refused(processes({"m": tools(write(tmp_path, "import os; os._exit(5)"), "f")}))
+    assert found == "rollout.multi_turn.environments: a process that loaded them ended its process with code 5"
+
+
+async def test_two_tools_of_one_name_are_one_sentence(tmp_path: Path) -> None:
+    paths = [write(tmp_path, TOOLS, name) for name in ("a.py", "b.py")]
+    found = await refused(processes({"m": {"tools": [f"{path}:lookup" for path in paths]}}))
+    assert found.startswith("rollout.multi_turn.environments.m.tools: two tools have one name")
+
+
+async def test_tools_need_a_template_that_takes_them(tmp_path: Path) -> None:
+    found = await refused(processes({"m": tools(write(tmp_path, TOOLS), "add")}, tool_format=None))
+    assert found == (
+        "rollout.multi_turn.tool_format: the chat template of actor.model takes no tools; set data.chat_template, or"
+        " use step"
+    )

@@ -1,0 +1,141 @@
+"""Tools that raise, hang, end their process, or return what is no text: the model is told, everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from environments.pool import EnvironmentProcesses
+from tests.support.user_tools import TOOLS, call, contents, processes, reply, started, tools, write
+
+ALL = ("lookup", "add", "pid", "trouble", "async_trouble")
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[EnvironmentProcesses]:
+    async with processes({"t": tools(write(tmp_path, TOOLS), *ALL)}) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("raise", repr("k" * 1000)[:300]),
+        ("raise nothing", "ValueError"),
+        ("exit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt: KeyboardInterrupt"),
+        ("stop iteration", ""),
+        ("recursion", "maximum recursion depth exceeded"),
+        ("10 MB", "the result has 10,000,000 characters, more than 1 MiB"),
+        ("10 MB in a list", "the result has 10,040,000 characters, more than 1 MiB"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["trouble", "async_trouble"])
+async def test_what_a_tool_raises_is_its_reply(pool: EnvironmentProcesses, tool: str, kind: str, expected: str) -> None:
+    episode = await started(pool, "t")
+    answer = await episode.say(call(tool, kind=kind), "stop")
+    assert contents(answer)[0].startswith(expected[:40])
+    assert len(contents(answer)[0]) <= 300
+    assert (answer.num_calls, answer.num_tool_errors, answer.num_bad_calls, answer.num_timeouts) == (1, 1, 0, 0)
+    assert await reply(episode, call("add", a=1)) == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("control", "\x00\x1b[31m\x07?end"),
+        ("number", "1.5"),
+        ("none", "null"),
+        ("list", '[1, {"a": "é"}]'),
+        ("bytes", "café \N{REPLACEMENT CHARACTER}"),
+        ("keys", "{(1, 2): 3}"),
+    ],
+)
+async def test_what_a_tool_returns_becomes_text(pool: EnvironmentProcesses, kind: str, expected: str) -> None:
+    answer = await (await started(pool, "t")).say(call("trouble", kind=kind), "stop")
+    assert contents(answer) == [expected]
+    assert answer.num_tool_errors == 0
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind"),
+    [
+        ("trouble", "hang"),
+        ("trouble", "loop"),
+        ("trouble", "hold"),
+        ("async_trouble", "wait"),
+        ("async_trouble", "never cancelled"),
+        ("async_trouble", "block"),
+    ],
+)
+async def test_a_tool_that_hangs_costs_its_own_call_only(pool: EnvironmentProcesses, tool: str, kind: str) -> None:
+    hanging, other = await started(pool, "t"), await started(pool, "t")
+    assert await reply(hanging, call("add", a=1)) == ["3"]
+    answer, replies = await asyncio.gather(
+        hanging.say(call("lookup", key="a") + call(tool, kind=kind) + call("lookup", key="b"), "stop"),
+        reply(other, call("lookup", key="c")),
+    )
+    assert contents(answer) == ["the value of a", "timed out", "the value of b"]
+    assert (answer.num_timeouts, answer.num_tool_errors, answer.num_calls) == (1, 0, 3)
+    assert replies == ["the value of c"]
+    assert await reply(other, call("add", a=5)) == ["7"]
+    assert await reply(hanging, call("add", a=6)) == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("leave", "ended its process with code 3"), ("crash", "was killed by signal 11 (SIGSEGV)")]
+)
+@pytest.mark.parametrize("tool", ["trouble", "async_trouble"])
+async def test_a_tool_that_ends_its_process_costs_its_own_call_only(
+    pool: EnvironmentProcesses, tool: str, kind: str, expected: str
+) -> None:
+    ending, *others = [await started(pool, "t") for _ in range(4)]
+    answer, *replies = await asyncio.gather(
+        ending.say(call("lookup", key="a") + call(tool, kind=kind) + call("lookup", key="b"), "stop"),
+        *(reply(other, call("lookup", key="c")) for other in others),
+    )
+    assert contents(answer) == ["the value of a", expected, "the value of b"]
+    assert (answer.num_timeouts, answer.num_tool_errors) == (0, 1)
+    assert replies == [["the value of c"]] * 3
+    assert await reply(ending, call("add", a=1)) == ["3"]
+
+
+async def test_a_call_that_cancels_itself_is_a_tool_error(pool: EnvironmentProcesses) -> None:
+    episode = await started(pool, "t")
+    assert await reply(episode, call("async_trouble", kind="cancel")) == ["it was cancelled"]
+
+
+async def test_a_child_of_a_tool_that_comes_back_answers_nobody(pool: EnvironmentProcesses) -> None:
+    episode = await started(pool, "t")
+    for tool in ("trouble", "async_trouble", "trouble"):
+        assert await reply(episode, call(tool, kind="fork")) == ["parent"]
+    assert await reply(episode, call("add", a=1)) == ["3"]
+
+
+async def test_a_process_that_is_killed_is_noticed_by_nobody(pool: EnvironmentProcesses) -> None:
+    waiting, calling = await started(pool, "t"), await started(pool, "t")
+    for episode in (waiting, calling):
+        assert await reply(episode, call("add", a=1)) == ["3"]
+    (pid,) = await reply(waiting, call("pid"))
+    task = asyncio.create_task(reply(calling, call("pid", wait_s=0.5)))
+    await asyncio.sleep(0)
+    os.kill(int(pid), signal.SIGKILL)
+    (other,) = await task
+    assert other != pid
+    assert await reply(calling, call("lookup", key="a")) == ["the value of a"]
+
+
+async def test_other_messages_than_before_end_a_conversation_that_is_repeated(pool: EnvironmentProcesses) -> None:
+    episode = await started(pool, "t")
+    (pid,) = await reply(episode, call("pid"))
+    os.kill(int(pid), signal.SIGKILL)
+    answer = await episode.say(call("add", a=1), "stop")
+    assert answer.is_over
+    assert answer.lost == (
+        "rollout.multi_turn.environments.t: it gave other messages than before when it was repeated in a new process"
+    )
