@@ -6,10 +6,15 @@ from typing import Any
 from environments.chat import ToolCall
 
 
+def loads(text: str) -> Any:
+    """Reads JSON; ValueError also for NaN and Infinity, which are none; RecursionError for what is too deep."""
+    return json.loads(text, parse_constant=_refused)
+
+
 def call_of_json(text: str) -> ToolCall:
     """Reads a call from the text of a JSON object."""
     try:
-        return call_of(json.loads(text))
+        return call_of(loads(text))
     except (ValueError, RecursionError) as error:
         return bad_call(f"it is no JSON ({error})")
 
@@ -27,6 +32,10 @@ def call_of(written: Any) -> ToolCall:
     if "\\ud" in json.dumps(arguments):
         arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
     return ToolCall(name.encode("utf-8", "replace").decode(), arguments)
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def bad_call(reason: str, expected: str = '{"name": ..., "arguments": {...}}') -> ToolCall:

@@ -1,13 +1,12 @@
 """The format `qwen3_coder` : `<tool_call>` with `<function=f>`, `<parameter=a>` and their end tags."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any
 
 from environments.chat import ToolCall
-from environments.tool_calls.json_calls import bad_call, call_of
+from environments.tool_calls.json_calls import bad_call, call_of, loads
 
 _EXPECTED = "<function=NAME><parameter=NAME>VALUE</parameter></function>"
 _START = re.compile(r"<tool_call>|<function=")
@@ -52,7 +51,7 @@ def _types_of(schema: Mapping[str, Any]) -> set[str]:
 def _value(text: str, types: set[str]) -> Any:
     """Reads a value that may be no text as JSON, if it has one of the types that the schema allows."""
     try:
-        value = json.loads(text) if types - {"string"} else text
+        value = loads(text) if types - {"string"} else text
     except (ValueError, RecursionError):
         return text
     return value if types & _TYPES.get(type(value), set()) else text

@@ -1,0 +1,137 @@
+"""Parsers of calls, against a table of vLLM's answers; tests/vllm/test_tool_calls.py shows that the table is true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.chat import ToolCall
+from environments.loading import load
+from environments.messages import Setup
+from environments.tools import Tool
+from splitppo.config_error import ConfigError
+from tests.support.tool_calls import BROKEN, DIFFERENT, SCHEMAS, TABLE, TEXTS, function, hermes
+
+VLLM = json.loads(TABLE.read_text())
+
+
+def parsed(tool_format: str, text: str) -> tuple[str, Sequence[ToolCall]]:
+    _, parser = load(Setup({}, tool_format, 1.0, 1))
+    return parser.parse(text, SCHEMAS)
+
+
+def test_the_table_has_all_texts_and_more_than_a_hundred_calls() -> None:
+    assert {name: list(answers) for name, answers in VLLM.items()} == TEXTS
+    assert sum(len(texts) for texts in TEXTS.values()) > 150
+    assert {*DIFFERENT, *BROKEN} <= {text for texts in TEXTS.values() for text in texts}
+
+
+@pytest.mark.parametrize(("tool_format", "text"), [(name, text) for name, texts in TEXTS.items() for text in texts])
+def test_calls_are_read_as_vllm_reads_them(tool_format: str, text: str) -> None:
+    before, calls = parsed(tool_format, text)
+    ours = [[call.name, call.arguments] for call in calls]
+    theirs = VLLM[tool_format][text]
+    if any(call.error for call in calls):
+        assert bool(theirs["calls"]) == (text in BROKEN)
+        assert all(call.error.startswith("this is no call of a tool: ") for call in calls if not call.name)
+    else:
+        assert (ours == theirs["calls"]) != (text in DIFFERENT)
+        if theirs["content"] and text not in DIFFERENT:
+            assert before.strip() == theirs["content"].strip()
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "expected"),
+    [
+        ("hermes", hermes("{'name': 'f'}"), "it is no JSON (Expecting property name enclosed in double quotes"),
+        ("hermes", hermes("[1]"), "it is [1]; expected {"),
+        ("hermes", hermes('{"arguments": {}}'), 'it has no name; expected {"name": ..., "arguments": {...}}'),
+        ("hermes", hermes('{"name": "f", "arguments": 3}'), "its arguments are no JSON object; expected {"),
+        ("hermes", hermes("[" * 100_000), "it is no JSON (maximum recursion depth exceeded"),
+        (
+            "qwen3_coder",
+            "<tool_call>f</tool_call>",
+            "it has no function; expected <function=NAME><parameter=NAME>VALUE",
+        ),
+        ("qwen3_coder", "<function=f>", "it has no end; expected <function=NAME><parameter=NAME>VALUE"),
+        ("llama3_json", '{"name": ', "it is no JSON (Expecting value"),
+    ],
+)
+def test_a_broken_call_says_what_was_expected(tool_format: str, text: str, expected: str) -> None:
+    _, (call,) = parsed(tool_format, text)
+    assert call.error.startswith(f"this is no call of a tool: {expected}")
+
+
+def test_a_broken_call_costs_no_other_call() -> None:
+    _, calls = parsed("hermes", hermes('{"name": "f", "arguments": {}}', "{", '{"name": "g", "arguments": {}}'))
+    assert [(call.name, bool(call.error)) for call in calls] == [("f", False), ("", True), ("g", False)]
+
+
+def tool(number: int, ratio: float, flag: bool, text: str, items: list[int], maybe: str | None = None) -> None:
+    """Does it.
+
+    Args:
+        number: one.
+        ratio: one.
+        flag: one.
+        text: one.
+        items: one.
+        maybe: one.
+    """
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "expected"),
+    [
+        ("number", "5", 5),
+        ("ratio", "5", 5.0),
+        ("flag", "True", True),
+        ("flag", "0", False),
+        ("text", "5", "5"),
+        ("text", "null", "null"),
+        ("items", "[1, 2]", [1, 2]),
+        ("maybe", "null", None),
+        ("maybe", "5", "5"),
+    ],
+)
+def test_values_of_qwen3_coder_get_the_types_of_the_tool(key: str, written: str, expected: Any) -> None:
+    made = Tool.of(tool)
+    _, parser = load(Setup({}, "qwen3_coder", 1.0, 1))
+    values = {"number": "1", "ratio": "1", "flag": "true", "text": "a", "items": "[]"} | {key: written}
+    _, (call,) = parser.parse(function("tool", **values), [made.schema])
+    value = made.check(call.arguments)[key]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"number": "x"}, "number: Input should be a valid integer, unable to parse string as an integer"),
+        ({"number": 1.5}, "number: Input should be a valid integer, got a number with a fractional part"),
+        ({"number": None}, "number: Input should be a valid integer"),
+        ({"text": 5}, "text: Input should be a valid string"),
+        ({"items": [1, "x"]}, "items.1: Input should be a valid integer, unable to parse string as an integer"),
+        ({"other": 1}, "other: Extra inputs are not permitted"),
+        ({"number": [], "text": {}}, "number: Input should be a valid integer; text: Input should be a valid string"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_by_name(arguments: dict[str, Any], expected: str) -> None:
+    good = {"number": 1, "ratio": 1, "flag": True, "text": "a", "items": []}
+    with pytest.raises(ValueError) as raised:
+        Tool.of(tool).check(good | arguments)
+    assert str(raised.value) == expected
+
+
+def test_an_argument_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^text: Field required; items: Field required$"):
+        Tool.of(tool).check({"number": 1, "ratio": 1, "flag": True})
+
+
+def test_a_parser_of_the_users_has_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^key 'rollout\.multi_turn\.tool_format': there is no file"):
+        parsed(f"{tmp_path}/nothing.py:parse", "")
