@@ -21,6 +21,7 @@ from controller.workers.command import (
     ProgressCallback,
     ReconnectDeadline,
     RunningCommand,
+    TurnsCallback,
     clock_offset_s,
     repeat_until_answered,
 )
@@ -58,7 +59,7 @@ T = TypeVar("T")
 # The timeout of one attempt to reach a starting worker, so that a silent address does not take the whole deadline.
 _REACH_TIMEOUT_S = 5.0
 _REACH_PAUSE_S = 0.1
-_UNARY_TIMEOUT_S = 10.0
+UNARY_TIMEOUT_S = 10.0
 # The states of a worker that takes no more commands and ends soon.
 _ENDING = {
     worker_pb2.WORKER_STATE_DRAINING: "it is draining",
@@ -218,14 +219,14 @@ class WorkerClient:
             nonce=self._caller.nonce,
         )
         sent_s = time.time()
-        worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=_UNARY_TIMEOUT_S)
+        worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=UNARY_TIMEOUT_S)
         self._clock_offset_s = clock_offset_s(worker.unix_ns / 1e9, sent_s, time.time())
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
         """Asks the worker for its status and returns it. The worker answers at once, also while its engine is busy."""
         request = worker_pb2.GetStatusRequest()
-        return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
+        return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
         """Returns True if `step` is 0 and the worker still has its initial model and no rows: it need not load."""
@@ -316,6 +317,7 @@ class WorkerClient:
         step: int | None = None,
         service: Any = None,
         on_part: PartCallback = lambda _: None,
+        on_turns: TurnsCallback = lambda _: None,
     ) -> CommandReply:
         """Fills in the header of a command's request, sends the request, and waits for the command's reply.
 
@@ -331,7 +333,8 @@ class WorkerClient:
         header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
         request.header.CopyFrom(header)
         place = Place(role=self.role, step=step, method=method)
-        command = RunningCommand(place, self._limits, self._clock_offset_s, self.get_status, self._on_progress, on_part)
+        offset_s, tell = self._clock_offset_s, (self._on_progress, on_part, on_turns)
+        command = RunningCommand(place, self._limits, offset_s, self.get_status, *tell)
         reply = await command.run(lambda: getattr(service or self._role, method)(request))
         if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done
             self.committed_step = reply.result.committed_step

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, method, progress
 PartCallback = Callable[[worker_pb2.PartReady], None]
+TurnsCallback = Callable[[worker_pb2.TurnsEnded], None]
 
 _RETRY_PAUSE_S = 0.1
 _MAX_BUSY_PAUSE_S = 1.6
@@ -133,6 +134,7 @@ class RunningCommand:
         place: role, step and method of the command, for error messages.
         clock_offset_s: the worker's clock minus the controller's, in seconds.
         on_part: called with every part of the output that is ready, perhaps several times.
+        on_turns: likewise, with turns of conversations that have ended.
         last: the newest progress event.
     """
 
@@ -142,6 +144,7 @@ class RunningCommand:
     get_status: Callable[[], Awaitable[worker_pb2.GetStatusResponse]]
     on_progress: ProgressCallback
     on_part: PartCallback
+    on_turns: TurnsCallback
     last: worker_pb2.Progress | None = None
 
     async def run(self, call: Callable[[], Any]) -> CommandReply:
@@ -189,6 +192,8 @@ class RunningCommand:
                         return result
                     case "part":
                         self.on_part(event.part)
+                    case "turns":
+                        self.on_turns(event.turns)
                     case "progress":
                         self.last = event.progress
                         self._hit()

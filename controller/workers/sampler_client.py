@@ -1,13 +1,15 @@
 """The gRPC client of a worker group that samples responses: the actor's group, or a rollout group."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from controller.workers.client import WorkerClient
-from controller.workers.command import CommandReply
+from controller.workers.client import UNARY_TIMEOUT_S, WorkerClient
+from controller.workers.command import CommandReply, TurnsCallback
 from splitppo.config import DataConfig
 from splitppo.config.sections.evaluation import EvaluationConfig
 from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.rpc.errors import Place, WrongPolicy
+from splitppo.rpc.wire_format import MAX_REQUEST_BYTES, divide
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 
 
@@ -23,13 +25,17 @@ class SamplerClient(WorkerClient):
         num_parts: int = 1,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
+        conversation: actor_pb2.Conversation | None = None,
+        on_turns: TurnsCallback = lambda _: None,
     ) -> CommandReply:
         """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
 
         The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
         `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
         number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
-        With `sleep_after` the group has given back the memory of its devices when this method returns.
+        With a `conversation`, `on_turns` is called with the turns that have ended, perhaps several times for a turn;
+        each turn then needs a reply (`reply`), except the last one of a response. With `sleep_after` the group has
+        given back the memory of its devices when this method returns.
 
         Raises:
             WrongPolicy: the responses were sampled with the weights of another step.
@@ -46,11 +52,29 @@ class SamplerClient(WorkerClient):
             on_part(part.part)
 
         request = actor_pb2.GenerateRequest(
-            slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0, sleep_after=sleep_after
+            slot=slot,
+            sampling=sampling,
+            num_parts=num_parts if num_parts > 1 else 0,
+            sleep_after=sleep_after,
+            conversation=conversation,
         )
-        reply = await self._command("Generate", request, base_step, on_part=on_ready)
+        reply = await self._command("Generate", request, base_step, on_part=on_ready, on_turns=on_turns)
         check_policy(reply.result.policy_version)
         return reply
+
+    async def reply(self, slot: batch_pb2.Slot, replies: Sequence[actor_pb2.TurnReply]) -> None:
+        """Answers turns of the generation with a conversation that runs on a slot; may be called twice for a turn.
+
+        Raises:
+            InvalidArgument: one of the replies is impossible.
+            WrongState: no such generation is running; it may have ended with these replies, if they had to be sent
+                again.
+        """
+        run_id, epoch = self._caller.run_id, self._caller.epoch
+        header = actor_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
+        for some in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
+            request = actor_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)
+            await self._repeat("Reply", slot.step, partial(self._role.Reply, request, timeout=UNARY_TIMEOUT_S))
 
 
 def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:

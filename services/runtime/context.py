@@ -22,7 +22,7 @@ class RankContext:
         rank, world_size: global, over all nodes of the torchrun group.
         device: where the rank computes; a CUDA device is already the current one.
         control_group: a gloo process group for the runtime alone.
-        parts_group: a gloo process group for the rows that ranks send while a command runs; None in a group of one.
+        parts_group: a gloo process group for what ranks send each other while a command runs; None in a group of one.
     """
 
     role_name: RoleName

@@ -4,7 +4,7 @@ Protobuf's own classes would copy a chunk several times. A chunk is written as p
 GetBatchResponse (both have the chunk in field 2), and read in exactly this layout. Everything else is left to protobuf.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ M = TypeVar("M", bound=Message)
 # fields add up.
 MAX_HEADER_FIELDS = 64
 CHUNK_BYTES = 1 << 20
+# The most bytes of a request; those of batches and measurements have limits of their own.
+MAX_REQUEST_BYTES = 64 << 10
 # A chunk's message is the payload, its checksum, its offset and their tags.
 MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
 # The most bytes of one MeasureUpload or MeasureDownload.
@@ -33,6 +35,8 @@ _PAYLOAD = 0x12  # field 2, length-delimited
 _VARINT, _FIXED64, _BYTES, _GROUP_BEGIN, _GROUP_END, _FIXED32 = range(6)
 _NUM_BYTES = {_FIXED64: 8, _GROUP_BEGIN: 0, _GROUP_END: 0, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
+# The tag and the length of a message inside another one.
+_MAX_LABEL_BYTES = 7
 
 
 class MalformedMessage(ValueError):
@@ -106,6 +110,24 @@ def parse(
         return message_type.FromString(serialised)
     except DecodeError as error:
         raise malformed(f"the message is not a {message_type.DESCRIPTOR.full_name}") from error
+
+
+def divide(messages: Iterable[M], max_bytes: int) -> Iterator[list[M]]:
+    """Divides messages, in their order, into lists that take at most `max_bytes` as a repeated field of a message.
+
+    A message that is larger by itself gets a list of its own.
+    """
+    some: list[M] = []
+    num_bytes = 0
+    for message in messages:
+        size = message.ByteSize() + _MAX_LABEL_BYTES
+        if some and num_bytes + size > max_bytes:
+            yield some
+            some, num_bytes = [], 0
+        some.append(message)
+        num_bytes += size
+    if some:
+        yield some
 
 
 def check_num_fields(message: bytes, path: Sequence[int]) -> None:

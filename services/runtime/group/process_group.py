@@ -19,7 +19,7 @@ from splitppo.v1 import worker_pb2
 
 # A rank that is done waits in a collective for the slowest rank; the watch over peers notices a dead rank at once.
 _MIN_GROUP_TIMEOUT_S = 1800.0
-# Rank 0 waits as long as a command runs for the parts that the other ranks send.
+# Rank 0 waits as long as a command runs for what the other ranks send, and they for replies to conversations.
 _PARTS_TIMEOUT = timedelta(days=7)
 _STORE_TIMEOUT = timedelta(seconds=60)
 

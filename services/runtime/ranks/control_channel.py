@@ -131,6 +131,20 @@ class ControlChannel:
         dist.recv(numbers, from_rank, group=self._group)
         return [int(number) for number in numbers]
 
+    def send_bytes(self, message: bytes, to_rank: int) -> None:
+        """Sends bytes, perhaps none, to one rank."""
+        self.send_numbers((len(message),), to_rank)
+        if message:
+            dist.send(torch.frombuffer(bytearray(message), dtype=torch.uint8), to_rank, group=self._group)
+
+    def receive_bytes(self, from_rank: int) -> bytes:
+        """Receives the bytes that a rank sent with `send_bytes`."""
+        (count,) = self.receive_numbers(1, from_rank)
+        message = torch.empty(count, dtype=torch.uint8)
+        if count:
+            dist.recv(message, from_rank, group=self._group)
+        return message.numpy().tobytes()
+
     def _broadcast(self, tensor: Tensor) -> Tensor:
         dist.broadcast(tensor, src=0, group=self._group)
         return tensor

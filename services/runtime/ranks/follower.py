@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,8 @@ from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
-from services.runtime.ranks.streaming import sending
+from services.runtime.ranks.replies import RankConversations, receiving_replies
+from services.runtime.ranks.streaming import num_parts_of, sending
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from splitppo import failpoints
 
@@ -62,12 +63,22 @@ class Follower:
 
     def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
         """Runs a command on this rank's rows and returns the outcome; None if the command was cancelled meanwhile."""
-        with sending(self.parts_channel, share) as send, suppress(CommandCancelled):
-            is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
-            progress = CommandProgress(command.point, (self.activity.progress,), send, is_cancelled)
+        channel, takes_replies = self.parts_channel, command.reply_limits(request) is not None
+        num_parts = num_parts_of(command, request, share)
+        is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
+        with ExitStack() as stack:
+            replies = stack.enter_context(receiving_replies(channel, self._lost)) if takes_replies else None
+            sender = stack.enter_context(sending(channel, num_parts, takes_replies=takes_replies))
+            stack.enter_context(suppress(CommandCancelled))
+            progress = CommandProgress(command.point, (self.activity.progress,), sender.send_part, is_cancelled)
+            if replies is not None:
+                progress = RankConversations(sender.send_turns, replies).added_to(progress)
             failpoints.hit(f"{command.point}.begin")
             return command.run(request, share, progress)
         return None
+
+    def _lost(self, error: Exception) -> None:
+        self.failure.end_group(error, self.activity.now().place)
 
 
 def _log_if_failed(durable: Future[str]) -> None:

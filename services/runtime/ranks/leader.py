@@ -6,7 +6,8 @@
     select its rows, let the role prepare them
     announce the command            --- order ------------>  receive the order
     deal out the rows               --- rows ------------->  receive own rows
-    run                             <-- parts -------------  run (a streamed command; streaming.py)
+    run                             <-- parts, turns ------  run (a streamed command; streaming.py)
+                                    --- replies ---------->      (conversations; replies.py)
     collect the results             <-- columns -----------  send own columns
     restore the order of the rows
     keep them in the slot, commit
@@ -37,8 +38,9 @@ from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
+from services.runtime.ranks.replies import RankConversations, open_conversations, sending_replies
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
-from services.runtime.ranks.streaming import PartGatherer, is_streamed
+from services.runtime.ranks.streaming import PartGatherer, num_parts_of
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueueClosed
@@ -58,7 +60,8 @@ class Leader:
     Attributes:
         commands: the table of commands, the same on every rank.
         channel: sends orders and rows to the other ranks.
-        parts_channel: carries the parts of a streamed command between the ranks, on a process group of its own.
+        parts_channel: carries parts, turns and replies between the ranks while a command runs, on a process group of
+            its own.
         idle_interval_s: seconds between orders NOTHING, so that the other ranks' wait does not time out.
     """
 
@@ -135,16 +138,16 @@ class Leader:
             slots.add_part(call.request.slot, part.part, columns)
             call.part_ready(part)
 
-        streamed = is_streamed(rows)
-        num_parts = command.num_parts(call.request) if streamed else 0
+        num_parts = num_parts_of(command, call.request, rows)
+        call.conversations = open_conversations(call, rows, shards)
         gatherer = PartGatherer(num_parts, self.channel.world_size, deliver)
         steps_before = self.steps.num_steps
-        if streamed:
+        if num_parts:
             slots.drop_parts(call.request.slot)  # of an attempt that failed
         try:
             outcome, results = self._run_on_all_ranks(call, rows, shards, gatherer)
         except CommandCancelled as cancelled:
-            if streamed:
+            if num_parts:
                 slots.drop_parts(call.request.slot)
             raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from cancelled
         except Exception as error:
@@ -160,13 +163,21 @@ class Leader:
         Raises:
             CommandCancelled: the command was cancelled, and a rank has stopped early.
         """
-        command, outcome = call.command, None
+        command, conversations, outcome = call.command, call.conversations, None
         tell = (self.activity.progress, call.report)
         add_own = partial(gatherer.add, 0)
         progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because))
+        if conversations is not None:
+            own_turns_ended = partial(conversations.turns_ended, 0)
+            progress = RankConversations(own_turns_ended, conversations.replies[0]).added_to(progress)
         share = self._deal(call, rows, shards)
-        parts = gatherer.receiving(self.parts_channel, lambda error: self.failure.end_group(error, call.place))
-        with parts, suppress(CommandCancelled):
+
+        def lost(error: Exception) -> None:
+            self.failure.end_group(error, call.place)
+
+        parts = gatherer.receiving(self.parts_channel, lost, conversations)
+        replies = sending_replies(self.parts_channel, conversations, lost)
+        with parts, replies, suppress(CommandCancelled):
             failpoints.hit(f"{command.point}.begin")
             outcome = command.run(call.request, share, progress)
             outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})

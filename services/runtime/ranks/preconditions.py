@@ -1,6 +1,6 @@
 """Checks a command on rank 0 before it is sent to all ranks: the caller, the training step, the rows."""
 
-from services.runtime.ranks.streaming import is_streamed
+from services.runtime.ranks.streaming import num_parts_of
 from services.runtime.state.batch_store import KINDS_WITH_PARTS, describe
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.worker import Worker
@@ -37,7 +37,7 @@ def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
         raise InvalidArgument("the slot has no rows")
     optional = [name for name in command.optional_columns if name in stored and name not in command.columns]
     rows = command.prepare(request, stored.select([*command.columns, *optional]))
-    if is_streamed(rows) and (request.slot.kind not in KINDS_WITH_PARTS or request.slot.part):
+    if num_parts_of(command, request, rows) and (request.slot.kind not in KINDS_WITH_PARTS or request.slot.part):
         raise InvalidArgument(
             f"only a whole slot of experience or a share can be worked on in parts, not the {describe(request.slot)}"
         )

@@ -8,25 +8,32 @@
     run has ended                receive  <---- the end ----------------- run has ended
 
 The column `places` of a rank's rows says which rows of the whole they are; a rank may have no rows of a part. The
-threads live as long as the command. They have a process group of their own, apart from that of the orders.
+threads live as long as the command. They have a process group of their own, apart from that of the orders. The turns of
+conversations travel in the same way; what is said to them comes from rank 0 (replies.py).
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.role import Command
+from services.runtime.state.open_conversations import OpenConversations
 from splitppo.batch import Batch, concatenate
 from splitppo.v1 import worker_pb2
 
-_END = 0
+# Sent in place of the number of a part.
+_END, _TURNS = 0, -1
 
 
-def is_streamed(rows: object) -> bool:
-    """Returns True if a command on these rows is streamed in parts: they are a Batch with the column `places`."""
-    return isinstance(rows, Batch) and "places" in rows
+def num_parts_of(command: Command, request: Any, rows: object) -> int:
+    """Returns in how many parts the results of a command on these rows are sent on; 0 if it is not streamed."""
+    num_parts = command.num_parts(request) if isinstance(rows, Batch) and "places" in rows else 0
+    return num_parts if num_parts > 1 else 0
 
 
 class PartGatherer:
@@ -71,24 +78,36 @@ class PartGatherer:
             self._deliver(ready, rows)
 
     @contextmanager
-    def receiving(self, channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[None]:
-        """Receives the other ranks' parts in threads during the `with` block, then waits for all ranks' end marks.
+    def receiving(
+        self,
+        channel: ControlChannel,
+        on_error: Callable[[Exception], None],
+        conversations: OpenConversations | None = None,
+    ) -> Iterator[None]:
+        """Receives the other ranks' parts and turns in threads during the `with` block, then waits for their end marks.
 
-        `on_error` is called, in the thread of that rank, if a rank is lost or has sent rows that do not fit the part.
+        `on_error` is called, in the thread of that rank, if a rank is lost or has sent what does not fit.
         """
 
         def receive(rank: int) -> None:
             try:
                 while (message := channel.receive_numbers(2, rank))[0] != _END:
+                    if message[0] == _TURNS:
+                        assert conversations is not None
+                        turns = worker_pb2.TurnsEnded.FromString(channel.receive_bytes(rank))
+                        conversations.turns_ended(rank, turns)
+                        continue
                     columns = channel.receive(rank)
                     assert columns is not None
                     self.add(rank, message[0], columns, message[1])
+                if conversations is not None:
+                    conversations.replies[rank].put(None)
             except Exception as error:  # noqa: BLE001 - nothing is above a thread
                 on_error(error)
 
         threads = [
             threading.Thread(target=receive, args=(rank,), name=f"parts-{rank}", daemon=True)
-            for rank in range(1, channel.world_size if self._num_parts else 1)
+            for rank in range(1, channel.world_size if self._num_parts or conversations else 1)
         ]
         for thread in threads:
             thread.start()
@@ -97,17 +116,29 @@ class PartGatherer:
             thread.join()
 
 
-@contextmanager
-def sending(channel: ControlChannel, rows: object) -> Iterator[Callable[[int, Batch, int], None]]:
-    """Gives the `with` block a function that sends a part's rows to rank 0; then sends a mark that none follow."""
-    streamed = is_streamed(rows)
+@dataclass(frozen=True)
+class PartSender:
+    """Sends rank 0 what another rank has finished while a command runs: rows of parts, and turns."""
 
-    def send(part: int, columns: Batch, policy_version: int) -> None:
-        if not streamed:
+    channel: ControlChannel
+    num_parts: int
+
+    def send_part(self, part: int, columns: Batch, policy_version: int) -> None:
+        """Sends this rank's rows of one part."""
+        if not self.num_parts:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
-        channel.send_numbers((part, policy_version), 0)
-        channel.send(columns, 0)
+        self.channel.send_numbers((part, policy_version), 0)
+        self.channel.send(columns, 0)
 
-    yield send
-    if streamed:
+    def send_turns(self, turns: worker_pb2.TurnsEnded) -> None:
+        """Sends turns of this rank's conversations that have ended."""
+        self.channel.send_numbers((_TURNS, 0), 0)
+        self.channel.send_bytes(turns.SerializeToString(), 0)
+
+
+@contextmanager
+def sending(channel: ControlChannel, num_parts: int, *, takes_replies: bool = False) -> Iterator[PartSender]:
+    """Gives the `with` block what sends parts and turns to rank 0; then sends a mark that none follow."""
+    yield PartSender(channel, num_parts)
+    if num_parts or takes_replies:
         channel.send_numbers((_END, 0), 0)

@@ -1,13 +1,10 @@
-"""Limits the open calls and the request size of a gRPC server; beyond them callers get RESOURCE_EXHAUSTED."""
+"""Limits the open calls of a gRPC server; beyond the limit callers get RESOURCE_EXHAUSTED."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from splitppo.rpc.errors import Busy, WireError
-
-# Requests other than batches contain ids, numbers and the names of columns.
-MAX_REQUEST_BYTES = 64 << 10
 
 
 @asynccontextmanager

@@ -13,10 +13,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from services.runtime.rpc.limits import MAX_REQUEST_BYTES, CallLimit
+from services.runtime.rpc.limits import CallLimit
 from splitppo import failpoints
 from splitppo.rpc.errors import Internal, InvalidArgument, Place, abort, wire_error
-from splitppo.rpc.wire_format import parse
+from splitppo.rpc.wire_format import MAX_REQUEST_BYTES, parse
 
 log = logging.getLogger(__name__)
 

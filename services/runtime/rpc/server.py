@@ -52,10 +52,12 @@ class Server:
     def __post_init__(self) -> None:
         service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
         diagnosis = DiagnosisServicer(self.worker, self.credentials, self.vital_signs)
-        methods = methods_of(WorkerServicer(self.worker), service) | methods_of(diagnosis, service)
+        servicer = WorkerServicer(self.worker)
+        methods = methods_of(servicer, service) | methods_of(diagnosis, service)
         self._services: dict[ServiceDescriptor, dict[str, Method]] = {service: methods}
         for command in self.commands:
-            self._services.setdefault(service_of(command), {})[command.method] = command_method(self.worker, command)
+            own = self._services.setdefault(service := service_of(command), {})
+            own |= {**methods_of(servicer, service), command.method: command_method(self.worker, command)}
         self._address: Future[str] = Future()
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 

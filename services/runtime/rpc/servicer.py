@@ -20,13 +20,13 @@ from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.rpc.software_version import why_versions_differ
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 
 _MAX_REQUEST_ID_LENGTH = 256
 
 
 class WorkerServicer:
-    """Implements WorkerService's RPCs outside the command queue: Handshake, GetStatus, PutBatch and GetBatch."""
+    """Implements the RPCs outside the command queue: Handshake, GetStatus, PutBatch, GetBatch and a sampler's Reply."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -129,14 +129,27 @@ class WorkerServicer:
         for part in parts:
             yield part
 
-    def _check_caller(self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest) -> None:
+    async def reply(self, request: actor_pb2.ReplyRequest, _: Any) -> actor_pb2.ReplyResponse:
+        """Takes replies to turns of the running command's conversations: all of a request, or none."""
+        self._check_caller(request)
+        running = self._worker.command_queue.running
+        if running is None or running.conversations is None or running.request.slot != request.slot:
+            raise WrongState(f"no conversation of the {describe(request.slot)} is going on")
+        if running.cancelled_because:
+            raise WrongState(f"{running.command.method} was cancelled: {running.cancelled_because}")
+        running.conversations.reply(request.replies)
+        return actor_pb2.ReplyResponse()
+
+    def _check_caller(
+        self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest | actor_pb2.ReplyRequest
+    ) -> None:
         self._worker.fencing.check(header.run_id, header.epoch)
         self._worker.check_open()
         self._worker.check_clean()
 
 
 def command_method(worker: Worker, command: Command) -> Method:
-    """Returns the gRPC method of a command: it queues a call, then streams the call's progress, parts and result."""
+    """Returns the gRPC method of a command: it queues a call, then streams the call's events."""
 
     async def serve(request: Any, _: Any) -> AsyncIterator[worker_pb2.CommandEvent]:
         call = CommandCall(command, request)

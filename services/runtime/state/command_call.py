@@ -1,4 +1,4 @@
-"""Defines a command's call: its request, its reply, and the events (progress, parts, reply) that callers read."""
+"""Defines a command's call: its request, its reply, and the events (progress, parts, turns, reply) for its callers."""
 
 import hashlib
 import threading
@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from services.runtime.role import Command
+from services.runtime.state.open_conversations import OpenConversations
 from splitppo.rpc.errors import InvalidArgument, Place, WireError
 from splitppo.v1 import worker_pb2
 
 # Callers get progress at most this often, and at each new phase.
 _PROGRESS_INTERVAL_S = 0.05
 
-# Progress, parts, and last of all the result or the error.
+# Progress, parts, turns, and last of all the result or the error.
 Event = worker_pb2.CommandEvent | WireError
 
 
@@ -37,6 +38,7 @@ class CommandCall:
         progress: the newest progress; not every progress becomes an event.
         newest_progress: the last event with progress.
         answered: set once the result or the error is among the events.
+        conversations: those that take replies while the command runs; None if the command has none.
         cancelled_because: why the ranks must stop the command; empty if the command is not cancelled.
     """
 
@@ -48,6 +50,7 @@ class CommandCall:
         self.progress: worker_pb2.Progress | None = None
         self.newest_progress: worker_pb2.CommandEvent | None = None
         self.answered = threading.Event()
+        self.conversations: OpenConversations | None = None
         self.cancelled_because = ""
         self._events: list[Event] = []
         self._more: Future[None] = Future()
@@ -93,6 +96,10 @@ class CommandCall:
     def part_ready(self, part: worker_pb2.PartReady) -> None:
         """Adds the event that tells callers that a part of the command's slot can be fetched."""
         self._append(worker_pb2.CommandEvent(part=part))
+
+    def turns_ended(self, turns: worker_pb2.TurnsEnded) -> None:
+        """Adds the event that tells callers which turns of the command's conversations have ended."""
+        self._append(worker_pb2.CommandEvent(turns=turns))
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
         """Answers this command call with a reply, unless the call is answered already."""

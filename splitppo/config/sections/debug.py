@@ -34,6 +34,8 @@ POINTS: Mapping[str, str] = {
         for point, meaning in {
             "generate": "token boundary of a generation, if this group samples",
             "generate.part": "the rank has handed on its rows of a part of a streamed generation",
+            "generate.turn": "the rank has handed on a turn of a conversation",
+            "generate.reply": "the rank has taken a reply to a turn of a conversation",
         }.items()
     },
     "actor.publish_weights.begin": "the actor is about to publish its weights",

@@ -139,6 +139,25 @@ class Client:
         service = self.rollout if self.role == "rollout" else self.actor
         return service.Generate(request, timeout=TIMEOUT_S)
 
+    def converse(
+        self,
+        slot: batch_pb2.Slot,
+        *,
+        base_step: int,
+        request_id: str = "",
+        num_parts: int = 0,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Any:
+        """The stream of events of a Generate with a conversation."""
+        header, conversation = self.header(base_step, request_id), actor_pb2.Conversation()
+        request = actor_pb2.GenerateRequest(header=header, slot=slot, num_parts=num_parts, conversation=conversation)
+        return self.actor.Generate(request, timeout=timeout_s)
+
+    def reply(self, slot: batch_pb2.Slot, *replies: actor_pb2.TurnReply) -> None:
+        request = actor_pb2.ReplyRequest(run_id=self.run_id, epoch=self.epoch, slot=slot, replies=replies)
+        with wire_errors():
+            self.actor.Reply(request, timeout=TIMEOUT_S)
+
     def publish(self, base_step: int, *, keep_from: int = 0) -> Any:
         """The stream of events."""
         request = actor_pb2.PublishWeightsRequest(header=self.header(base_step), keep_from=keep_from)

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
 from services.runtime.ranks.sharding import Indices, shard_by_mini_batch, shard_by_tokens
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome
+from services.runtime.role import Command, CommandCancelled, CommandProgress, EndedTurn, Outcome, ReplyLimits
 from splitppo.batch import Batch, Column
-from splitppo.v1 import critic_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, critic_pb2, worker_pb2
 
 # First token of the first prompt.
 BLOCK = 900  # until the file "go" exists in the run folder
@@ -37,6 +37,13 @@ STREAM = 950  # in NUM_PARTS parts, each when the file "part_<number>" exists, u
 CANCEL_ON_RANK = 960  # + rank, which waits until it is cancelled; the others finish
 NUM_PARTS = 3
 ROWS_OF_PART = {1: [0, 1, 2], 2: [4], 3: [3, 5, 6]}  # one of two ranks has no row of part 2
+# Conversations: every turn of a response has the tokens of `turn_of`, and the turn MAX_TURNS is the last one.
+MAX_TURNS = 3
+REPLY_LIMITS = ReplyLimits(num_token_ids=1000, max_response_length=30)
+
+
+def turn_of(place: int, turn: int) -> list[int]:
+    return [place, turn]
 
 
 class ToyRole:
@@ -82,6 +89,17 @@ class ToyRole:
                 shard=shard_by_mini_batch,
                 commits=True,
             ),
+            Command(
+                "Generate",
+                actor_pb2.GenerateRequest,
+                self._generate,
+                columns=("prompts",),
+                prepare=lambda _, batch: _with_places(batch),
+                num_parts=lambda request: request.num_parts,
+                reply_limits=lambda request: REPLY_LIMITS if request.HasField("conversation") else None,
+                shard=_shard,
+                cancellable=True,
+            ),
         )
 
     def _prepare(self, request: Any, batch: Batch) -> Batch:
@@ -95,7 +113,7 @@ class ToyRole:
         batch = self._prepare(request, batch)
         if batch["prompts"].values[0] != STREAM:
             return batch
-        return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
+        return _with_places(batch)
 
     def _compute_values(self, request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
         if "places" in batch:
@@ -126,6 +144,34 @@ class ToyRole:
                     report.part_ready(part, self._values(rows).merge(rows.select(["places"])), policy_version=7)
                     waiting.remove(part)
         return Outcome(self._values(batch), policy_version=7)
+
+    def _generate(self, request: Any, batch: Batch, report: CommandProgress) -> Outcome:
+        """One response for each row: turns, and the replies to them until one ends the conversation."""
+        responses: dict[int, list[int]] = {place: [] for place in batch["places"].values.tolist()}
+        ended = [EndedTurn(place, 1, turn_of(place, 1)) for place in responses]
+        report(0, 1, "talking")
+        num_open = len(responses)
+        while True:
+            for turn in ended:
+                responses[turn.place] += turn.tokens
+            report.turns_ended(ended)
+            num_open -= sum(turn.is_last for turn in ended)
+            if not num_open:
+                break
+            self._look_around(report)
+            replies = report.take_replies(0.05)
+            for reply in replies:
+                responses[reply.place] += reply.tokens
+            num_open -= sum(reply.is_last for reply in replies)
+            following = [(reply.place, reply.turn + 1) for reply in replies if not reply.is_last]
+            ended = [EndedTurn(p, turn, turn_of(p, turn), is_last=turn == MAX_TURNS) for p, turn in following]
+        columns = Batch.from_rows(responses=list(responses.values()))
+        if request.num_parts > 1:  # all rows are in the first one
+            report.part_ready(1, columns.merge(batch.select(["places"])), policy_version=7)
+            none = columns.merge(batch.select(["places"])).take(np.arange(0))
+            for part in range(2, request.num_parts + 1):
+                report.part_ready(part, none, policy_version=7)
+        return Outcome(columns, policy_version=7)
 
     def _wait_on_rank(self, rank: int, batch: Batch, report: CommandProgress) -> Outcome:
         """One rank waits until it is cancelled, the others are done at once."""
@@ -212,6 +258,10 @@ class ToyRole:
 
     def compute_weights_digest(self) -> str:
         return hashlib.sha256(self._weights.detach().numpy().tobytes()).hexdigest()
+
+
+def _with_places(batch: Batch) -> Batch:
+    return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
 
 
 def _shard(batch: Batch, num_ranks: int) -> list[Indices]:

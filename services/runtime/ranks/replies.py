@@ -1,0 +1,127 @@
+"""Carries replies to conversations from rank 0 to the ranks that sample; the mirror of streaming.py.
+
+    rank 0, gRPC thread       rank 0, a thread per other rank            ranks 1..N-1, a thread
+    Reply: check, sort ---->  send     ---- replies ------------------>  receive, for `take_replies`
+                              the rank has ended (streaming.py)
+                              send     ---- the end ------------------>  receive, and end
+
+The threads live as long as the command. A rank that has ended the command goes on to receive, so that no message is
+left behind. Replies and parts use one process group, in opposite directions.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.ranks.sharding import Indices
+from services.runtime.role import CommandProgress, EndedTurn, TurnReply
+from services.runtime.state.command_call import CommandCall
+from services.runtime.state.open_conversations import OpenConversations, ReplyQueue
+from splitppo import failpoints
+from splitppo.batch import Batch
+from splitppo.rpc.wire_format import divide
+from splitppo.v1 import actor_pb2, worker_pb2
+
+# The most bytes of an event with turns, far below the limit of a message.
+_MAX_EVENT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RankConversations:
+    """One rank's side of a command's conversations.
+
+    Attributes:
+        announce: passes on turns that have ended.
+        replies: the replies to this rank's turns.
+    """
+
+    announce: Callable[[worker_pb2.TurnsEnded], None]
+    replies: ReplyQueue
+
+    def added_to(self, progress: CommandProgress) -> CommandProgress:
+        """Returns a command's progress that reports turns and takes replies as well."""
+
+        def turns_ended(turns: Sequence[EndedTurn]) -> None:
+            messages = [worker_pb2.Turn(**turn._asdict()) for turn in turns]
+            for some in divide(messages, _MAX_EVENT_BYTES):
+                self.announce(worker_pb2.TurnsEnded(turns=some))
+            for _ in turns:
+                failpoints.hit(f"{progress.point}.turn")
+
+        def take_replies(timeout_s: float) -> Sequence[TurnReply]:
+            taken = self._take(timeout_s)
+            for _ in taken:
+                failpoints.hit(f"{progress.point}.reply")
+            return taken
+
+        return replace(progress, turns_ended=turns_ended, take_replies=take_replies)
+
+    def _take(self, timeout_s: float) -> list[TurnReply]:
+        taken: list[actor_pb2.TurnReply] = []
+        with suppress(Empty):
+            taken += self.replies.get(timeout=timeout_s) or ()
+            while True:
+                taken += self.replies.get_nowait() or ()
+        return [TurnReply(reply.place, reply.turn, tuple(reply.tokens), reply.is_last) for reply in taken]
+
+
+def open_conversations(call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> OpenConversations | None:
+    """Makes the state of a command's conversations on rank 0; None if the command takes no replies."""
+    if (limits := call.command.reply_limits(call.request)) is None:
+        return None
+    if rows is None or "places" not in rows:
+        raise RuntimeError(f"{call.command.method} takes replies, but its rows have no places")
+    places = rows.select(["places"])
+    return OpenConversations(
+        limits, [places.take(shard)["places"].values.tolist() for shard in shards], call.turns_ended
+    )
+
+
+@contextmanager
+def sending_replies(
+    channel: ControlChannel, conversations: OpenConversations | None, on_error: Callable[[Exception], None]
+) -> Iterator[None]:
+    """Sends each other rank its replies in a thread during the `with` block, then until the rank has ended.
+
+    `on_error` is called, in the thread of that rank, if a rank is lost.
+    """
+
+    def send(replies: ReplyQueue, rank: int) -> None:
+        try:
+            while (some := replies.get()) is not None:
+                channel.send_bytes(actor_pb2.ReplyRequest(replies=some).SerializeToString(), rank)
+            channel.send_bytes(b"", rank)
+        except Exception as error:  # noqa: BLE001 - nothing is above a thread
+            on_error(error)
+
+    threads = [
+        threading.Thread(target=send, args=(replies, rank), name=f"replies-{rank}", daemon=True)
+        for rank, replies in enumerate(conversations.replies if conversations else ())
+        if rank > 0
+    ]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def receiving_replies(channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[ReplyQueue]:
+    """Gives the `with` block the queue of this rank's replies, which a thread fills until rank 0 sends the end."""
+    replies: ReplyQueue = SimpleQueue()
+
+    def receive() -> None:
+        try:
+            while message := channel.receive_bytes(0):
+                replies.put(actor_pb2.ReplyRequest.FromString(message).replies)
+        except Exception as error:  # noqa: BLE001 - nothing is above a thread
+            on_error(error)
+
+    thread = threading.Thread(target=receive, name="replies", daemon=True)
+    thread.start()
+    yield replies
+    thread.join()
