@@ -31,7 +31,7 @@ class EndedTurn(NamedTuple):
 
 
 class TurnReply(NamedTuple):
-    """What follows one turn of a response; the message TurnReply of actor.proto."""
+    """The reply to one turn of a response; the message TurnReply of actor.proto."""
 
     place: int
     turn: int
@@ -92,7 +92,7 @@ class CommandProgress:
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
         """Reports this rank's complete rows of one part (from 1) of a streamed command, as in `Outcome.columns`.
 
-        To be called if the rows have the column `places`, then once for every part on every rank, also without rows.
+        To be called if the command is streamed, then once for every part on every rank, also without rows.
         `columns` has `places`, too: which rows of the whole these are.
         """
         self.on_part(part, columns, policy_version)
@@ -145,9 +145,10 @@ class Command:
         optional_columns: passed on if the slot has them.
         check: called on rank 0 before anything is broadcast; refuses a request by ValueError or any WireError.
         prepare: called on rank 0 after `check`; refuses rows in the same way, may add columns or drop rows. The column
-            `places` (which rows of the whole a row becomes) makes the command a streamed one: parts of it are sent on
-            while others are still being computed.
-        num_parts: takes the request of a streamed command and returns its number of parts.
+            `places` (which rows of the whole a row becomes) lets parts of the command be sent on while others are
+            still being computed, and its conversations take replies.
+        num_parts: takes the request and returns the number of parts; the command is streamed if it is 2 or more, and
+            the rows have the column `places`.
         reply_limits: takes the request of a command whose conversations take replies, and returns the limits of the
             replies; None for any other request. The rows must have the column `places`.
         attach: called on rank 0; returns bytes that go to every rank.

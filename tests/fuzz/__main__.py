@@ -1,4 +1,7 @@
-"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes every role with the same share; `make fuzz N=50000`."""
+"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes every role with the same share; `make fuzz N=50000`.
+
+Without --role, as many replies as inputs of a role go to a group whose conversations wait.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import get_args
 
 from tests.fuzz.commands import Role
 from tests.fuzz.fuzzer import fuzz
+from tests.fuzz.replies import fuzz_replies
 from tests.fuzz.services import running
 
 
@@ -27,6 +31,11 @@ def main() -> int:
             outcome = fuzz(service, options.inputs // len(roles), options.seed)
         sys.stdout.write(f"{role}, seed {options.seed}: {outcome}\n")
         num_failures += len(outcome.failures)
+    if not options.role:
+        with tempfile.TemporaryDirectory() as folder:
+            failures = fuzz_replies(Path(folder), options.inputs // len(roles), options.seed)
+        sys.stdout.write("\n".join(["replies, FAILED:", *failures[:20]] if failures else ["replies: refused"]) + "\n")
+        num_failures += len(failures)
     return 1 if num_failures else 0
 
 

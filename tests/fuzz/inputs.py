@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from splitppo import __version__
 from splitppo.batch import Batch
-from splitppo.v1 import batch_pb2, worker_pb2
-from tests.fuzz.commands import ACTOR, CRITIC, Role, command_requests, make_case
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from tests.fuzz.commands import ACTOR, CRITIC, ROLLOUT, Role, command_requests, make_case
 from tests.support.batch_streams import encode
 from tests.support.models import VOCABULARY
 
@@ -165,8 +165,10 @@ class Inputs:
             for name in commands:
                 if name.endswith("/Update"):  # an actor's may need no rows
                     commands[name] = command_requests(draw, target.role, foreign, slot)[name]
+        replies = {"actor": f"{ACTOR}/Reply", "rollout": f"{ROLLOUT}/Reply"}
         return {
             **commands,
+            **({replies[target.role]: self._replies(draw, slot)} if target.role in replies else {}),
             f"{WORKER}/Handshake": worker_pb2.HandshakeRequest(
                 protocol_version=1,
                 software_version=draw.choice((__version__, "", "0.0.9")),
@@ -201,6 +203,15 @@ class Inputs:
                 file_containing_symbol=draw.choice(("splitppo.v1.WorkerService", "nothing", ""))
             ),
         }
+
+    def _replies(self, draw: random.Random, slot: batch_pb2.Slot) -> actor_pb2.ReplyRequest:
+        """Replies to turns that there are not, because no conversation is going on."""
+        request = actor_pb2.ReplyRequest(run_id=self._target.run_id, epoch=self._target.epoch, slot=slot)
+        for _ in range(draw.choice((0, 1, 1, 3))):
+            place, turn = (draw.choice((0, 1, 7, -1, (1 << 31) - 1)) for _ in range(2))
+            tokens = [draw.randrange(800) for _ in range(draw.choice((0, 1, 20)))]
+            request.replies.add(place=place, turn=turn, tokens=tokens, is_last=draw.random() < 0.5)
+        return request
 
     def _right_header(self, draw: random.Random) -> worker_pb2.CommandHeader:
         return worker_pb2.CommandHeader(

@@ -38,6 +38,11 @@ def part(number: int, policy_version: int = 4) -> worker_pb2.CommandEvent:
     return worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=number, num_parts=2, policy_version=policy_version))
 
 
+def turns(*places: int, turn: int = 1) -> worker_pb2.CommandEvent:
+    ended = [worker_pb2.Turn(place=place, turn=turn, tokens=[place]) for place in places]
+    return worker_pb2.CommandEvent(turns=worker_pb2.TurnsEnded(turns=ended))
+
+
 def result(**fields: Any) -> worker_pb2.CommandEvent:
     return worker_pb2.CommandEvent(result=worker_pb2.CommandResult(**{"policy_version": 4, **fields}))
 
@@ -96,6 +101,12 @@ class FakeWorker(
         yield worker_pb2.GetBatchResponse(header=header)
         for message in messages:
             yield worker_pb2.GetBatchResponse.FromString(message)
+
+    async def Reply(self, request: Any, context: Any) -> actor_pb2.ReplyResponse:
+        self.requests.append(request)
+        if self.refusals:
+            await abort(context, self.refusals.pop(0))
+        return actor_pb2.ReplyResponse()
 
     async def _command(self, request: Any, context: Any) -> Events:
         self.requests.append(request)

@@ -38,7 +38,7 @@ from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
-from services.runtime.ranks.replies import RankConversations, open_conversations, sending_replies
+from services.runtime.ranks.replies import conversing, open_conversations, sending_replies
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
 from services.runtime.ranks.streaming import PartGatherer, num_parts_of
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
@@ -60,8 +60,7 @@ class Leader:
     Attributes:
         commands: the table of commands, the same on every rank.
         channel: sends orders and rows to the other ranks.
-        parts_channel: carries parts, turns and replies between the ranks while a command runs, on a process group of
-            its own.
+        parts_channel: carries parts, turns and replies while a command runs, on a process group of its own.
         idle_interval_s: seconds between orders NOTHING, so that the other ranks' wait does not time out.
     """
 
@@ -168,8 +167,7 @@ class Leader:
         add_own = partial(gatherer.add, 0)
         progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because))
         if conversations is not None:
-            own_turns_ended = partial(conversations.turns_ended, 0)
-            progress = RankConversations(own_turns_ended, conversations.replies[0]).added_to(progress)
+            progress = conversing(progress, partial(conversations.turns_ended, 0), conversations.replies[0])
         share = self._deal(call, rows, shards)
 
         def lost(error: Exception) -> None:

@@ -12,7 +12,7 @@ left behind. Replies and parts use one process group, in opposite directions.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from services.runtime.ranks.control_channel import ControlChannel
@@ -29,43 +29,29 @@ from splitppo.v1 import actor_pb2, worker_pb2
 _MAX_EVENT_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class RankConversations:
-    """One rank's side of a command's conversations.
+def conversing(
+    progress: CommandProgress, announce: Callable[[worker_pb2.TurnsEnded], None], replies: ReplyQueue
+) -> CommandProgress:
+    """Returns a command's progress on one rank that also reports turns, by `announce`, and takes replies."""
 
-    Attributes:
-        announce: passes on turns that have ended.
-        replies: the replies to this rank's turns.
-    """
+    def turns_ended(turns: Sequence[EndedTurn]) -> None:
+        messages = [worker_pb2.Turn(**turn._asdict()) for turn in turns]
+        for some in divide(messages, _MAX_EVENT_BYTES):
+            announce(worker_pb2.TurnsEnded(turns=some))
+        for _ in turns:
+            failpoints.hit(f"{progress.point}.turn")
 
-    announce: Callable[[worker_pb2.TurnsEnded], None]
-    replies: ReplyQueue
-
-    def added_to(self, progress: CommandProgress) -> CommandProgress:
-        """Returns a command's progress that reports turns and takes replies as well."""
-
-        def turns_ended(turns: Sequence[EndedTurn]) -> None:
-            messages = [worker_pb2.Turn(**turn._asdict()) for turn in turns]
-            for some in divide(messages, _MAX_EVENT_BYTES):
-                self.announce(worker_pb2.TurnsEnded(turns=some))
-            for _ in turns:
-                failpoints.hit(f"{progress.point}.turn")
-
-        def take_replies(timeout_s: float) -> Sequence[TurnReply]:
-            taken = self._take(timeout_s)
-            for _ in taken:
-                failpoints.hit(f"{progress.point}.reply")
-            return taken
-
-        return replace(progress, turns_ended=turns_ended, take_replies=take_replies)
-
-    def _take(self, timeout_s: float) -> list[TurnReply]:
+    def take_replies(timeout_s: float) -> Sequence[TurnReply]:
         taken: list[actor_pb2.TurnReply] = []
         with suppress(Empty):
-            taken += self.replies.get(timeout=timeout_s) or ()
+            taken += replies.get(timeout=timeout_s) or ()
             while True:
-                taken += self.replies.get_nowait() or ()
+                taken += replies.get_nowait() or ()
+        for _ in taken:
+            failpoints.hit(f"{progress.point}.reply")
         return [TurnReply(reply.place, reply.turn, tuple(reply.tokens), reply.is_last) for reply in taken]
+
+    return replace(progress, turns_ended=turns_ended, take_replies=take_replies)
 
 
 def open_conversations(call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> OpenConversations | None:

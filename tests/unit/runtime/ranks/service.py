@@ -15,7 +15,7 @@ from services.runtime.failures.heartbeat import Activity
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import Command, Outcome, Role
+from services.runtime.role import Command, Outcome, ReplyLimits, Role
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.ledger import Ledger
@@ -51,6 +51,7 @@ class Counter:
         self.metrics: dict[str, Any] = {}
         self.num_parts = 0
         self.working: Callable[[Batch, Any], None] = lambda batch, report: None
+        self.reply_limits: ReplyLimits | None = None
         self.durable: Future[str] = Future()
 
     def commands(self) -> tuple[Command, Command]:
@@ -63,6 +64,7 @@ class Counter:
                 optional_columns=("values",),
                 prepare=self.prepare,
                 num_parts=lambda _: self.num_parts,
+                reply_limits=lambda _: self.reply_limits,
                 cancellable=True,
             ),
             Command("Update", critic_pb2.CriticUpdateRequest, self.update, columns=("prompts",), commits=True),
@@ -71,7 +73,7 @@ class Counter:
     def prepare(self, request: Any, batch: Batch) -> Batch:
         if int(batch["prompts"].values[0]) > 100:
             raise ValueError("the first token is over 100")
-        if self.num_parts:
+        if self.num_parts or self.reply_limits:
             return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
         return batch
 
