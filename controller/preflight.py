@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.conversations.checks import check_conversations
+from controller.conversations.checks import check_conversations, load_tools
 from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
-from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, ToolsOf, load_prompts, no_tools
+from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
@@ -98,10 +98,10 @@ def check_config(config: Config) -> None:
         configured_addresses(config)
 
 
-def load_inputs(config: Config, tools_of: ToolsOf = no_tools) -> Inputs:
+def load_inputs(config: Config) -> Inputs:
     """Loads the models' sizes, the tokenizers and the prompts that a configuration names, and checks them.
 
-    `tools_of` is as in `load_prompts`.
+    The user's environments are loaded in a process of their own.
 
     Raises:
         ConfigError: something is missing, cannot be read or does not fit together.
@@ -120,6 +120,7 @@ def load_inputs(config: Config, tools_of: ToolsOf = no_tools) -> Inputs:
             f"the tokenizer (data.tokenizer) has {tokenizer.vocab_size} tokens,"
             f" actor.model a vocabulary of {vocab_size}"
         )
+    tools_of = load_tools(config, tokenizer)
     table = load_prompts(data, tokenizer, "train", tools_of)
     prompts = _prompt_source(config, table)
     val_prompts = load_prompts(data, tokenizer, "val", tools_of) if data.val_files else None
@@ -132,12 +133,12 @@ def load_inputs(config: Config, tools_of: ToolsOf = no_tools) -> Inputs:
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
     has_environments = bool(config.rollout.multi_turn.environments)
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, has_environments)
-    check_conversations(config, tokenizer, inputs.data_sources)
     scored = inputs.scored_sources(config.reward)
     check_scorers(config.reward, scored)
     if not has_environments:
         _check_filter_metric(config, table.data_sources & scored)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
+    check_conversations(config, tokenizer, rows)
     _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
 

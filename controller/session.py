@@ -8,6 +8,8 @@ from typing import Literal, NoReturn
 
 import uvloop
 
+from controller.conversations.conversation import EnvironmentsFailed
+from controller.conversations.driver import Environments, open_environments
 from controller.memory.gpus import visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence
@@ -44,6 +46,9 @@ from splitppo.rpc.errors import WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
+
+# What ends a run with a sentence: it cannot go on as it was configured.
+_ENDINGS = (EnvironmentsFailed, GroupsRanOut, RolloutMismatch, ScoringFailed)
 
 # Keys of the section `run` that end a run.
 _LIMITS = ("total_steps", "total_epochs", "stop_after_step")
@@ -88,7 +93,7 @@ class Session:
         except asyncio.CancelledError:
             self._outcome.reason = "interrupted"
             task.uncancel()
-        except (ConfigError, GroupFailed, GroupsRanOut, RolloutMismatch, ScoringFailed, WireError, OSError) as error:
+        except (ConfigError, GroupFailed, WireError, OSError, *_ENDINGS) as error:
             self._outcome.fail(error)
         except Exception:
             log.exception("the run failed")
@@ -143,9 +148,10 @@ class Session:
         if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
             log.warning("%s", misfit)
         sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
-        async with RewardManager(config.reward, sources, answers) as manager:
-            scorer = Scorer(inputs.tokenizer, manager, inputs.reward_tokenizer, stop=config.rollout.stop)
-            await self._train_recovering(point, inputs, scorer)
+        rewards = RewardManager(config.reward, sources, answers)
+        async with rewards, open_environments(config, inputs.tokenizer) as environments:
+            scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
+            await self._train_recovering(point, inputs, scorer, environments)
 
     def _is_completed(self, inputs: Inputs) -> bool:
         """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
@@ -169,11 +175,13 @@ class Session:
         )
         return True
 
-    async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
+    async def _train_recovering(
+        self, point: RestorePoint, inputs: Inputs, scorer: Scorer, environments: Environments | None
+    ) -> None:
         """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
         while True:
             try:
-                return await self._train_from(point, inputs, scorer)
+                return await self._train_from(point, inputs, scorer, environments)
             except (WireError, GroupFailed) as error:
                 if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise
@@ -210,7 +218,9 @@ class Session:
             raise error
         return pause_s
 
-    async def _train_from(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
+    async def _train_from(
+        self, point: RestorePoint, inputs: Inputs, scorer: Scorer, environments: Environments | None
+    ) -> None:
         """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end."""
         config, folder, recorder = self._config, self._folder, self._recorder
         workers = await self._groups.connect()
@@ -221,12 +231,14 @@ class Session:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
-        evaluator = Evaluator(config, workers.sampler, inputs.val_prompts, scorer)
+        evaluator = Evaluator(config, workers.sampler, inputs.val_prompts, scorer, environments)
         checkpoints = CheckpointWriter(
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
         )
         rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
-        self._trainer = Trainer(config, workers, rollouts, scorer, evaluator, checkpoints, recorder, point.state)
+        self._trainer = Trainer(
+            config, workers, rollouts, scorer, evaluator, checkpoints, recorder, point.state, environments
+        )
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())

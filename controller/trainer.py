@@ -10,6 +10,7 @@ The schedules (controller/schedule.py) change only what may run at the same time
 from dataclasses import dataclass
 from functools import partial
 
+from controller.conversations.driver import Environments
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd
@@ -39,6 +40,7 @@ class Trainer:
     checkpoints: CheckpointWriter
     recorder: Recorder
     state: RunState
+    environments: Environments | None = None
 
     def __post_init__(self) -> None:
         self.schedule, self.end = self.config.run.schedule, RunEnd.of(self.config, self.rollouts.prompts)
@@ -81,7 +83,15 @@ class Trainer:
     async def train_step(self) -> None:
         """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
         config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
-        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.critic_update.join)
+        step = StepContext(
+            config,
+            self.workers,
+            self.scorer,
+            self.log_prob_check,
+            record,
+            self.critic_update.join,
+            self.environments,
+        )
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
         await run_calls(self.schedule, look_ahead, partial(self.learn, calls))

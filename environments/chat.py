@@ -88,6 +88,7 @@ class Chat:
         self.runner = runner
         self.pending = Answer()
         self._exchange = exchange
+        self._has_begun = False
 
     async def turn(self, *messages: Message) -> Turn:
         """Says chat messages to the model, roles `user` and `tool`, and returns its turn.
@@ -96,8 +97,11 @@ class Chat:
 
         Raises:
             ConversationOver: the model has no further turn, because a limit is reached.
-            ValueError: a message has another role, or no text of at most 1 MiB.
+            ValueError: a message has another role, or no text of at most 1 MiB; there is none after a turn.
         """
+        if self._has_begun and not messages:
+            raise ValueError("expected messages that follow the turn, got none")
+        self._has_begun = True
         answer, self.pending = replace(self.pending, messages=tuple(map(_checked, messages))), Answer()
         return await self._exchange(answer)
 

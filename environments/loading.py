@@ -20,7 +20,6 @@ from splitppo.user_file import load_from_file
 Parse = Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, Sequence[ToolCall]]]
 
 KEY = "rollout.multi_turn"
-NO_TOOLS = f"{KEY}.tool_format: the chat template of actor.model takes no tools; set data.chat_template, or use step"
 _NO_TOOL_METHODS = ("reset", "step", "get_reward", "close")
 _PARSERS: Mapping[str, Parse] = {
     "hermes": hermes.parse,
@@ -57,8 +56,6 @@ class Parser:
 def load(setup: Setup) -> tuple[dict[str, Loaded], Parser]:
     """Loads all environments and the parser; ConfigError names the key and says in one sentence what is wrong."""
     loaded = {name: _load(f"{KEY}.environments.{name}", config) for name, config in setup.environments.items()}
-    if setup.tool_format is None and any(environment.schemas for environment in loaded.values()):
-        raise ConfigError(NO_TOOLS)
     return loaded, _load_parser(setup.tool_format)
 
 

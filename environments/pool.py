@@ -7,7 +7,7 @@ again; what they call is called again then.
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -24,25 +24,14 @@ class EnvironmentProcesses:
 
     Args:
         config: the section `rollout.multi_turn`.
-        data_sources: those of the rows that will be asked for.
-        tool_format: how the model writes calls, "auto" resolved; None: the chat template takes no tools.
-
-    Attributes:
-        data_sources: those that have an environment.
+        tool_format: how the model writes calls, "auto" resolved; None: in no known way.
 
     Raises:
         ConfigError: on entering: a file of the user's cannot be used; one sentence.
     """
 
-    def __init__(self, config: MultiTurnConfig, data_sources: Iterable[str], *, tool_format: str | None) -> None:
-        self._key_of = {
-            source: source if source in config.environments else "default"
-            for source in data_sources
-            if config.environment_of(source) is not None
-        }
-        self.data_sources = frozenset(self._key_of)
-        used = {key: config.environments[key] for key in sorted(set(self._key_of.values()))}
-        self._setup = Setup(used, tool_format, config.timeout_s, config.max_parallel_calls)
+    def __init__(self, config: MultiTurnConfig, *, tool_format: str | None) -> None:
+        self._setup = Setup(config.environments, tool_format, config.timeout_s, config.max_parallel_calls)
         workers = config.num_workers
         num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
         self._processes = [EnvironmentProcess(self._setup) for _ in range(num_workers)]
@@ -56,8 +45,6 @@ class EnvironmentProcesses:
 
     async def __aenter__(self) -> Self:
         """Loads the user's files in one process; the others start when they are needed."""
-        if not self.data_sources:
-            return self
         try:
             report = await self.free().load()
             error, self._schemas = report.error, report.schemas
@@ -76,11 +63,14 @@ class EnvironmentProcesses:
 
     def schemas_of(self, data_source: str) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
-        return self._schemas.get(self._key_of.get(data_source, ""), ())
+        return self._schemas.get(self._key_of(data_source), ())
 
     def begin(self, data_source: str, row: Mapping[str, Any], seed: int) -> "Episode":
         """Returns a conversation that has not been started, about a row: data_source, ground_truth and others."""
-        return Episode(self, self._key_of[data_source], row, seed)
+        return Episode(self, self._key_of(data_source), row, seed)
+
+    def _key_of(self, data_source: str) -> str:
+        return data_source if data_source in self._setup.environments else "default"
 
     def number(self) -> int:
         """Returns a number that no conversation of any process has had."""

@@ -1,18 +1,23 @@
 """Checks, before a run starts, that its conversations can be held: environments, chat template, way to call tools."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from controller.data.chat_template import detect_tool_format
+from controller.data.chat_template import Tools, detect_tool_format
+from controller.data.prompt_files import PromptRow
+from controller.data.prompts import ToolsOf, no_tools
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
+from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
 from splitppo.config.subsections.multi_turn import TOOL_FORMATS
 
 _FORMAT = "rollout.multi_turn.tool_format"
 
 
-def check_conversations(config: Config, tokenizer: Tokenizer, data_sources: Iterable[str]) -> None:
-    """Checks that every data source has an environment, if one has, and that the chat template can render its replies.
+def check_conversations(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
+    """Checks that every row has an environment, if one has, and that the chat template can render what follows a turn.
 
     Raises:
         ConfigError: it is not so.
@@ -20,14 +25,14 @@ def check_conversations(config: Config, tokenizer: Tokenizer, data_sources: Iter
     multi_turn = config.rollout.multi_turn
     if not multi_turn.environments:
         return
-    environments = {source: multi_turn.environment_of(source) for source in sorted(data_sources)}
-    if without := [source for source, environment in environments.items() if environment is None]:
-        raise ConfigError(
-            f"rollout.multi_turn.environments: no environment for data_source {without[0]!r}; name it, or default"
-        )
-    _check_role("user", config, tokenizer, "rollout.multi_turn.environments")
-    if any(environment and environment.tools for environment in environments.values()):
-        check_tools(config, tokenizer)
+    for row in rows:
+        if multi_turn.environment_of(row.data_source) is None:
+            raise ConfigError(
+                f"rollout.multi_turn.environments: no environment for data_source {row.data_source!r}; name it, or"
+                " default"
+            )
+    if any(tokenizer.chat_template.applies_to(row.prompt) for row in rows):
+        _check_role("user", config, tokenizer, "rollout.multi_turn.environments")
 
 
 def check_tools(config: Config, tokenizer: Tokenizer) -> None:
@@ -54,6 +59,27 @@ def tool_format_of(config: Config, tokenizer: Tokenizer) -> str | None:
     if not tokenizer.chat_template.takes_tools:
         return None
     return detect_tool_format(tokenizer.chat_template.source) if given == "auto" else given
+
+
+def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
+    """Loads the user's environments and tools in a process, which ends; returns the schemas of a data source's tools.
+
+    Raises:
+        ConfigError: a file of the user's cannot be used, or the chat template does not take the tools.
+    """
+    section = config.rollout.multi_turn
+    if not section.environments:
+        return no_tools
+
+    async def load() -> dict[str, Tools]:
+        async with EnvironmentProcesses(section, tool_format=tool_format_of(config, tokenizer)) as processes:
+            return {name: processes.schemas_of(name) for name in section.environments}
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+        schemas = thread.submit(asyncio.run, load()).result()
+    if any(schemas.values()):
+        check_tools(config, tokenizer)
+    return lambda source: schemas.get(source, schemas.get("default", ()))
 
 
 def _check_role(role: str, config: Config, tokenizer: Tokenizer, key: str) -> None:

@@ -120,7 +120,11 @@ def assemble_experience(
     return_moments = normalization.returns_including(returns.values[learned.values])
     running = RunningMoments(scores=score_moments, returns=return_moments)
 
-    columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, weights, learned)}
+    columns = {
+        "advantages": advantages,
+        "returns": returns,
+        **_of_losses(algorithm, weights, learned, has_mask="response_mask" in rollouts),
+    }
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
     metrics = {**metrics, **running_metrics(running)}
     if kl is not None:
@@ -169,14 +173,17 @@ def _rewarded(learned: Column, response_mask: Column) -> Column:
     return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
 
 
-def _of_losses(algorithm: AlgorithmConfig, weights: Column | None, learned: Column) -> dict[str, Column]:
+def _of_losses(
+    algorithm: AlgorithmConfig, weights: Column | None, learned: Column, *, has_mask: bool
+) -> dict[str, Column]:
     """Returns the columns to send for the losses: which tokens are left out, and the weights of tokens, if needed.
 
-    The column `response_mask` on the wire marks the tokens of `learned`.
+    The column `response_mask` on the wire marks the tokens of `learned`. `has_mask`: the rollouts have a mask already.
     """
     columns = {}
     correction = algorithm.rollout_correction
-    if (correction.is_active and correction.rejections) or algorithm.mask_truncated_completions:
+    leaves_out = (correction.is_active and correction.rejections) or algorithm.mask_truncated_completions
+    if leaves_out or has_mask:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
     if weights is not None:
         columns["rollout_is_weights"] = weights

@@ -45,7 +45,8 @@ class Scores:
         places: str, the file and row of the prompt, e.g. "train.parquet, row 3".
         failures: the reason why a scorer gave no score, or None.
         messages: str, the failure in a sentence.
-        extra: mappings, the other fields of the scorer's dict.
+        extra: mappings, the other fields of the scorer's dict, and of the environment.
+        conversations: `Conversation` (controller/conversations), or None for a response with one turn.
         texts: `Text`, for rollout files and the log alone.
     """
 
@@ -63,6 +64,7 @@ class Scores:
     failures: Objects
     messages: Objects
     extra: Objects
+    conversations: Objects
     texts: Objects
 
     @classmethod
@@ -85,6 +87,7 @@ class Scores:
             "failures": np.full(num_rows, None, np.object_),
             "messages": nothing,
             "extra": np.full(num_rows, {}, np.object_),
+            "conversations": np.full(num_rows, None, np.object_),
             "texts": np.full(num_rows, Text("", "", None), np.object_),
         }
         return cls(scores_B, **neutral | columns)

@@ -19,9 +19,12 @@ Lengths = NDArray[np.integer[Any]]
 
 
 def mark_truncated(scores: Scores, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Marks truncated responses in `Scores`: responses of maximum length that end with neither EOS nor a stop text."""
-    is_truncated_B = (lengths_B >= max_response_length) & ~(scores.has_eos | scores.has_stopped)
-    return replace(scores, is_truncated=is_truncated_B)
+    """Marks truncated responses in `Scores`: responses of maximum length that end with neither EOS nor a stop text.
+
+    Conversations that did not fit are marked already.
+    """
+    is_cut_B = (lengths_B >= max_response_length) & ~(scores.has_eos | scores.has_stopped)
+    return replace(scores, is_truncated=scores.is_truncated | is_cut_B)
 
 
 def overlong_penalties(buffer: OverlongBuffer, lengths_B: Lengths, max_response_length: int) -> Float64s:

@@ -10,6 +10,7 @@ from itertools import compress
 
 import numpy as np
 
+from controller.conversations.conversation import Conversation
 from controller.data.chat_template import as_messages
 from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer
@@ -53,43 +54,63 @@ class Scorer:
         asked = [row.prompt for row in prompts.rows]
         return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
+    async def score(
+        self,
+        prompts: PromptBatch,
+        rollouts: Batch,
+        conversations: Sequence[Conversation] = (),
+        *,
+        num_examine: int,
+    ) -> Scores:
         """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
+
+        `conversations` has the conversation of each response, if there are any: the rewards of the environment are
+        added, and the reward function gets `Conversation.facts` in its extra_info.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
         the score is 0, and only the reward model's score is added to it later.
         """
         responses = rollouts["responses"].rows()
         texts = self.tokenizer.decode_batch(responses)
+        talks: Sequence[Conversation | None] = conversations or [None] * len(texts)
         samples = [
             Sample(
                 data_source=row.data_source,
                 response=response,
                 ground_truth=row.ground_truth,
-                extra_info=row.extra_info,
+                extra_info=row.extra_info if talk is None else {**row.extra_info, **talk.facts},
                 prompt=prompt,
                 messages=as_messages(row.prompt),
                 token_spans=TokenSpans(self.tokenizer, ids, response),
             )
-            for row, prompt, ids, response in zip(prompts.rows, prompts.texts, responses, texts, strict=True)
+            for row, prompt, ids, response, talk in zip(
+                prompts.rows, prompts.texts, responses, texts, talks, strict=True
+            )
         ]
         has_scorer_B = np.array([row.data_source in self.manager.data_sources for row in prompts.rows], np.bool_)
         scored = iter(await self.manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
         results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
+        if conversations:
+            results = [
+                talk.added_to(result, len(ids))
+                for talk, result, ids in zip(conversations, results, responses, strict=True)
+            ]
         scores_B = np.array([result.total for result in results], np.float32)
         eos_ids = self.tokenizer.eos_token_ids
         return Scores.of(
             scores_B,
-            rule_scores=np.where(has_scorer_B, scores_B, np.float32(np.nan)),
+            rule_scores=np.where(has_scorer_B | bool(conversations), scores_B, np.float32(np.nan)),
             rule_token_scores=Column.from_rows([result.token_scores for result in results], np.dtype(np.float32)),
             has_eos=np.array([len(ids) > 0 and int(ids[-1]) in eos_ids for ids in responses], np.bool_),
             has_stopped=np.array([any(stop in text for stop in self.stop) for text in texts], np.bool_),
+            is_truncated=np.array([talk is not None and talk.is_truncated for talk in talks], np.bool_),
             data_sources=objects(row.data_source for row in prompts.rows),
             prompt_indices=prompts.row_indices,
             places=objects(row.place for row in prompts.rows),
             failures=objects(result.failure for result in results),
             messages=objects(result.message for result in results),
             extra=objects(result.extra for result in results),
+            conversations=objects(talks),
             texts=objects(Text(sample.prompt, sample.response, sample.ground_truth) for sample in samples),
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from controller.conversations.driver import Environments
 from controller.scoring.scorer import Scorer
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.step_record import StepRecord
@@ -25,6 +26,7 @@ class StepContext:
         record: metrics, times and spans of this step.
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
             nothing for this step.
+        environments: what the policy talks with; None if every response has one turn.
         num_ahead: the updates that still come before the update of this step: 0, or 1 for rollouts of the next step.
     """
 
@@ -34,6 +36,7 @@ class StepContext:
     log_prob_check: LogProbCheck
     record: StepRecord
     after_critic_update: Callable[[], Awaitable[None]]
+    environments: Environments | None = None
     num_ahead: int = 0
 
     @property

@@ -21,7 +21,7 @@ from controller.step.finished import FinishedRollouts, Origin
 from controller.step.generation import SampledRollouts
 from controller.step.greedy import GreedyRollouts
 from controller.step.kept_groups import Groups, KeptGroups
-from controller.step.parts import PartCalls, PendingRollouts, RolloutPart
+from controller.step.parts import PartCalls, PendingRollouts, RolloutPart, of_controller
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
@@ -132,11 +132,11 @@ class KeptRollouts:
         with self._step.record.timed("gen"):
             await self._step.workers.actor.put_batch(self.slot, self._rollouts)
         self.on_actor.set()
-        return self._rollouts.select(("prompts", "responses"))
+        return self._rollouts.select(of_controller(self._rollouts))
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
         asked = self.prompts.repeated(len(self.order) // self.prompts.num_prompts)
-        yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(("prompts", "responses")))
+        yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(of_controller(self._rollouts)))
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
         """Returns all prompts that were taken for the step, also dropped ones, with scores before penalties."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from controller.conversations.conversation import Conversation
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores, Text, objects
@@ -67,6 +68,7 @@ class FinishedRollouts:
         """Converts the rollouts into bytes, the content of a safetensors file."""
         groups, scores = self.groups, self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
+        arrays |= _of_column("prompts", groups.prompts.prompts)
         for name, column in groups.rollouts.columns.items():
             arrays |= _of_column(f"rollouts.{name}", column)
         arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
@@ -86,6 +88,7 @@ class FinishedRollouts:
             "failures": [failure and failure.value for failure in scores.failures],
             "messages": scores.messages.tolist(),
             "extra": scores.extra.tolist(),
+            "conversations": [one and asdict(one) for one in scores.conversations],
         }
         arrays[_OTHERS] = np.frombuffer(json.dumps(others).encode(), np.uint8)
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
@@ -110,8 +113,8 @@ class FinishedRollouts:
         prompts = _prompts(arrays["row_indices"], table)
         columns = {name: _column(arrays, f"rollouts.{name}") for name in others["columns"]}
         rollouts = Batch(len(columns["prompts"].lengths), columns)
-        num_samples = rollouts.num_rows // prompts.num_prompts
-        if not _are_equal(columns["prompts"], prompts.repeated(num_samples).prompts):
+        # Those of the rollouts may have the beginnings of environments.
+        if not _are_equal(_column(arrays, "prompts"), prompts.prompts):
             raise ConfigError(
                 "data.train_files: the checkpoint holds responses to other prompts than these (rollout.staleness 1);"
                 " expected the files that the run began with"
@@ -128,6 +131,7 @@ class FinishedRollouts:
             failures=objects(None if value is None else Failure(value) for value in others["failures"]),
             messages=objects(others["messages"]),
             extra=objects(others["extra"]),
+            conversations=objects(fields and Conversation(**fields) for fields in others["conversations"]),
             texts=objects(Text(prompt, response, row.ground_truth) for prompt, response, row in texts),
         )
         answered = [

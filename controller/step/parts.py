@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.conversations.conversation import Conversation, check_lost
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
@@ -33,12 +34,14 @@ class RolloutPart:
         places: [num_rows] ascending, the indices of the rows in the batch, which is ordered by prompt, then sample.
         prompts: the prompt of each row.
         rollouts: prompts and responses; with the column `places` if there are other parts.
+        conversations: what happened in the conversation of each row; empty if every response has one turn.
     """
 
     slot: Slot
     places: Array
     prompts: PromptBatch
     rollouts: Batch
+    conversations: Sequence[Conversation] = ()
 
 
 class PendingRollouts(Protocol):
@@ -73,6 +76,11 @@ class PendingRollouts(Protocol):
 
         `scores_B` are the scores of the step's rows.
         """
+
+
+def of_controller(rollouts: Batch) -> list[str]:
+    """Returns the names of the columns that the controller keeps of finished rollouts, in the form of a selection."""
+    return [name for name in ("prompts", "responses", "response_mask") if name in rollouts]
 
 
 def in_order(parts: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
@@ -163,11 +171,14 @@ class PartCalls:
         scores = Scores.join(parts).take(self.rollouts.order)
         if earlier is None:
             check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
+            check_lost(scores, config.rollout.multi_turn.max_error_rate, f"step {self.step.number}")
         return scores
 
     async def _score(self, part: RolloutPart, *, num_examine: int) -> Scores:
         with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
-            return await self.step.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
+            return await self.step.scorer.score(
+                part.prompts, part.rollouts, part.conversations, num_examine=num_examine
+            )
 
     async def _model_scores(self, host: WorkerClient) -> Float32s:
         """Scores each response by the reward model, whose tokenizer encodes the texts anew; returns [B] float32."""

@@ -79,6 +79,24 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
         ("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
     ),
+    "Conversations": (
+        ("num_turns/{mean,max,min}", "turns", "of the policy, in a conversation (rollout.multi_turn)"),
+        ("tool_call_counts/{mean,max,min}", "calls", "of tools in a conversation, as they were read; wrong ones, too"),
+        ("response_length/sampled/{mean,max,min}", "tokens", "of a response, without those of tools and environments"),
+        (
+            "environment/num_{bad_calls,tool_errors,timeouts}",
+            "calls",
+            "of unknown tools or with wrong arguments; that raised; that took longer than timeout_s",
+        ),
+        ("environment/num_lost", "conversations", "whose environment failed: they score 0, nothing is learned of them"),
+        ("timing_s/environment", "s", "in which at least one environment or tool was at work"),
+        (
+            "timing_s/wait_replies",
+            "s",
+            "in which rank 0 of a group that samples waited for replies, and decoded nothing",
+        ),
+        ("val-aux/num_turns/{mean,max,min}", "turns", "of the policy, in a conversation of the validation"),
+    ),
     "Dynamic sampling": (
         ("train/num_gen_batches", "1", "generations of data.gen_batch_size prompts that the step took"),
         (
@@ -135,7 +153,6 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             " sync give the rollout group its weights; wait_rollouts (rollout.staleness 1) is the rest of the next"
             " step's generation after the actor's work",
         ),
-        ("timing_s/wait_replies", "s", "of gen: rank 0 waited for replies to turns, and decoded nothing"),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
             "timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from controller.conversations.conversation import conversation_metrics
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores
 from controller.tracking.metric_names import check_declared
@@ -86,6 +87,11 @@ class StepRecord:
         yield
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
+    def add_environments(self, spans: Sequence[Span]) -> None:
+        """Adds the times in which environments were at work to the record."""
+        self.spans += spans
+        self.timings_s["environment"] += sum(span.duration_s for span in spans)
+
     def add_work_of(self, other: "StepRecord") -> None:
         """Adds the spans and timings of another record to this one: work for another step, done during this step."""
         self.spans += other.spans
@@ -113,6 +119,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **record.metrics,
         **experience.metrics,
         **record.learning,
+        **conversation_metrics(scores.conversations, experience.batch.columns.get("response_mask")),
         **length_metrics(prompt_lengths, response_lengths, scores.has_eos, config.data),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
         **reward_extra_metrics(extra),

@@ -17,7 +17,7 @@ from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
 # In the order of the rows: a rollout group may take turns with the critic, on the same devices.
-POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward")
+POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward", "environments")
 
 # Metadata: a process per pool.
 _PROCESSES = [

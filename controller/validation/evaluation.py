@@ -2,9 +2,12 @@
 
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from controller.conversations.conversation import check_lost, conversation_metrics
+from controller.conversations.driver import Conversations, Environments
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
@@ -30,6 +33,7 @@ class Evaluator:
     sampler: Sampler
     prompts: PromptBatch | None
     scorer: Scorer
+    environments: Environments | None = None
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
         """Returns True if a validation is due: before the run, every `evaluation.test_freq` steps, after the last step.
@@ -63,21 +67,34 @@ class Evaluator:
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
             shares = deal(self.sampler, prompts.to_batch(self.config.run.seed, step, evaluation.n), slot)
-            calls = [partial(self._answers, share, sampling, on_reply) for share in shares]
-            answers = await run_calls(self.config.run.schedule, *calls)
+            asked, talk = prompts.repeated(evaluation.n), None
+            if self.environments is not None:  # they begin in the same states in every validation
+                talk = self.environments.conversations(asked, self.config.run.seed, 0)
+            calls = [partial(self._answers, share, sampling, on_reply, talk) for share in shares]
+            async with talk or nullcontext():
+                answers = await run_calls(self.config.run.schedule, *calls)
+            spans += talk.spans(step) if talk else []
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
-            asked = prompts.repeated(evaluation.n)
-            parts.append(await self.scorer.score(asked, join_parts(answers), num_examine=examined))
+            conversations = talk.at(range(asked.num_prompts)) if talk else []
+            parts.append(await self.scorer.score(asked, join_parts(answers), conversations, num_examine=examined))
             spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
+        check_lost(scores, self.config.rollout.multi_turn.max_error_rate, f"the validation of step {step}")
         accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
+        turns = conversation_metrics(scores.conversations).items()
+        metrics |= {f"val-aux/{name}": value for name, value in turns if name.startswith("num_turns")}
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
 
-    async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply) -> Batch:
+    async def _answers(
+        self, share: Share, sampling: SamplingParams, on_reply: OnReply, talk: Conversations | None
+    ) -> Batch:
         rows: list[Batch] = []
-        reply = await share.sample(share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append)
+        converse = None if talk is None else talk.open
+        reply = await share.sample(
+            share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append, converse=converse
+        )
         on_reply(share.client.role, "testing", reply)
         return rows[0]

@@ -6,6 +6,7 @@ P prompts with n samples each; B = P x n responses, ordered by prompt, then samp
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,33 @@ from controller.workers.concurrency import gather_calls
 from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import SamplerClient
 from splitppo.batch import Batch, Column
-from splitppo.v1.actor_pb2 import SamplingParams
+from splitppo.v1.actor_pb2 import Conversation, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
+from splitppo.v1.worker_pb2 import TurnsEnded
 
 # Called with finished responses: the columns that were asked for, and `places`, their indices among all B responses.
 OnRows = Callable[[Batch], None]
+
+
+class Replies(Protocol):
+    """Answers the turns of responses that one group samples in one attempt: each response is then a conversation.
+
+    Attributes:
+        request: what the Generate request asks for.
+        rows: the rows to sample, one for each response, in place of `Share.seeded`.
+    """
+
+    request: Conversation
+    rows: Batch
+
+    def on_turns(self, ended: TurnsEnded) -> None:
+        """Takes turns that have ended; the same turn may be told several times."""
+
+    async def run(self) -> None:
+        """Sends a reply to every turn that takes one, until all conversations are over."""
+
+    async def finished(self, places: NDArray[np.int32]) -> None:
+        """Waits until the conversations at these places of the whole batch are over."""
 
 
 def goes_to_rollout_group(lengths_P: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
@@ -64,22 +87,25 @@ class Share:
         on_reply: OnReply,
         on_rows: OnRows,
         on_sampled: Callable[[], None] = lambda: None,
+        converse: Callable[["Share"], Replies] | None = None,
     ) -> CommandReply:
         """Has the responses sampled with the policy of `version`; returns the group's reply to the last attempt.
 
         `on_rows` gets the responses of each part as soon as they are fetched, `on_sampled` is called when the group has
-        sampled all. If a rollout group is lost, the same responses are sampled again; those that were fetched before
+        sampled all. `converse` makes what answers the turns of an attempt, if the responses are conversations. If a
+        rollout group is lost, the same responses are sampled again; those that were fetched before
         stay as they are, because other groups may have computed with them.
         """
 
         async def attempt() -> CommandReply:
-            await self.client.put_batch(self.slot, self.seeded)
+            replies = None if converse is None else converse(self)
+            await self.client.put_batch(self.slot, self.seeded if replies is None else replies.rows)
             ended = [asyncio.Event() for _ in range(self.num_parts)]
-            reply: CommandReply
-            reply, _ = await gather_calls(generate(ended), self._fetch(ended, columns, on_rows))
+            calls = [generate(ended, replies), self._fetch(ended, columns, on_rows, replies)]
+            reply: CommandReply = (await gather_calls(*calls, *(() if replies is None else (replies.run(),))))[0]
             return reply
 
-        async def generate(ended: Sequence[asyncio.Event]) -> CommandReply:
+        async def generate(ended: Sequence[asyncio.Event], replies: Replies | None) -> CommandReply:
             reply = await self.client.generate(
                 self.slot,
                 sampling,
@@ -87,6 +113,8 @@ class Share:
                 num_parts=self.num_parts,
                 sleep_after=self.sampler.takes_turns(self.client),
                 on_part=lambda part: ended[part - 1].set(),
+                conversation=None if replies is None else replies.request,
+                on_turns=(lambda _: None) if replies is None else replies.on_turns,
             )
             for event in ended:
                 event.set()
@@ -95,7 +123,9 @@ class Share:
 
         return await self.sampler.sample(self.client, version, on_reply, attempt)
 
-    async def _fetch(self, ended: Sequence[asyncio.Event], columns: Sequence[str], on_rows: OnRows) -> None:
+    async def _fetch(
+        self, ended: Sequence[asyncio.Event], columns: Sequence[str], on_rows: OnRows, replies: Replies | None
+    ) -> None:
         """Fetches each part when it has ended, and hands on those rows that were not handed on before."""
         known = np.concatenate([np.empty(0, np.int32), *self.fetched])
         for part, event in enumerate(ended, start=1):
@@ -108,6 +138,8 @@ class Share:
                 places = self.places[rows["places"].values]
             new = np.flatnonzero(~np.isin(places, known))
             if len(new):
+                if replies is not None:
+                    await replies.finished(places[new])
                 self.fetched.append(places[new])
                 placed = Batch(len(new), {"places": Column(places[new], np.ones(len(new), np.int32))})
                 on_rows(rows.select(columns).take(new).merge(placed))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.conversations.conversation import Conversation
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset
 from controller.ppo.scores import Scores, Text, objects
@@ -29,7 +30,8 @@ from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
-from splitppo.v1.actor_pb2 import Conversation, LossTerms, SamplingParams
+from splitppo.v1 import actor_pb2
+from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 from splitppo.v1.worker_pb2 import CommandResult, TurnsEnded
 from tests.support.call_log import CallLog, Stream
@@ -198,7 +200,7 @@ class FakeSampler(FakeClient, SamplerClient):
         num_parts: int = 1,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
-        conversation: Conversation | None = None,
+        conversation: actor_pb2.Conversation | None = None,
         on_turns: Callable[[TurnsEnded], None] = lambda _: None,
     ) -> CommandReply:
         """Generates in parts; a part is in the log as ("ready", "actor.part", part), or "rollout.part"."""
@@ -316,7 +318,14 @@ class FakeScorer(Scorer):
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
         return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
+    async def score(
+        self,
+        prompts: PromptBatch,
+        rollouts: Batch,
+        conversations: Sequence[Conversation] = (),
+        *,
+        num_examine: int,
+    ) -> Scores:
         """Scores responses; `scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
@@ -330,6 +339,7 @@ class FakeScorer(Scorer):
             prompt_indices=prompts.row_indices,
             places=objects(row.place for row in rows),
             failures=objects(self.failure for _ in rows),
+            conversations=objects(conversations or [None] * len(rows)),
             texts=objects(Text("", f"answer {number}", row.ground_truth) for number, row in enumerate(rows)),
         )
         return await self.log.run("scorer.score", self._num_calls, self._turn, lambda: scores)

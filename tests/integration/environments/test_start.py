@@ -117,11 +117,3 @@ async def test_two_tools_of_one_name_are_one_sentence(tmp_path: Path) -> None:
     paths = [write(tmp_path, TOOLS, name) for name in ("a.py", "b.py")]
     found = await refused(processes({"m": {"tools": [f"{path}:lookup" for path in paths]}}))
     assert found.startswith("rollout.multi_turn.environments.m.tools: two tools have one name")
-
-
-async def test_tools_need_a_template_that_takes_them(tmp_path: Path) -> None:
-    found = await refused(processes({"m": tools(write(tmp_path, TOOLS), "add")}, tool_format=None))
-    assert found == (
-        "rollout.multi_turn.tool_format: the chat template of actor.model takes no tools; set data.chat_template, or"
-        " use step"
-    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from controller.conversations.conversation import Conversation
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
 from splitppo.batch import Batch, Column
@@ -57,8 +59,15 @@ async def test_values_come_on_the_scale_of_the_last_update_and_are_learned_on_th
 class Placing(FakeScorer):
     """Half of every score is on the first token."""
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
-        scores = await super().score(prompts, rollouts, num_examine=num_examine)
+    async def score(
+        self,
+        prompts: PromptBatch,
+        rollouts: Batch,
+        conversations: Sequence[Conversation] = (),
+        *,
+        num_examine: int,
+    ) -> Scores:
+        scores = await super().score(prompts, rollouts, conversations, num_examine=num_examine)
         pairs = zip(rollouts["responses"].lengths, scores.scores, strict=True)
         firsts = [np.eye(1, length, dtype=np.float32)[0] * np.float32(0.5) * score for length, score in pairs]
         return replace(scores, token_scores=Column.from_rows(firsts, np.dtype(np.float32)))

@@ -9,6 +9,7 @@ import pytest
 
 from controller.conversations.checks import check_conversations, check_tools, tool_format_of
 from controller.data.chat_template import load_chat_template
+from controller.data.prompt_files import PromptRow
 from controller.data.tokenizer import Tokenizer
 from recipes.qwen2_tokenizer import train_tokenizer
 from splitppo.config import Config, ConfigError
@@ -36,16 +37,23 @@ def config_with(environment: dict[str, Any], **multi_turn: Any) -> Config:
 TOOLS, GAME = config_with({"tools": "a.py:b"}), config_with({"path": "a.py", "name": "A"})
 
 
+ROWS = [PromptRow("row 1", [{"role": "user", "content": "?"}], "x", None, {})]
+
+
 def refusal(config: Config, tokenizer: Tokenizer) -> str:
+    def check() -> None:
+        check_conversations(config, tokenizer, ROWS)
+        check_tools(config, tokenizer)
+
     with pytest.raises(ConfigError) as refused:
-        check_conversations(config, tokenizer, ["x"])
+        check()
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "qwen3_coder", "llama3_1"])
 def test_templates_with_a_known_way_to_call_tools(family: str) -> None:
-    check_conversations(TOOLS, of_family(family), ["x"])
+    check_tools(TOOLS, of_family(family))
     assert tool_format_of(TOOLS, of_family(family)) is not None
 
 
@@ -56,7 +64,7 @@ def test_a_way_to_call_tools_that_is_not_known_is_asked_for() -> None:
             "rollout.multi_turn.tool_format: auto finds none of hermes, qwen3_coder, llama3_json in the chat template"
             " of actor.model; expected the name of a parser of your own, file.py:function"
         )
-        check_conversations(own, of_family(family), ["x"])
+        check_tools(own, of_family(family))
         assert tool_format_of(own, of_family(family)) == "mine.py:parse"
 
 
@@ -65,7 +73,7 @@ def test_a_template_without_tools_is_for_environments_with_step_alone() -> None:
         "rollout.multi_turn.tool_format: the chat template of actor.model takes no tools; set data.chat_template, or"
         " use step"
     )
-    check_conversations(GAME, of_family("gemma2"), ["x"])
+    check_conversations(GAME, of_family("gemma2"), ROWS)
     assert tool_format_of(config_with({"path": "a.py", "name": "A"}, tool_format="hermes"), of_family("gemma2")) is None
     assert refusal(TOOLS, of_family("gemma2")) == sentence
     with pytest.raises(ConfigError, match="takes no tools; set"):
@@ -85,4 +93,4 @@ def test_a_template_that_leaves_results_out_or_ends_no_turn_is_refused() -> None
 
 
 def test_without_environments_nothing_is_checked() -> None:
-    check_conversations(make_config(Path("run")), make_tokenizer("{{ messages[0].content }}"), ["x"])
+    check_conversations(make_config(Path("run")), make_tokenizer("{{ messages[0].content }}"), ROWS)

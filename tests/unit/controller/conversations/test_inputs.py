@@ -14,11 +14,12 @@ from controller.preflight import load_inputs
 from controller.run.folder import RunFolder
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
 from splitppo.config import Config, ConfigError, load_config
+from tests.support import user_environments
 from tests.support.fake_services import make_config
 
-GAME = {"path": "a.py", "name": "A"}
 MULTI_TURN = "rollout__multi_turn"
-TALKS = {MULTI_TURN: {"environments": {"default": GAME}}}
+GAME = {"path": user_environments.__file__, "name": "Game"}
+TALKS: dict[str, Any] = {MULTI_TURN: {"environments": {"default": GAME}}}
 
 
 def write_model(folder: Path, **sizes: int) -> str:
@@ -82,8 +83,9 @@ def test_tools_need_a_template_that_takes_them(make: Any) -> None:
         r"^rollout\.multi_turn\.tool_format: the chat template of actor\.model takes no tools; set data\.chat_template,"
         r" or use step$"
     )
-    with pytest.raises(ConfigError, match=sentence):
-        load_inputs(make(**{MULTI_TURN: {"environments": {"default": {"tools": "a.py:b"}}}}))
+    for environment in ({"tools": f"{user_environments.__file__}:Echo"}, {**GAME, "name": "Riddle"}):
+        with pytest.raises(ConfigError, match=sentence):
+            load_inputs(make(**{MULTI_TURN: {"environments": {"default": environment}}}))
 
 
 def test_a_conversation_longer_than_the_model_is_refused(tmp_path: Path, make: Any) -> None:
@@ -95,19 +97,22 @@ def test_a_conversation_longer_than_the_model_is_refused(tmp_path: Path, make: A
 
 def test_prompts_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text("{% for tool in tools or [] %}{{ tool.name }} {% endfor %}{{ messages[0].content }}")
-    train = write_rows(
-        tmp_path / "two.jsonl", "riddle", "other", "other", "riddle", prompt=[{"role": "user", "content": "abc"}]
+    template.write_text(
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        "{% for message in messages %}{{ message.content }}{{ '<eos>' if message.role == 'assistant' }}{% endfor %}"
     )
-    tools = {"riddle": [{"name": "d"}, {"name": "e"}], "other": []}
+    prompt = [{"role": "user", "content": "abc"}]
+    train = write_rows(tmp_path / "two.jsonl", "riddle", "other", "other", "riddle", prompt=prompt)
+    environments = {"riddle": {**GAME, "name": "Riddle"}, "default": GAME}
     config = make(
-        data__train_files=train, data__chat_template=str(template), reward__scorers={"default": [{"name": "gsm8k"}]}
+        data__train_files=train,
+        data__chat_template=str(template),
+        rollout__multi_turn={"environments": environments, "tool_format": "hermes"},
     )
 
-    table = load_inputs(config, tools.__getitem__).prompts.table
+    table = load_inputs(config).prompts.table
 
-    assert table.texts == ("d e abc", "abc", "abc", "d e abc")
-    assert table.prompts.lengths.tolist() == [7, 3, 3, 7]
+    assert table.texts == ("guess abc", "abc", "abc", "guess abc")
 
 
 def test_a_resumed_run_keeps_its_reply_steps_and_its_environments(tmp_path: Path) -> None:

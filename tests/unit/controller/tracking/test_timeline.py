@@ -57,7 +57,7 @@ def test_every_pool_is_a_named_process(tmp_path: Path) -> None:
     trace.add([span("critic", "values", 1, 0, 1)])
     content = json.loads((tmp_path / "trace.json").read_text())
     names = {event["pid"]: event["args"]["name"] for event in content if event["name"] == "process_name"}
-    assert list(names.values()) == ["actor", "critic", "rollout", "controller", "scoring", "reward"]
+    assert list(names.values()) == [*("actor", "critic", "rollout", "controller", "scoring", "reward", "environments")]
     assert names[events(tmp_path / "trace.json")[0]["pid"]] == "critic"
 
 

@@ -1,0 +1,119 @@
+"""Describes what happened in one conversation of the policy with its environment, beside the tokens of the response."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from controller.ppo.scores import Objects, Scores
+from rewards.samples import Scored
+from splitppo.batch import Batch, Column
+
+_COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts")
+
+
+class EnvironmentsFailed(Exception):
+    """Environments failed for too many conversations; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What happened in one conversation that is over.
+
+    Attributes:
+        turn_rewards: the rewards that the environment gave for the policy's turns, one number per turn.
+        turn_ends: for each turn, the index of its last token in the response.
+        end_score: the score that the environment gave at the end, for the whole conversation.
+        extra: further fields from the environment, which become metrics like those of scorers.
+        messages: the chat messages after the prompt, those of the policy included.
+        num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
+            `num_tool_errors` raised, `num_timeouts` took too long.
+        is_truncated: True if the conversation did not fit into the response.
+        lost: why the environment failed, as a sentence; empty if it did not fail.
+    """
+
+    turn_rewards: Sequence[float] = ()
+    turn_ends: Sequence[int] = ()
+    end_score: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    num_calls: int = 0
+    num_bad_calls: int = 0
+    num_tool_errors: int = 0
+    num_timeouts: int = 0
+    is_truncated: bool = False
+    lost: str = ""
+
+    @property
+    def num_turns(self) -> int:
+        """The number of the policy's turns."""
+        return len(self.turn_ends)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields that a scorer gets in `extra_info` beside those of the data row."""
+        return {"num_turns": self.num_turns, "turn_scores": list(self.turn_rewards), "messages": list(self.messages)}
+
+    def added_to(self, scored: Scored, num_tokens: int) -> Scored:
+        """Adds the environment's rewards to the scores of the scorers; a lost conversation scores 0.
+
+        `num_tokens` is the number of tokens of the response. A reward for a turn belongs to the last token of the turn.
+        """
+        if self.lost:
+            return Scored(0.0)
+        tokens = np.zeros(num_tokens)
+        if scored.token_scores:
+            tokens += scored.token_scores
+        np.add.at(tokens, list(self.turn_ends), list(self.turn_rewards))
+        return replace(
+            scored,
+            score=scored.score + self.end_score,
+            token_scores=tokens.tolist() if tokens.any() else scored.token_scores,
+            extra={**self.extra, **scored.extra},
+        )
+
+
+def mask_lost(rollouts: Batch, conversations: Sequence[Conversation]) -> Batch:
+    """Clears the column `response_mask` of lost conversations, from which nothing is learned."""
+    if "response_mask" not in rollouts or not any(one.lost for one in conversations):
+        return rollouts
+    mask = rollouts["response_mask"]
+    kept_B = np.array([not one.lost for one in conversations], mask.values.dtype)
+    masked = Column(mask.values * np.repeat(kept_B, mask.lengths), mask.lengths)
+    return rollouts.merge(Batch(rollouts.num_rows, {"response_mask": masked}))
+
+
+def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
+    """Checks that environments failed for at most this share of responses; `whose` names these, e.g. "step 3".
+
+    Raises:
+        EnvironmentsFailed: environments failed for more responses.
+    """
+    lost = [
+        (place, one.lost) for place, one in zip(scores.places, scores.conversations, strict=True) if one and one.lost
+    ]
+    if len(lost) > max_error_rate * scores.num_rows:
+        what = f"the environment failed in {len(lost)} of {scores.num_rows} conversations of {whose}"
+        place, why = lost[0]
+        allowed = f"rollout.multi_turn.max_error_rate ({max_error_rate:g})"
+        raise EnvironmentsFailed(f"{what}, more than {allowed} allows; first {place}: {why}")
+
+
+def conversation_metrics(conversations: Objects, response_mask: Column | None = None) -> dict[str, float]:
+    """Computes num_turns/..., tool_call_counts/... and environment/... of rows with a conversation; {} if none has one.
+
+    With `response_mask`, also the number of sampled tokens of a response, response_length/sampled/....
+    """
+    own = [one for one in conversations if one is not None]
+    if not own:
+        return {}
+    numbers = {"num_turns": [one.num_turns for one in own], "tool_call_counts": [one.num_calls for one in own]}
+    if response_mask is not None:
+        numbers["response_length/sampled"] = response_mask.sums().tolist()
+    metrics: dict[str, float] = {}
+    for name, values in numbers.items():
+        metrics |= {f"{name}/mean": float(np.mean(values))}
+        metrics |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+    metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
+    return metrics | {"environment/num_lost": float(sum(bool(one.lost) for one in own))}

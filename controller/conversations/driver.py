@@ -1,0 +1,306 @@
+"""Drives the conversations of a batch: from the end of a turn, by the environment's answer, to the reply's tokens.
+
+    sampling group                     controller                       environment process
+    a turn ends     -- Turn ------->   decode the turn's tokens
+                                       Episode.say  -- text -------->   converse(chat, row)
+                                                    <- messages -----   ... await chat.turn(...)
+    the row goes on <- TurnReply ---   tokens of the messages
+
+Every row has a task of its own. Replies that are there at the same time are sent together.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.conversations.checks import tool_format_of
+from controller.conversations.conversation import Conversation
+from controller.data.observations import with_observations
+from controller.data.prompts import PromptBatch, response_seeds
+from controller.data.tokenizer import Tokenizer
+from controller.data.turn_tokens import TurnTokens
+from controller.workers.concurrency import gather_calls
+from controller.workers.share import Share
+from controller.workers.span import Span
+from environments.messages import Answer
+from environments.pool import EnvironmentProcesses, Episode
+from splitppo.batch import Batch, Column
+from splitppo.config import Config, ConfigError
+from splitppo.rpc.errors import WrongState
+from splitppo.v1 import actor_pb2, worker_pb2
+
+# Environments get seeds that every random number generator takes.
+_SEED_BITS = 31
+# Shorter pauses between two times in which environments work are no pause in the timeline.
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Environments:
+    """What all conversations of a run share: the limits, the processes, and the text between turns as tokens."""
+
+    config: Config
+    processes: EnvironmentProcesses
+    tokenizer: Tokenizer
+    turn_tokens: TurnTokens
+
+    def conversations(self, asked: PromptBatch, run_seed: int, step: int) -> "Conversations":
+        """Makes the conversations of responses to these prompts (one for each response) in a step.
+
+        All samples of a prompt have environments of the same seed, so that they begin in the same state.
+        """
+        seeds_B = response_seeds(run_seed, step, asked.row_indices, 0) >> (63 - _SEED_BITS)
+        return Conversations(self, asked, seeds_B)
+
+    @property
+    def request(self) -> actor_pb2.Conversation:
+        """The part of a Generate request that asks for conversations."""
+        limits = self.config.rollout.multi_turn
+        assert limits.reply_steps != "auto", "load resolves it"
+        return actor_pb2.Conversation(max_turn_length=limits.max_turn_length or 0, reply_steps=limits.reply_steps)
+
+    def with_beginnings(self, asked: PromptBatch, texts: Sequence[str]) -> PromptBatch:
+        """Adds the texts by which environments begin to the prompts; ConfigError if one has no room."""
+        limit, tools_of = self.config.data.max_prompt_length, self.processes.schemas_of
+        try:
+            return with_observations(asked, texts, self.tokenizer, max_prompt_length=limit, tools_of=tools_of)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def has_stopped(self, text: str, last_token: int) -> bool:
+        """Returns True if a turn ended by itself, and not at a limit of its length."""
+        is_ended = last_token in self.tokenizer.eos_token_ids
+        return is_ended or any(stop in text for stop in self.config.rollout.stop)
+
+
+@asynccontextmanager
+async def open_environments(config: Config, tokenizer: Tokenizer) -> AsyncIterator[Environments | None]:
+    """Gives a `with` block what the policy talks with, in processes that end with it; None without environments."""
+    section = config.rollout.multi_turn
+    if not section.environments:
+        yield None
+        return
+    async with EnvironmentProcesses(section, tool_format=tool_format_of(config, tokenizer)) as processes:
+        yield Environments(config, processes, tokenizer, TurnTokens(tokenizer, section.max_observation_length))
+
+
+class Conversations:
+    """The conversations of B responses, one environment each; an async context manager that begins and ends them.
+
+    Attributes:
+        asked: the prompt of each response; after `begin` with the texts by which the environments begin.
+    """
+
+    def __init__(self, environments: Environments, asked: PromptBatch, seeds_B: NDArray[np.int64]) -> None:
+        self.environments, self.asked = environments, asked
+        self._asked_s: list[tuple[float, float]] = []  # when at least one environment was asked, in unix seconds
+        self._seeds_B = seeds_B
+        self._episodes: dict[int, tuple[Episode, Answer]] = {}  # begun, and not yet in a conversation
+        self._finished: list[asyncio.Future[Conversation]] = []
+        self._num_asked = 0
+
+    async def __aenter__(self) -> Self:
+        """Starts the environment of every response."""
+        loop = asyncio.get_running_loop()
+        self._finished = [loop.create_future() for _ in self._seeds_B]
+        begun = await gather_calls(*(self.begin(place) for place in range(len(self._seeds_B))))
+        self._episodes = dict(enumerate(begun))
+        texts = ["".join(message["content"] for message in answer.messages) for _, answer in begun]
+        self.asked = self.environments.with_beginnings(self.asked, texts)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for episode, _answer in self._episodes.values():  # nobody talked with them
+            episode.abandon()
+        self._episodes.clear()
+
+    async def begin(self, place: int) -> tuple[Episode, Answer]:
+        """Returns the environment of a response, and its first answer; starts it unless it has begun."""
+        if place in self._episodes:
+            return self._episodes.pop(place)
+        row = self.asked.rows[place]
+        fields = {"data_source": row.data_source, "ground_truth": row.ground_truth, **row.extra_info}
+        episode = self.environments.processes.begin(row.data_source, fields, int(self._seeds_B[place]))
+        return episode, await self.ask(episode.start())
+
+    async def ask(self, answer: Any) -> Answer:
+        """Awaits an environment's answer, and notes the time for the timeline."""
+        started_s = time.time()
+        self._num_asked += 1
+        if self._num_asked == 1 and (not self._asked_s or started_s - self._asked_s[-1][1] > _PAUSE_S):
+            self._asked_s.append((started_s, started_s))
+        try:
+            result: Answer = await answer
+            return result
+        finally:
+            self._num_asked -= 1
+            self._asked_s[-1] = (self._asked_s[-1][0], time.time())
+
+    def spans(self, step: int) -> list[Span]:
+        """Returns the times in which at least one environment was asked, as spans of the timeline."""
+        return [Span("environments", "environment", step, start, end) for start, end in self._asked_s]
+
+    def open(self, share: Share) -> "OpenConversations":
+        """Returns the conversations of the responses that one group samples, for one attempt."""
+        return OpenConversations(self, share)
+
+    def finish(self, place: int, conversation: Conversation) -> None:
+        """Stores a conversation that is over. One that was finished before a group was lost stays as it is."""
+        if not self._finished[place].done():
+            self._finished[place].set_result(conversation)
+
+    async def finished(self, places: Sequence[int]) -> None:
+        """Waits until the conversations at these places are over."""
+        for place in places:
+            await asyncio.shield(self._finished[place])
+
+    def at(self, places: Sequence[int]) -> list[Conversation]:
+        """Returns the conversations at these places, which are over."""
+        return [self._finished[place].result() for place in places]
+
+
+class OpenConversations:
+    """The conversations of the responses that one group samples, in one attempt; the `Replies` of a share."""
+
+    def __init__(self, whole: Conversations, share: Share) -> None:
+        self.request = whole.environments.request
+        self._whole, self._client, self._slot, self._places = whole, share.client, share.slot, share.places.tolist()
+        prompts, seeds = whole.asked.prompts.take(share.places.astype(np.int64)), share.seeded["seeds"].values
+        one_each = np.ones(len(seeds), np.int32)
+        self.rows = Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, one_each)})
+        self._turns: list[asyncio.Queue[worker_pb2.Turn]] = [asyncio.Queue() for _ in self._places]
+        self._num_known = [0] * len(self._places)
+        self._replies: list[actor_pb2.TurnReply] = []
+        self._news, self._all_said = asyncio.Event(), False
+
+    def on_turns(self, ended: worker_pb2.TurnsEnded) -> None:
+        """Takes turns that have ended; a turn that is told again is ignored."""
+        for turn in ended.turns:
+            if turn.turn == self._num_known[turn.place] + 1:
+                self._num_known[turn.place] += 1
+                self._turns[turn.place].put_nowait(turn)
+
+    async def run(self) -> None:
+        """Leads all conversations to their ends."""
+        await gather_calls(self._converse(), self._send())
+
+    async def finished(self, places: NDArray[np.int32]) -> None:
+        await self._whole.finished(places.tolist())
+
+    async def _converse(self) -> None:
+        await gather_calls(*(self._converse_one(number) for number in range(len(self._places))))
+        self._all_said = True
+        self._news.set()
+
+    async def _converse_one(self, number: int) -> None:
+        place, whole = self._places[number], self._whole
+        episode, first = await whole.begin(place)
+        try:
+            row = _Row(whole, place, episode, first, self._turns[number])
+            while (reply := await row.reply()) is not None:
+                self._replies.append(reply)
+                self._news.set()
+                if reply.is_last:
+                    break
+            whole.finish(place, row.conversation())
+        finally:
+            episode.abandon()
+
+    async def _send(self) -> None:
+        """Sends replies, all that are there together, until the last one is sent."""
+        while not self._all_said or self._replies:
+            await self._news.wait()
+            self._news.clear()
+            replies, self._replies = self._replies, []
+            try:
+                if replies:
+                    await self._client.reply(self._slot, replies)
+            except WrongState:
+                return  # Generate has ended, or was cancelled: its own reply says how
+
+
+@dataclass(eq=False)
+class _Row:
+    """One conversation that is going on: its turns so far, and what the environment gave for them."""
+
+    whole: Conversations
+    place: int
+    episode: Episode
+    first: Answer
+    turns: "asyncio.Queue[worker_pb2.Turn]"
+    length: int = 0  # tokens of the response so far
+    ends: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    is_truncated: bool = False
+
+    async def reply(self) -> actor_pb2.TurnReply | None:
+        """Waits for the next turn of the policy, and returns the reply to it; None if the turn takes no reply."""
+        turn = await self.turns.get()
+        self.length += len(turn.tokens)
+        self.ends.append(self.length - 1)
+        self.rewards.append(0.0)
+        tokens = await self._answer_to(turn)
+        if turn.is_last:
+            return None
+        self.length += len(tokens)
+        return actor_pb2.TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=not len(tokens))
+
+    async def _answer_to(self, turn: worker_pb2.Turn) -> Sequence[int]:
+        """Tells the environment a turn; returns the tokens that follow it, or none if the conversation is over."""
+        if self.first.lost:
+            return self._take(self.first)
+        environments, last_token = self.whole.environments, turn.tokens[-1]
+        text, limits = environments.tokenizer.decode(turn.tokens), environments.config.rollout.multi_turn
+        has_stopped = environments.has_stopped(text, last_token)
+        answer = await self.whole.ask(self.episode.say(text, "stop" if has_stopped else "length"))
+        self._take(answer)
+        self.is_truncated = turn.is_last and not has_stopped
+        said: dict[str, Any] = {"role": "assistant", "content": answer.text if answer.calls else text}
+        self.messages.append({**said, "tool_calls": list(answer.calls)} if answer.calls else said)
+        if answer.is_over:
+            return ()
+        may_go_on = not turn.is_last and turn.turn < limits.max_turns
+        if may_go_on and len(tokens := self._tokens_of(answer, last_token)):
+            return tokens
+        self.is_truncated |= turn.turn < limits.max_turns
+        return self._take(await self.whole.ask(self.episode.end()))
+
+    def _tokens_of(self, answer: Answer, last_token: int) -> Sequence[int]:
+        """Returns the tokens of an answer's messages; none if they and one token more do not fit into the response."""
+        environments, prompt = self.whole.environments, self.whole.asked.rows[self.place].prompt
+        is_templated = environments.tokenizer.chat_template.applies_to(prompt)
+        reply = environments.turn_tokens.reply(answer.messages, last_token=last_token, is_templated=is_templated)
+        if self.length + len(reply) >= environments.config.data.max_response_length:
+            return ()
+        self.messages += answer.messages
+        return [int(token) for token in reply]
+
+    def _take(self, answer: Answer) -> tuple[()]:
+        """Adds an answer to those of the conversation, its reward to the latest turn."""
+        self.answers.append(answer)
+        self.rewards[-1] += answer.reward or 0.0
+        return ()
+
+    def conversation(self) -> Conversation:
+        """Returns the conversation, which is over."""
+        final = dict(next((answer.final for answer in self.answers if answer.final is not None), {}))
+        notes = {name: value for answer in self.answers for name, value in answer.notes.items()}
+        counts = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts")
+        return Conversation(
+            turn_rewards=tuple(self.rewards),
+            turn_ends=tuple(self.ends),
+            end_score=float(final.pop("score", 0.0)),
+            extra={**notes, **final},
+            messages=tuple(self.messages),
+            is_truncated=self.is_truncated,
+            lost=next((answer.lost for answer in self.answers if answer.lost), ""),
+            **{name: sum(getattr(answer, name) for answer in self.answers) for name in counts},
+        )

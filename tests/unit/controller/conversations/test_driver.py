@@ -1,0 +1,246 @@
+"""Conversations between a scripted actor and environments that are functions: what is replied, rewarded and learned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.conversations.conversation import Conversation, EnvironmentsFailed, check_lost, conversation_metrics
+from controller.conversations.driver import Environments
+from controller.data.prompt_files import PromptRow
+from controller.data.prompts import PromptBatch
+from controller.data.tokenizer import load_tokenizer
+from controller.data.turn_tokens import TurnTokens
+from controller.ppo.scores import Scores, objects
+from controller.step.context import StepContext
+from controller.step.generation import SampledRollouts
+from controller.step.log_prob_check import LogProbCheck
+from controller.tracking.metric_names import check_declared
+from controller.tracking.step_record import StepRecord
+from controller.workers.sampler import Sampler
+from controller.workers.worker_groups import Workers
+from environments.messages import Answer
+from rewards.samples import Scored
+from splitppo.batch import Batch, Column
+from splitppo.rpc.errors import Place, Unavailable
+from tests.support import models
+from tests.support.call_log import CallLog
+from tests.support.fake_services import FakeScorer, make_config
+from tests.support.talking import FunctionEnvironments, Speak, TalkingActor, TalkingRollout
+
+NUM_SAMPLES = 2
+LIMIT = 24
+
+
+def user(text: str) -> tuple[Mapping[str, Any], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def three_turns(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+    """Says the seed's last digit after turn 1 and a letter after turn 2, and gives 1, 2 and 3 for the turns."""
+    yield Answer()
+    yield Answer(messages=user(str(seed % 10)), reward=1.0, num_calls=1)
+    yield Answer(messages=user("b"), reward=2.0, notes={"effort": 0.5}, num_calls=2, num_bad_calls=1)
+    yield Answer(is_over=True, reward=3.0, final={"score": 0.25, "won": True})
+
+
+def says(*tokens: int) -> Speak:
+    return lambda place, turn, so_far: tokens
+
+
+class Run:
+    """A step whose rollouts are sampled by a scripted actor, with two prompts and two samples of each."""
+
+    def __init__(self, folder: Path, converse: Any, speak: Speak, *, num_parts: int = 1, **changes: Any) -> None:
+        models.save_tokenizer(folder / "model")
+        tokenizer = load_tokenizer(str(folder / "model"))
+        keys = {"rollout__multi_turn__environments": {"default": {"tools": ["x.py:f"]}}, **changes}
+        keys |= {"data__max_response_length": LIMIT, "data__max_prompt_length": 30}
+        config = make_config(folder / "run", rollout__stream_groups=num_parts, **keys)
+        self.environments = FunctionEnvironments(converse)
+        self.actor = TalkingActor(CallLog())
+        self.actor.speak = speak  # type: ignore[method-assign]
+        self.actor.committed_step = 2
+        turn_tokens = TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length)
+        self.step = StepContext(
+            config,
+            Workers.of(config, self.actor, None),
+            FakeScorer(self.actor.log),
+            LogProbCheck(config.rollout, first_step=3),
+            StepRecord(3, started_s=0.0),
+            partial(asyncio.sleep, 0),
+            Environments(config, self.environments, tokenizer, turn_tokens),
+        )
+        rows = [PromptRow(f"row {row}", f"go {row}", "a", "truth", {"row": row}) for row in range(2)]
+        texts = [str(row.prompt) for row in rows]
+        ids = [tokenizer.backend.encode(text).ids for text in texts]
+        prompts = Column.from_rows(ids, np.dtype("<i4"))
+        self.prompts = PromptBatch(np.arange(2), prompts, tuple(texts), tuple(rows))
+        self.tokenizer = tokenizer
+
+    async def rollouts(self) -> tuple[Batch, list[Conversation]]:
+        """Samples; returns the rollouts and the conversations, by prompt, then sample."""
+        stream = SampledRollouts.of_step(self.step, self.prompts)
+        rollouts = await stream.generate()
+        parts = [part async for part in stream.parts()]
+        conversations = [one for part in parts for one in part.conversations]
+        places = np.concatenate([part.places for part in parts])
+        return rollouts, [conversations[index] for index in np.argsort(places)]
+
+
+async def test_replies_are_in_the_response_and_masked(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(5, 6, 7))
+    rollouts, conversations = await run.rollouts()
+    assert run.actor.conversations[0].reply_steps == 32
+    for response, mask, one in zip(
+        rollouts["responses"].rows(), rollouts["response_mask"].rows(), conversations, strict=True
+    ):
+        text = run.tokenizer.decode(response.tolist())
+        turn = run.tokenizer.decode([5, 6, 7])
+        assert text == f"{turn}{text[3]}{turn}b{turn}"
+        assert mask.tolist() == [1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
+        assert (one.turn_rewards, one.turn_ends) == ((1.0, 2.0, 3.0), (2, 6, 10))
+        assert (one.end_score, one.extra) == (0.25, {"effort": 0.5, "won": True})
+        assert [message["role"] for message in one.messages] == ["assistant", "user"] * 2 + ["assistant"]
+        assert (one.num_turns, one.num_calls, one.num_bad_calls, one.is_truncated) == (3, 3, 1, False)
+    assert all(episode.is_abandoned for episode in run.environments.episodes)
+
+
+async def test_samples_of_a_prompt_have_the_same_seed_and_the_fields_of_their_row(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(5))
+    await run.rollouts()
+    assert [row for _, row, _ in run.environments.begun] == [
+        {"data_source": "a", "ground_truth": "truth", "row": number} for number in (0, 0, 1, 1)
+    ]
+    seeds = [seed for *_, seed in run.environments.begun]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    again = Run(tmp_path, three_turns, says(5))
+    await again.rollouts()
+    assert [seed for *_, seed in again.environments.begun] == seeds
+
+
+async def test_what_reset_says_belongs_to_the_prompt(tmp_path: Path) -> None:
+    def told(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer(messages=user(f": {row['row'] + 3}"))
+        yield Answer(is_over=True)
+
+    rollouts, _ = await Run(tmp_path, told, says(5)).rollouts()
+    run = Run(tmp_path, told, says(5))
+    texts = [run.tokenizer.decode(prompt.tolist()) for prompt in rollouts["prompts"].rows()]
+    assert texts == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+async def test_a_reply_that_leaves_no_room_ends_the_conversation(tmp_path: Path, num_parts: int) -> None:
+    ends: list[object] = []
+
+    def talkative(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer()
+        yield Answer(messages=user("b" * 10))
+        ends.append((yield Answer(messages=user("c" * 10))))
+        yield Answer(is_over=True, final={"score": 1.0})
+
+    def speak(place: int, turn: int, so_far: Sequence[int]) -> Sequence[int]:
+        return [4] * (2 + place)
+
+    run = Run(tmp_path, talkative, speak, num_parts=num_parts)
+    rollouts, conversations = await run.rollouts()
+    # Tokens so far: 2 + 10 + 2 = 14, and 10 more leave no room for another one.
+    assert rollouts["responses"].lengths.tolist() == [14, 16, 18, 20]
+    assert [one.is_truncated for one in conversations] == [True] * 4
+    assert [one.end_score for one in conversations] == [1.0] * 4
+    assert ends == [None] * 4
+
+
+async def test_a_turn_that_fills_the_response_takes_no_reply(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(*[4] * 40))
+    rollouts, conversations = await run.rollouts()
+    assert rollouts["responses"].lengths.tolist() == [LIMIT] * 4
+    assert run.actor.replies == []
+    assert [(one.num_turns, one.is_truncated, one.turn_rewards) for one in conversations] == [(1, True, (3.0,))] * 4
+
+
+async def test_the_last_allowed_turn_ends_the_conversation(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(4), rollout__multi_turn__max_turns=2)
+    _, conversations = await run.rollouts()
+    assert [(one.num_turns, one.is_truncated, one.turn_rewards) for one in conversations] == [
+        (2, False, (1.0, 5.0))
+    ] * 4
+
+
+async def test_turns_that_are_told_twice_are_answered_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(4))
+    run.actor.says_twice = True
+    _, conversations = await run.rollouts()
+    assert [(reply.place, reply.turn) for reply in sorted(run.actor.replies, key=lambda r: (r.place, r.turn))] == [
+        (place, turn) for place in range(4) for turn in (1, 2, 3)
+    ]
+    assert [one.num_turns for one in conversations] == [3] * 4
+
+
+def failing(where: int) -> Callable[[Mapping[str, Any], int], Iterator[Answer]]:
+    """Returns environments that fail in the conversations about the first prompt: at the start, or in a turn."""
+
+    def converse(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        for number in range(3):
+            is_lost = row["row"] == 0 and number == where
+            yield Answer(is_over=is_lost, lost="it broke" if is_lost else "", messages=user("b") if number else ())
+        yield Answer(is_over=True, final={"score": 1.0})
+
+    return converse
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+async def test_of_a_lost_conversation_nothing_is_learned(tmp_path: Path, where: int) -> None:
+    run = Run(tmp_path, failing(where), says(4, 5))
+    rollouts, conversations = await run.rollouts()
+    assert [one.lost for one in conversations] == ["it broke"] * 2 + [""] * 2
+    masks = rollouts["response_mask"].rows()
+    assert [bool(mask.any()) for mask in masks] == [False, False, True, True]
+    assert [one.added_to(Scored(5.0), 8).total for one in conversations] == [0.0, 0.0, 6.0, 6.0]
+    scores = Scores.of(np.zeros(4, np.float32), conversations=objects(conversations), places=objects("abcd"))
+    check_lost(scores, 0.5, "step 3")
+    with pytest.raises(EnvironmentsFailed) as failed:
+        check_lost(scores, 0.4, "step 3")
+    assert str(failed.value) == (
+        "the environment failed in 2 of 4 conversations of step 3, more than rollout.multi_turn.max_error_rate (0.4)"
+        " allows; first a: it broke"
+    )
+
+
+async def test_an_attempt_after_the_loss_of_a_group_begins_new_conversations(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(4), services__rollout={})
+
+    class LostOnce(TalkingRollout):
+        async def reply(self, slot: Any, replies: Any) -> None:
+            if not self.restarts and any(reply.turn == 2 for reply in replies):
+                raise Unavailable("gone", Place(role="rollout"))
+            await super().reply(slot, replies)
+
+    rollout = LostOnce(run.actor.log)
+    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
+    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    _, conversations = await run.rollouts()
+    assert len(rollout.restarts) == 1
+    assert len(run.environments.begun) == 8
+    assert [one.num_turns for one in conversations] == [3] * 4
+    assert all(episode.is_abandoned for episode in run.environments.episodes)
+
+
+def test_metrics_are_declared() -> None:
+    one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1)
+    mask = Column.from_rows([[1, 1, 0, 1], [1]], np.dtype(np.uint8))
+    metrics = conversation_metrics(objects([one, one]), mask)
+    check_declared(metrics)
+    assert metrics["num_turns/mean"] == 1.0
+    assert metrics["response_length/sampled/max"] == 3.0
+    assert metrics["environment/num_timeouts"] == 2.0
+    assert conversation_metrics(objects([None, None])) == {}
