@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.kill_matrix.adapter_cells import adapter_cells_at
 from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
+from tests.kill_matrix.conversation_cells import conversation_cells_at
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.support.runs import Inputs
@@ -21,6 +22,7 @@ CELLS = (
     *ROLLOUT_GROUP_CELLS,
     *mesh_cells_at(STEP),
     *adapter_cells_at(STEP),
+    *conversation_cells_at(STEP),
 )
 
 

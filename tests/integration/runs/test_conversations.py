@@ -1,0 +1,97 @@
+"""Conversations in whole runs: no schedule, resume, lost process or slow environment changes the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
+from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
+from tests.support.external import ExternalGroups, external_groups
+from tests.support.runs import EACH_STEP, Inputs, RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def talking(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
+    """One actor rank and one critic rank with room for several turns in a response."""
+    data = {**config["data"], "max_response_length": MAX_RESPONSE_LENGTH}
+    with external_groups({**config, "data": data}, tmp_path_factory.mktemp("talking") / "run") as groups:
+        yield groups
+
+
+@pytest.fixture
+def groups(talking: ExternalGroups) -> ExternalGroups:
+    """`talking`, with an empty run folder."""
+    talking.empty()
+    return talking
+
+
+def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
+    groups: ExternalGroups, tmp_path: Path
+) -> None:
+    runs: dict[str, tuple[str, ...]] = {
+        "serial": ("run.schedule=serial", echo()),
+        "overlap": ("run.schedule=overlap", echo(max_pause_s=0.02)),
+        "lost": (EACH_STEP, "run.stop_after_step=2", echo(kills=str(tmp_path / "killed"))),
+        "resumed": (EACH_STEP, echo(kills=str(tmp_path / "killed"))),
+    }
+    folders: dict[str, RunFolder] = {}
+    for name, options in runs.items():
+        if name != "resumed":
+            groups.empty()
+        with groups.started(*LIMITS, *options) as controller:
+            controller.complete()
+        folders[name] = groups.keep(tmp_path / name) if name != "lost" else controller.folder
+    assert (tmp_path / "killed").exists()
+    digests = [folders[name].summary["weights_sha256"] for name in ("serial", "overlap", "resumed")]
+    assert digests == digests[:1] * 3
+    for line in folders["overlap"].metrics[1:]:
+        assert line["num_turns/mean"] == 3.0
+        assert line["response_length/sampled/max"] <= 18.0 < line["response_length/min"] + 18.0
+        assert line["environment/num_lost"] == 0.0
+        assert line["training/rollout_probs_diff_max"] < 1e-4
+    validation = folders["overlap"].metrics[2]
+    assert validation["val-aux/num_turns/max"] == 3.0
+    assert {"environments"} <= {span["pool"] for span in folders["overlap"].spans()}
+
+
+def test_an_environment_that_ends_after_one_turn_changes_nothing(
+    groups: ExternalGroups,
+) -> None:
+    digests = []
+    for options in ((), (echo(turns=1),)):
+        groups.empty()
+        # A turn is known to be the last one some steps later, so that parts would hold other rows.
+        with groups.started("rollout.stream_groups=1", *options) as controller:
+            digests.append(controller.complete().summary["weights_sha256"])
+    assert digests[0] == digests[1]
+    assert controller.folder.metrics[-1]["num_turns/max"] == 1.0
+
+
+def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups: ExternalGroups) -> None:
+    with groups.started(*LIMITS, echo(fails=0.1), "rollout.multi_turn.max_error_rate=0.9") as controller:
+        controller.complete()
+    assert sum(line["environment/num_lost"] for line in controller.folder.metrics[1:]) > 0
+    groups.empty()
+    with groups.started(*LIMITS, echo(fails=0.5)) as controller:
+        assert controller.wait() == 1
+    [line] = [line for line in controller.output.splitlines() if "environment failed" in line]
+    assert "more than rollout.multi_turn.max_error_rate (0.2) allows; first" in line
+    assert "step: ValueError: the game is broken" in line
+    assert "Traceback" not in controller.output
+
+
+def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inputs, tmp_path: Path) -> None:
+    config = matrix_config(inputs)
+    lost = ("actor_1-talk_reply_taken_shared", "rollout_0-talk_turn_ended_shared")
+    cells = [
+        {cell.name: cell for cell in conversation_cells_at(step)}[name] for step, name in zip((2, 3), lost, strict=True)
+    ]
+    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed", *cells[0].kind, echo())
+    verdict = run_cells(cells, config, tmp_path / "run")
+    assert verdict.failures(undisturbed) == []

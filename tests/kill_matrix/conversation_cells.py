@@ -1,0 +1,52 @@
+"""The cells of runs whose responses are conversations: a process dies in a turn, or while a reply is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from tests.kill_matrix.cells import STEP, Cell
+from tests.kill_matrix.rollout_cells import SHARED
+from tests.support import user_environments
+
+# Three turns of at most six tokens, and what the environment says.
+MAX_RESPONSE_LENGTH = 48
+LIMITS = (
+    f"data.max_response_length={MAX_RESPONSE_LENGTH}",
+    "rollout.multi_turn.max_turn_length=6",
+    "rollout.multi_turn.reply_steps=4",
+)
+
+
+def echo(**kwargs: Any) -> str:
+    """Returns the override by which all conversations of a run are with an `Echo`."""
+    environment = {"path": user_environments.__file__, "name": "Echo", "kwargs": kwargs}
+    text = yaml.safe_dump({"default": environment}, default_flow_style=True, width=1000).strip()
+    return f"rollout.multi_turn.environments={text}"
+
+
+TALKS = (*LIMITS, echo(max_pause_s=0.02))
+
+
+def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:
+    """All cells about conversations of `step`; in the last ones a rollout group answers half of the prompts, too."""
+
+    def cell(victim: str, moment: str, point: str, at: int = step, hit: int = 1, **others: Any) -> Cell:
+        settings = {"hit": hit, **others.pop("settings", {})}
+        return Cell(victim, f"talk_{moment}", point, at, settings, kind=(*others.pop("kind", ()), *TALKS), **others)
+
+    turn, reply = "actor.generate.turn", "actor.generate.reply"
+    yield cell("actor_0", "in_turn", "actor.generate", hit=8)
+    yield cell("actor_0", "turn_ended", turn, hit=2)
+    yield cell("actor_1", "turn_ended", turn, hit=3)
+    yield cell("actor_0", "reply_taken", reply)
+    yield cell("actor_1", "reply_taken", reply, hit=2)
+    waits = {"settings": {"after": {"point": turn, "step": step}}}
+    yield cell("critic_0", "turn_ended", "critic.update", step - 1, overrides=("run.schedule=overlap",), **waits)
+    yield cell("controller", "turn_ended", turn, from_outside=True)
+    yield cell("controller", "reply_taken", reply, from_outside=True)
+    yield cell("rollout_0", "turn_ended_shared", "rollout.generate.turn", hit=2, kind=SHARED)
+    yield cell("rollout_0", "reply_taken_shared", "rollout.generate.reply", hit=2, kind=SHARED)
+    yield cell("actor_1", "reply_taken_shared", reply, hit=2, kind=SHARED)
