@@ -83,15 +83,8 @@ class Trainer:
     async def train_step(self) -> None:
         """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
         config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
-        step = StepContext(
-            config,
-            self.workers,
-            self.scorer,
-            self.log_prob_check,
-            record,
-            self.critic_update.join,
-            self.environments,
-        )
+        join, environments = self.critic_update.join, self.environments
+        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, join, environments)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
         await run_calls(self.schedule, look_ahead, partial(self.learn, calls))

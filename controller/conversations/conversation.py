@@ -19,7 +19,7 @@ class EnvironmentsFailed(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What happened in one conversation that is over.
+    """The facts about one conversation that is over.
 
     Attributes:
         turn_rewards: the rewards that the environment gave for the policy's turns, one number per turn.

@@ -11,9 +11,10 @@ Every row has a task of its own. Replies that are there at the same time are sen
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -26,14 +27,14 @@ from controller.data.prompts import PromptBatch, response_seeds
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
 from controller.workers.concurrency import gather_calls
-from controller.workers.share import Share
+from controller.workers.share import Replies, Share
 from controller.workers.span import Span
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
 from splitppo.batch import Batch, Column
 from splitppo.config import Config, ConfigError
 from splitppo.rpc.errors import WrongState
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 
 # Environments get seeds that every random number generator takes.
 _SEED_BITS = 31
@@ -43,27 +44,21 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Environments:
-    """What all conversations of a run share: the limits, the processes, and the text between turns as tokens."""
+    """The limits of all conversations of a run, the processes, and the text between turns as tokens."""
 
     config: Config
     processes: EnvironmentProcesses
     tokenizer: Tokenizer
     turn_tokens: TurnTokens
 
-    def conversations(self, asked: PromptBatch, run_seed: int, step: int) -> "Conversations":
-        """Makes the conversations of responses to these prompts (one for each response) in a step.
-
-        All samples of a prompt have environments of the same seed, so that they begin in the same state.
-        """
-        seeds_B = response_seeds(run_seed, step, asked.row_indices, 0) >> (63 - _SEED_BITS)
-        return Conversations(self, asked, seeds_B)
-
     @property
-    def request(self) -> actor_pb2.Conversation:
+    def request(self) -> conversation_pb2.Conversation:
         """The part of a Generate request that asks for conversations."""
         limits = self.config.rollout.multi_turn
         assert limits.reply_steps != "auto", "load resolves it"
-        return actor_pb2.Conversation(max_turn_length=limits.max_turn_length or 0, reply_steps=limits.reply_steps)
+        return conversation_pb2.Conversation(
+            max_turn_length=limits.max_turn_length or 0, reply_steps=limits.reply_steps
+        )
 
     def with_beginnings(self, asked: PromptBatch, texts: Sequence[str]) -> PromptBatch:
         """Adds the texts by which environments begin to the prompts; ConfigError if one has no room."""
@@ -90,15 +85,47 @@ async def open_environments(config: Config, tokenizer: Tokenizer) -> AsyncIterat
         yield Environments(config, processes, tokenizer, TurnTokens(tokenizer, section.max_observation_length))
 
 
-class Conversations:
-    """The conversations of B responses, one environment each; an async context manager that begins and ends them.
+class OneTurn:
+    """Responses of one turn, in the place of `Conversations`: nobody answers them.
 
     Attributes:
-        asked: the prompt of each response; after `begin` with the texts by which the environments begin.
+        asked: the prompt of each response.
+        columns: the columns of rollouts that responses have beside those of every response.
+        converse: makes what answers the turns of the responses that one group samples; None: nothing does.
     """
 
+    columns: Sequence[str] = ()
+    converse: Callable[[Share], Replies] | None = None
+
+    def __init__(self, asked: PromptBatch) -> None:
+        self.asked = asked
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def spans(self, step: int) -> list[Span]:  # noqa: ARG002 - of Conversations
+        """Returns the times in which at least one environment was asked, as spans of the timeline."""
+        return []
+
+    def at(self, places: Sequence[int]) -> list[Conversation]:  # noqa: ARG002 - of Conversations
+        """Returns the conversations at these places, which are over; empty if every response has one turn."""
+        return []
+
+
+class Conversations(OneTurn):
+    """The conversations of B responses, one environment each; an async context manager that begins and ends them.
+
+    On entering, the texts by which the environments begin are added to the prompts (`asked`).
+    """
+
+    columns = ("response_mask",)
+
     def __init__(self, environments: Environments, asked: PromptBatch, seeds_B: NDArray[np.int64]) -> None:
-        self.environments, self.asked = environments, asked
+        super().__init__(asked)
+        self.environments, self.converse = environments, partial(OpenConversations, self)
         self._asked_s: list[tuple[float, float]] = []  # when at least one environment was asked, in unix seconds
         self._seeds_B = seeds_B
         self._episodes: dict[int, tuple[Episode, Answer]] = {}  # begun, and not yet in a conversation
@@ -143,12 +170,7 @@ class Conversations:
             self._asked_s[-1] = (self._asked_s[-1][0], time.time())
 
     def spans(self, step: int) -> list[Span]:
-        """Returns the times in which at least one environment was asked, as spans of the timeline."""
         return [Span("environments", "environment", step, start, end) for start, end in self._asked_s]
-
-    def open(self, share: Share) -> "OpenConversations":
-        """Returns the conversations of the responses that one group samples, for one attempt."""
-        return OpenConversations(self, share)
 
     def finish(self, place: int, conversation: Conversation) -> None:
         """Stores a conversation that is over. One that was finished before a group was lost stays as it is."""
@@ -161,8 +183,18 @@ class Conversations:
             await asyncio.shield(self._finished[place])
 
     def at(self, places: Sequence[int]) -> list[Conversation]:
-        """Returns the conversations at these places, which are over."""
         return [self._finished[place].result() for place in places]
+
+
+def conversations_of(environments: Environments | None, asked: PromptBatch, run_seed: int, step: int) -> OneTurn:
+    """Makes the conversations of responses to these prompts, one for each response, if there are environments.
+
+    All samples of a prompt have environments of the same seed, so that they begin in the same state.
+    """
+    if environments is None:
+        return OneTurn(asked)
+    seeds_B = response_seeds(run_seed, step, asked.row_indices, 0) >> (63 - _SEED_BITS)
+    return Conversations(environments, asked, seeds_B)
 
 
 class OpenConversations:
@@ -174,12 +206,12 @@ class OpenConversations:
         prompts, seeds = whole.asked.prompts.take(share.places.astype(np.int64)), share.seeded["seeds"].values
         one_each = np.ones(len(seeds), np.int32)
         self.rows = Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, one_each)})
-        self._turns: list[asyncio.Queue[worker_pb2.Turn]] = [asyncio.Queue() for _ in self._places]
+        self._turns: list[asyncio.Queue[conversation_pb2.Turn]] = [asyncio.Queue() for _ in self._places]
         self._num_known = [0] * len(self._places)
-        self._replies: list[actor_pb2.TurnReply] = []
+        self._replies: list[conversation_pb2.TurnReply] = []
         self._news, self._all_said = asyncio.Event(), False
 
-    def on_turns(self, ended: worker_pb2.TurnsEnded) -> None:
+    def on_turns(self, ended: conversation_pb2.TurnsEnded) -> None:
         """Takes turns that have ended; a turn that is told again is ignored."""
         for turn in ended.turns:
             if turn.turn == self._num_known[turn.place] + 1:
@@ -233,7 +265,7 @@ class _Row:
     place: int
     episode: Episode
     first: Answer
-    turns: "asyncio.Queue[worker_pb2.Turn]"
+    turns: "asyncio.Queue[conversation_pb2.Turn]"
     length: int = 0  # tokens of the response so far
     ends: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -241,7 +273,7 @@ class _Row:
     answers: list[Answer] = field(default_factory=list)
     is_truncated: bool = False
 
-    async def reply(self) -> actor_pb2.TurnReply | None:
+    async def reply(self) -> conversation_pb2.TurnReply | None:
         """Waits for the next turn of the policy, and returns the reply to it; None if the turn takes no reply."""
         turn = await self.turns.get()
         self.length += len(turn.tokens)
@@ -251,9 +283,9 @@ class _Row:
         if turn.is_last:
             return None
         self.length += len(tokens)
-        return actor_pb2.TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=not len(tokens))
+        return conversation_pb2.TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=not len(tokens))
 
-    async def _answer_to(self, turn: worker_pb2.Turn) -> Sequence[int]:
+    async def _answer_to(self, turn: conversation_pb2.Turn) -> Sequence[int]:
         """Tells the environment a turn; returns the tokens that follow it, or none if the conversation is over."""
         if self.first.lost:
             return self._take(self.first)

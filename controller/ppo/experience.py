@@ -120,11 +120,7 @@ def assemble_experience(
     return_moments = normalization.returns_including(returns.values[learned.values])
     running = RunningMoments(scores=score_moments, returns=return_moments)
 
-    columns = {
-        "advantages": advantages,
-        "returns": returns,
-        **_of_losses(algorithm, weights, learned, has_mask="response_mask" in rollouts),
-    }
+    columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, rollouts, weights, learned)}
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
     metrics = {**metrics, **running_metrics(running)}
     if kl is not None:
@@ -174,16 +170,15 @@ def _rewarded(learned: Column, response_mask: Column) -> Column:
 
 
 def _of_losses(
-    algorithm: AlgorithmConfig, weights: Column | None, learned: Column, *, has_mask: bool
+    algorithm: AlgorithmConfig, rollouts: Batch, weights: Column | None, learned: Column
 ) -> dict[str, Column]:
     """Returns the columns to send for the losses: which tokens are left out, and the weights of tokens, if needed.
 
-    The column `response_mask` on the wire marks the tokens of `learned`. `has_mask`: the rollouts have a mask already.
+    The column `response_mask` on the wire marks the tokens of `learned`.
     """
-    columns = {}
-    correction = algorithm.rollout_correction
-    leaves_out = (correction.is_active and correction.rejections) or algorithm.mask_truncated_completions
-    if leaves_out or has_mask:
+    columns, correction = dict[str, Column](), algorithm.rollout_correction
+    rejects = correction.is_active and correction.rejections
+    if rejects or algorithm.mask_truncated_completions or "response_mask" in rollouts:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
     if weights is not None:
         columns["rollout_is_weights"] = weights

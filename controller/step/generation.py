@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.conversation import Conversation, mask_lost
-from controller.conversations.driver import Conversations
+from controller.conversations.conversation import mask_lost
+from controller.conversations.driver import conversations_of
 from controller.data.prompts import NO_ROWS, Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
@@ -57,12 +56,9 @@ class SampledRollouts:
         self._is_whole = [share.num_parts for share in self._shares] == [1]
         has_all = [share.client for share in self._shares] == [self._actor]
         self._for_actor = slot.kind == SLOT_KIND_EXPERIENCE and not has_all
-        self._asked, environments = prompts.repeated(num_samples), step.environments
-        self._conversations: Conversations | None = None
-        self._columns = _ALL_COLUMNS if self._for_actor else columns
-        if environments is not None:
-            self._conversations = environments.conversations(self._asked, step.config.run.seed, step.number)
-            self._columns = (*self._columns, "response_mask")
+        asked, run_seed = prompts.repeated(num_samples), step.config.run.seed
+        self._conversations = conversations_of(step.environments, asked, run_seed, step.number)
+        self._columns = (*(_ALL_COLUMNS if self._for_actor else columns), *self._conversations.columns)
         self._timing = "gen_max" if is_greedy else "gen"
         self.slot, self.prompts = slot, prompts
         self.scores: Scores | None = None
@@ -97,10 +93,9 @@ class SampledRollouts:
     async def generate(self) -> Batch:
         """Has the responses sampled; returns prompts and columns, ordered by prompt, then sample."""
         with self._record.timed(self._timing):
-            async with self._conversations or nullcontext():
+            async with self._conversations:
                 await run_calls(self._schedule, *(partial(self._sample, share) for share in self._shares))
-            if self._conversations is not None:
-                self._record.add_environments(self._conversations.spans(self._record.step))
+            self._record.add_environments(self._conversations.spans(self._record.step))
             self._all_parts = True
             self._news.set()
             rollouts = in_order([part.rollouts.select(("prompts", *self._columns)) for part in self._parts], self.order)
@@ -119,7 +114,7 @@ class SampledRollouts:
             on_reply=self._record.add_reply,
             on_rows=self._add,
             on_sampled=self.on_actor.set if may_compute else lambda: None,
-            converse=None if self._conversations is None else self._conversations.open,
+            converse=self._conversations.converse,
         )
         places = [part.tolist() for part in share.fetched]
         self._record.add_reply(share.client.role, "gen", reply, parts=() if self._is_whole else places)
@@ -144,10 +139,8 @@ class SampledRollouts:
     def _add(self, rows: Batch) -> None:
         """Adds responses that have arrived, as the next part, and wakes those who wait for it."""
         places, slot = rows["places"].values, self.slot
-        prompts, conversations = self._asked.take(places), list[Conversation]()
-        if self._conversations is not None:
-            prompts, conversations = self._conversations.asked.take(places), self._conversations.at(places.tolist())
-            rows = mask_lost(rows, conversations)
+        prompts, conversations = self._conversations.asked.take(places), self._conversations.at(places.tolist())
+        rows = mask_lost(rows, conversations)
         if self._is_whole:
             rows = rows.select(self._columns)
         else:

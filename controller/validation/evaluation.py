@@ -2,12 +2,11 @@
 
 import time
 from collections import defaultdict
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 from controller.conversations.conversation import check_lost, conversation_metrics
-from controller.conversations.driver import Conversations, Environments
+from controller.conversations.driver import Environments, OneTurn, conversations_of
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
@@ -67,16 +66,15 @@ class Evaluator:
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
             shares = deal(self.sampler, prompts.to_batch(self.config.run.seed, step, evaluation.n), slot)
-            asked, talk = prompts.repeated(evaluation.n), None
-            if self.environments is not None:  # they begin in the same states in every validation
-                talk = self.environments.conversations(asked, self.config.run.seed, 0)
-            calls = [partial(self._answers, share, sampling, on_reply, talk) for share in shares]
-            async with talk or nullcontext():
+            # At step 0: environments begin in the same states in every validation.
+            talks = conversations_of(self.environments, prompts.repeated(evaluation.n), self.config.run.seed, 0)
+            calls = [partial(self._answers, share, sampling, on_reply, talks) for share in shares]
+            async with talks:
                 answers = await run_calls(self.config.run.schedule, *calls)
-            spans += talk.spans(step) if talk else []
+            spans += talks.spans(step)
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
-            conversations = talk.at(range(asked.num_prompts)) if talk else []
+            asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))
             parts.append(await self.scorer.score(asked, join_parts(answers), conversations, num_examine=examined))
             spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
         scores = Scores.join(parts)
@@ -88,11 +86,9 @@ class Evaluator:
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
 
-    async def _answers(
-        self, share: Share, sampling: SamplingParams, on_reply: OnReply, talk: Conversations | None
-    ) -> Batch:
+    async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply, talks: OneTurn) -> Batch:
         rows: list[Batch] = []
-        converse = None if talk is None else talk.open
+        converse = talks.converse
         reply = await share.sample(
             share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append, converse=converse
         )

@@ -14,13 +14,13 @@ import grpc.aio
 from controller.workers.span import Span
 from splitppo import failpoints
 from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
-from splitppo.v1 import worker_pb2
+from splitppo.v1 import conversation_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, method, progress
 PartCallback = Callable[[worker_pb2.PartReady], None]
-TurnsCallback = Callable[[worker_pb2.TurnsEnded], None]
+TurnsCallback = Callable[[conversation_pb2.TurnsEnded], None]
 
 _RETRY_PAUSE_S = 0.1
 _MAX_BUSY_PAUSE_S = 1.6

@@ -10,7 +10,7 @@ from splitppo.config.sections.evaluation import EvaluationConfig
 from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.rpc.errors import Place, WrongPolicy
 from splitppo.rpc.wire_format import MAX_REQUEST_BYTES, divide
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, worker_pb2
 
 
 class SamplerClient(WorkerClient):
@@ -25,7 +25,7 @@ class SamplerClient(WorkerClient):
         num_parts: int = 1,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
-        conversation: actor_pb2.Conversation | None = None,
+        conversation: conversation_pb2.Conversation | None = None,
         on_turns: TurnsCallback = lambda _: None,
     ) -> CommandReply:
         """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
@@ -62,7 +62,7 @@ class SamplerClient(WorkerClient):
         check_policy(reply.result.policy_version)
         return reply
 
-    async def reply(self, slot: batch_pb2.Slot, replies: Sequence[actor_pb2.TurnReply]) -> None:
+    async def reply(self, slot: batch_pb2.Slot, replies: Sequence[conversation_pb2.TurnReply]) -> None:
         """Answers turns of the generation with a conversation that runs on a slot; may be called twice for a turn.
 
         Raises:
@@ -71,9 +71,9 @@ class SamplerClient(WorkerClient):
                 again.
         """
         run_id, epoch = self._caller.run_id, self._caller.epoch
-        header = actor_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
+        header = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
         for some in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
-            request = actor_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)
+            request = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)
             await self._repeat("Reply", slot.step, partial(self._role.Reply, request, timeout=UNARY_TIMEOUT_S))
 
 

@@ -16,9 +16,9 @@ from controller.workers.concurrency import gather_calls
 from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import SamplerClient
 from splitppo.batch import Batch, Column
-from splitppo.v1.actor_pb2 import Conversation, SamplingParams
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
-from splitppo.v1.worker_pb2 import TurnsEnded
+from splitppo.v1.conversation_pb2 import Conversation, TurnsEnded
 
 # Called with finished responses: the columns that were asked for, and `places`, their indices among all B responses.
 OnRows = Callable[[Batch], None]

@@ -16,7 +16,7 @@ from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2
+from splitppo.v1 import actor_pb2, conversation_pb2
 
 
 class Generation:
@@ -121,7 +121,7 @@ class Generation:
         places = np.arange(num_rows).reshape(batch.num_rows, num_samples)
         return batch.merge(Batch.from_rows(places=list(places)))
 
-    def _check_conversation(self, conversation: actor_pb2.Conversation) -> None:
+    def _check_conversation(self, conversation: conversation_pb2.Conversation) -> None:
         for name in ("max_turn_length", "reply_steps"):
             if (value := getattr(conversation, name)) < 0:
                 raise ValueError(f"conversation.{name} must be 0 or positive, got {value}")

@@ -23,36 +23,29 @@ _sym_db = _symbol_database.Default()
 
 
 from splitppo.v1 import batch_pb2 as splitppo_dot_v1_dot_batch__pb2
+from splitppo.v1 import conversation_pb2 as splitppo_dot_v1_dot_conversation__pb2
 from splitppo.v1 import worker_pb2 as splitppo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/actor.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x18splitppo/v1/worker.proto\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x1b\n\x13max_response_length\x18\x04 \x01(\x05\"<\n\x0c\x43onversation\x12\x17\n\x0fmax_turn_length\x18\x01 \x01(\x05\x12\x13\n\x0breply_steps\x18\x02 \x01(\x05\"\xe6\x01\n\x0fGenerateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.splitppo.v1.SamplingParams\x12\x11\n\tnum_parts\x18\x04 \x01(\x05\x12\x13\n\x0bsleep_after\x18\x05 \x01(\x08\x12/\n\x0c\x63onversation\x18\x06 \x01(\x0b\x32\x19.splitppo.v1.Conversation\"I\n\tTurnReply\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\"w\n\x0cReplyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x1f\n\x04slot\x18\x03 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\'\n\x07replies\x18\x04 \x03(\x0b\x32\x16.splitppo.v1.TurnReply\"\x0f\n\rReplyResponse\"r\n\x16\x43omputeLogProbsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.SlotJ\x04\x08\x03\x10\x04R\x05model\"\xa3\x01\n\x12\x41\x63torUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x14\n\x0c\x61\x64vance_only\x18\x03 \x01(\x08\x12*\n\nloss_terms\x18\x04 \x01(\x0b\x32\x16.splitppo.v1.LossTerms\"o\n\tLossTerms\x12\x11\n\tloss_mode\x18\x01 \x01(\t\x12\x15\n\rentropy_coeff\x18\x02 \x01(\x01\x12\x13\n\x0buse_kl_loss\x18\x03 \x01(\x08\x12\x14\n\x0ckl_loss_coef\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\"m\n\x15PublishWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x11\n\tkeep_from\x18\x02 \x01(\x03\x12\x15\n\rsave_hf_model\x18\x03 \x01(\x08\x32\x85\x03\n\x0c\x41\x63torService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12S\n\x0f\x43omputeLogProbs\x12#.splitppo.v1.ComputeLogProbsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12\x46\n\x06Update\x12\x1f.splitppo.v1.ActorUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12Q\n\x0ePublishWeights\x12\".splitppo.v1.PublishWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/actor.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x1esplitppo/v1/conversation.proto\x1a\x18splitppo/v1/worker.proto\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x1b\n\x13max_response_length\x18\x04 \x01(\x05\"\xe6\x01\n\x0fGenerateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.splitppo.v1.SamplingParams\x12\x11\n\tnum_parts\x18\x04 \x01(\x05\x12\x13\n\x0bsleep_after\x18\x05 \x01(\x08\x12/\n\x0c\x63onversation\x18\x06 \x01(\x0b\x32\x19.splitppo.v1.Conversation\"r\n\x16\x43omputeLogProbsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.SlotJ\x04\x08\x03\x10\x04R\x05model\"\xa3\x01\n\x12\x41\x63torUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x14\n\x0c\x61\x64vance_only\x18\x03 \x01(\x08\x12*\n\nloss_terms\x18\x04 \x01(\x0b\x32\x16.splitppo.v1.LossTerms\"o\n\tLossTerms\x12\x11\n\tloss_mode\x18\x01 \x01(\t\x12\x15\n\rentropy_coeff\x18\x02 \x01(\x01\x12\x13\n\x0buse_kl_loss\x18\x03 \x01(\x08\x12\x14\n\x0ckl_loss_coef\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\"m\n\x15PublishWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x11\n\tkeep_from\x18\x02 \x01(\x03\x12\x15\n\rsave_hf_model\x18\x03 \x01(\x08\x32\x85\x03\n\x0c\x41\x63torService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12S\n\x0f\x43omputeLogProbs\x12#.splitppo.v1.ComputeLogProbsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12\x46\n\x06Update\x12\x1f.splitppo.v1.ActorUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12Q\n\x0ePublishWeights\x12\".splitppo.v1.PublishWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitppo.v1.actor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGPARAMS']._serialized_start=91
-  _globals['_SAMPLINGPARAMS']._serialized_end=187
-  _globals['_CONVERSATION']._serialized_start=189
-  _globals['_CONVERSATION']._serialized_end=249
-  _globals['_GENERATEREQUEST']._serialized_start=252
-  _globals['_GENERATEREQUEST']._serialized_end=482
-  _globals['_TURNREPLY']._serialized_start=484
-  _globals['_TURNREPLY']._serialized_end=557
-  _globals['_REPLYREQUEST']._serialized_start=559
-  _globals['_REPLYREQUEST']._serialized_end=678
-  _globals['_REPLYRESPONSE']._serialized_start=680
-  _globals['_REPLYRESPONSE']._serialized_end=695
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=697
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=811
-  _globals['_ACTORUPDATEREQUEST']._serialized_start=814
-  _globals['_ACTORUPDATEREQUEST']._serialized_end=977
-  _globals['_LOSSTERMS']._serialized_start=979
-  _globals['_LOSSTERMS']._serialized_end=1090
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=1092
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1201
-  _globals['_ACTORSERVICE']._serialized_start=1204
-  _globals['_ACTORSERVICE']._serialized_end=1593
+  _globals['_SAMPLINGPARAMS']._serialized_start=123
+  _globals['_SAMPLINGPARAMS']._serialized_end=219
+  _globals['_GENERATEREQUEST']._serialized_start=222
+  _globals['_GENERATEREQUEST']._serialized_end=452
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=454
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=568
+  _globals['_ACTORUPDATEREQUEST']._serialized_start=571
+  _globals['_ACTORUPDATEREQUEST']._serialized_end=734
+  _globals['_LOSSTERMS']._serialized_start=736
+  _globals['_LOSSTERMS']._serialized_end=847
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=849
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=958
+  _globals['_ACTORSERVICE']._serialized_start=961
+  _globals['_ACTORSERVICE']._serialized_end=1350
 # @@protoc_insertion_point(module_scope)

@@ -1,9 +1,9 @@
 from splitppo.v1 import batch_pb2 as _batch_pb2
+from splitppo.v1 import conversation_pb2 as _conversation_pb2
 from splitppo.v1 import worker_pb2 as _worker_pb2
-from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -20,14 +20,6 @@ class SamplingParams(_message.Message):
     max_response_length: int
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_response_length: _Optional[int] = ...) -> None: ...
 
-class Conversation(_message.Message):
-    __slots__ = ("max_turn_length", "reply_steps")
-    MAX_TURN_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    REPLY_STEPS_FIELD_NUMBER: _ClassVar[int]
-    max_turn_length: int
-    reply_steps: int
-    def __init__(self, max_turn_length: _Optional[int] = ..., reply_steps: _Optional[int] = ...) -> None: ...
-
 class GenerateRequest(_message.Message):
     __slots__ = ("header", "slot", "sampling", "num_parts", "sleep_after", "conversation")
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -41,36 +33,8 @@ class GenerateRequest(_message.Message):
     sampling: SamplingParams
     num_parts: int
     sleep_after: bool
-    conversation: Conversation
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_parts: _Optional[int] = ..., sleep_after: _Optional[bool] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ...) -> None: ...
-
-class TurnReply(_message.Message):
-    __slots__ = ("place", "turn", "tokens", "is_last")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    TURN_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    IS_LAST_FIELD_NUMBER: _ClassVar[int]
-    place: int
-    turn: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    is_last: bool
-    def __init__(self, place: _Optional[int] = ..., turn: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ...) -> None: ...
-
-class ReplyRequest(_message.Message):
-    __slots__ = ("run_id", "epoch", "slot", "replies")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SLOT_FIELD_NUMBER: _ClassVar[int]
-    REPLIES_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    epoch: int
-    slot: _batch_pb2.Slot
-    replies: _containers.RepeatedCompositeFieldContainer[TurnReply]
-    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., replies: _Optional[_Iterable[_Union[TurnReply, _Mapping]]] = ...) -> None: ...
-
-class ReplyResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    conversation: _conversation_pb2.Conversation
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_parts: _Optional[int] = ..., sleep_after: _Optional[bool] = ..., conversation: _Optional[_Union[_conversation_pb2.Conversation, _Mapping]] = ...) -> None: ...
 
 class ComputeLogProbsRequest(_message.Message):
     __slots__ = ("header", "slot")

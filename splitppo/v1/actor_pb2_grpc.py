@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from splitppo.v1 import actor_pb2 as splitppo_dot_v1_dot_actor__pb2
+from splitppo.v1 import conversation_pb2 as splitppo_dot_v1_dot_conversation__pb2
 from splitppo.v1 import worker_pb2 as splitppo_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -42,8 +43,8 @@ class ActorServiceStub:
                 _registered_method=True)
         self.Reply = channel.unary_unary(
                 '/splitppo.v1.ActorService/Reply',
-                request_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
-                response_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
+                request_serializer=splitppo_dot_v1_dot_conversation__pb2.ReplyRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_conversation__pb2.ReplyResponse.FromString,
                 _registered_method=True)
         self.ComputeLogProbs = channel.unary_stream(
                 '/splitppo.v1.ActorService/ComputeLogProbs',
@@ -117,8 +118,8 @@ def add_ActorServiceServicer_to_server(servicer, server):
             ),
             'Reply': grpc.unary_unary_rpc_method_handler(
                     servicer.Reply,
-                    request_deserializer=splitppo_dot_v1_dot_actor__pb2.ReplyRequest.FromString,
-                    response_serializer=splitppo_dot_v1_dot_actor__pb2.ReplyResponse.SerializeToString,
+                    request_deserializer=splitppo_dot_v1_dot_conversation__pb2.ReplyRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_conversation__pb2.ReplyResponse.SerializeToString,
             ),
             'ComputeLogProbs': grpc.unary_stream_rpc_method_handler(
                     servicer.ComputeLogProbs,
@@ -188,8 +189,8 @@ class ActorService:
             request,
             target,
             '/splitppo.v1.ActorService/Reply',
-            splitppo_dot_v1_dot_actor__pb2.ReplyRequest.SerializeToString,
-            splitppo_dot_v1_dot_actor__pb2.ReplyResponse.FromString,
+            splitppo_dot_v1_dot_conversation__pb2.ReplyRequest.SerializeToString,
+            splitppo_dot_v1_dot_conversation__pb2.ReplyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,18 +23,19 @@ _sym_db = _symbol_database.Default()
 
 
 from splitppo.v1 import actor_pb2 as splitppo_dot_v1_dot_actor__pb2
+from splitppo.v1 import conversation_pb2 as splitppo_dot_v1_dot_conversation__pb2
 from splitppo.v1 import worker_pb2 as splitppo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19splitppo/v1/rollout.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/actor.proto\x1a\x18splitppo/v1/worker.proto\"j\n\x12SyncWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t2\xe4\x01\n\x0eRolloutService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12K\n\x0bSyncWeights\x12\x1f.splitppo.v1.SyncWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19splitppo/v1/rollout.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/actor.proto\x1a\x1esplitppo/v1/conversation.proto\x1a\x18splitppo/v1/worker.proto\"j\n\x12SyncWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t2\xe4\x01\n\x0eRolloutService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12K\n\x0bSyncWeights\x12\x1f.splitppo.v1.SyncWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitppo.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=93
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=199
-  _globals['_ROLLOUTSERVICE']._serialized_start=202
-  _globals['_ROLLOUTSERVICE']._serialized_end=430
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=125
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=231
+  _globals['_ROLLOUTSERVICE']._serialized_start=234
+  _globals['_ROLLOUTSERVICE']._serialized_end=462
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from splitppo.v1 import actor_pb2 as _actor_pb2
+from splitppo.v1 import conversation_pb2 as _conversation_pb2
 from splitppo.v1 import worker_pb2 as _worker_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -1,4 +1,5 @@
 from splitppo.v1 import batch_pb2 as _batch_pb2
+from splitppo.v1 import conversation_pb2 as _conversation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -101,24 +102,6 @@ class CommandResult(_message.Message):
     manifest_sha256: str
     def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ..., policy_version: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
-class Turn(_message.Message):
-    __slots__ = ("place", "turn", "tokens", "is_last")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    TURN_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    IS_LAST_FIELD_NUMBER: _ClassVar[int]
-    place: int
-    turn: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    is_last: bool
-    def __init__(self, place: _Optional[int] = ..., turn: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ...) -> None: ...
-
-class TurnsEnded(_message.Message):
-    __slots__ = ("turns",)
-    TURNS_FIELD_NUMBER: _ClassVar[int]
-    turns: _containers.RepeatedCompositeFieldContainer[Turn]
-    def __init__(self, turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
-
 class CommandEvent(_message.Message):
     __slots__ = ("progress", "result", "part", "turns")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -128,8 +111,8 @@ class CommandEvent(_message.Message):
     progress: Progress
     result: CommandResult
     part: PartReady
-    turns: TurnsEnded
-    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., part: _Optional[_Union[PartReady, _Mapping]] = ..., turns: _Optional[_Union[TurnsEnded, _Mapping]] = ...) -> None: ...
+    turns: _conversation_pb2.TurnsEnded
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., part: _Optional[_Union[PartReady, _Mapping]] = ..., turns: _Optional[_Union[_conversation_pb2.TurnsEnded, _Mapping]] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("protocol_version", "software_version", "run_id", "epoch", "config_digest", "nonce")

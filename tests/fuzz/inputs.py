@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from splitppo import __version__
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, conversation_pb2, worker_pb2
 from tests.fuzz.commands import ACTOR, CRITIC, ROLLOUT, Role, command_requests, make_case
 from tests.support.batch_streams import encode
 from tests.support.models import VOCABULARY
@@ -204,9 +204,9 @@ class Inputs:
             ),
         }
 
-    def _replies(self, draw: random.Random, slot: batch_pb2.Slot) -> actor_pb2.ReplyRequest:
+    def _replies(self, draw: random.Random, slot: batch_pb2.Slot) -> conversation_pb2.ReplyRequest:
         """Replies to turns that there are not, because no conversation is going on."""
-        request = actor_pb2.ReplyRequest(run_id=self._target.run_id, epoch=self._target.epoch, slot=slot)
+        request = conversation_pb2.ReplyRequest(run_id=self._target.run_id, epoch=self._target.epoch, slot=slot)
         for _ in range(draw.choice((0, 1, 1, 3))):
             place, turn = (draw.choice((0, 1, 7, -1, (1 << 31) - 1)) for _ in range(2))
             tokens = [draw.randrange(800) for _ in range(draw.choice((0, 1, 20)))]

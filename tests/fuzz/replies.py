@@ -14,7 +14,7 @@ import grpc
 
 from services.runtime.role import ReplyLimits
 from splitppo.rpc.credentials import PLAINTEXT
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 from tests.fuzz.fuzzer import ALLOWED
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, experience, result
@@ -26,8 +26,8 @@ REPLY = "/splitppo.v1.ActorService/Reply"
 INT32 = (-1, -(1 << 31), (1 << 31) - 1)
 
 
-def reply(place: int, turn: int, *tokens: int, is_last: bool = False) -> actor_pb2.TurnReply:
-    return actor_pb2.TurnReply(place=place, turn=turn, tokens=tokens, is_last=is_last)
+def reply(place: int, turn: int, *tokens: int, is_last: bool = False) -> conversation_pb2.TurnReply:
+    return conversation_pb2.TurnReply(place=place, turn=turn, tokens=tokens, is_last=is_last)
 
 
 class Talk:
@@ -37,23 +37,25 @@ class Talk:
     taken = (reply(1, 1, 5), reply(2, 1, 5), reply(3, 1, is_last=True), reply(2, 2, 6))
     responses = ([0, 1, 8, 0, 2], [1, 1, 5, 1, 2, 9, 9, 1, 3], [2, 1, 5, 2, 2, 6, 2, 3], [3, 1], [4, 1])
 
-    def story(self) -> Iterator[tuple[worker_pb2.TurnsEnded, Sequence[actor_pb2.TurnReply]]]:
+    def story(self) -> Iterator[tuple[conversation_pb2.TurnsEnded, Sequence[conversation_pb2.TurnReply]]]:
         """The turns that have ended so far, and the replies to them."""
         yield self._turns(1, range(5)), self.taken[:3]
         yield self._turns(2, (1, 2)), self.taken[3:]
         yield self._turns(3, (2,)), ()
 
-    def possible(self) -> list[actor_pb2.TurnReply]:
+    def possible(self) -> list[conversation_pb2.TurnReply]:
         """Replies to the turns that wait."""
         return [reply(0, 1, 8), reply(1, 2, 9, 9), reply(4, 1, is_last=True)]
 
-    def _turns(self, turn: int, places: Sequence[int]) -> worker_pb2.TurnsEnded:
+    def _turns(self, turn: int, places: Sequence[int]) -> conversation_pb2.TurnsEnded:
         is_last = turn == toy.MAX_TURNS
-        turns = [worker_pb2.Turn(place=p, turn=turn, tokens=toy.turn_of(p, turn), is_last=is_last) for p in places]
-        return worker_pb2.TurnsEnded(turns=turns)
+        turns = [
+            conversation_pb2.Turn(place=p, turn=turn, tokens=toy.turn_of(p, turn), is_last=is_last) for p in places
+        ]
+        return conversation_pb2.TurnsEnded(turns=turns)
 
 
-def impossible(draw: random.Random, talk: Talk) -> list[actor_pb2.TurnReply]:
+def impossible(draw: random.Random, talk: Talk) -> list[conversation_pb2.TurnReply]:
     """The replies of a request: some may be in order, one is not."""
     waiting, others = talk.possible(), [*talk.possible(), *talk.taken]
     request = draw.sample(others, draw.randrange(len(others)))
@@ -104,7 +106,7 @@ def _fuzz(client: Client, talk: Talk, num_inputs: int, seed: int) -> list[str]:
     client.put(experience(1), prompts=[[1]] * talk.num_places)
     stream = client.converse(experience(1), base_step=0, timeout_s=3600.0)
     for ended, answers in talk.story():
-        known: list[worker_pb2.Turn] = []
+        known: list[conversation_pb2.Turn] = []
         while len(known) < len(ended.turns):
             known += next(stream).turns.turns
         client.reply(experience(1), *answers)
@@ -132,12 +134,12 @@ def _fuzz(client: Client, talk: Talk, num_inputs: int, seed: int) -> list[str]:
 
 def _message(draw: random.Random, client: Client, talk: Talk) -> bytes:
     """A request that is wrong somewhere."""
-    request = actor_pb2.ReplyRequest(run_id=client.run_id, epoch=client.epoch, slot=experience(1))
+    request = conversation_pb2.ReplyRequest(run_id=client.run_id, epoch=client.epoch, slot=experience(1))
     match draw.randrange(8):
         case 0:
             return draw.randbytes(int(2 ** draw.uniform(0, 17)))
         case 1:
-            wrong = actor_pb2.ReplyRequest(run_id=draw.choice(("", "other")), epoch=draw.choice((0, 2, -1)))
+            wrong = conversation_pb2.ReplyRequest(run_id=draw.choice(("", "other")), epoch=draw.choice((0, 2, -1)))
             request.MergeFrom(wrong)
             request.run_id = wrong.run_id
             request.replies.extend(talk.possible())

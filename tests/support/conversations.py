@@ -10,7 +10,7 @@ from services.rollout.conversations import RankConversations
 from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
 from services.runtime.role import EndedTurn, TurnReply
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2
+from splitppo.v1 import conversation_pb2
 from tests.support.roles import RecordedProgress, generate_request
 
 Script = Callable[[EndedTurn], TurnReply]
@@ -85,7 +85,7 @@ def converse(
     """Samples conversations with a backend alone; returns its steps. Row r, sample s has place 100 r + s."""
     request = generate_request(
         max_response_length=max_response_length,
-        conversation=actor_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
+        conversation=conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
     )
     places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
     conversations = RankConversations(rows.merge(Batch.from_rows(places=places)), request, report)

@@ -30,10 +30,11 @@ from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
-from splitppo.v1 import actor_pb2
+from splitppo.v1 import conversation_pb2
 from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
-from splitppo.v1.worker_pb2 import CommandResult, TurnsEnded
+from splitppo.v1.conversation_pb2 import TurnsEnded
+from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.call_log import CallLog, Stream
 
 NUM_PROMPTS = 6
@@ -200,7 +201,7 @@ class FakeSampler(FakeClient, SamplerClient):
         num_parts: int = 1,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
-        conversation: actor_pb2.Conversation | None = None,
+        conversation: conversation_pb2.Conversation | None = None,
         on_turns: Callable[[TurnsEnded], None] = lambda _: None,
     ) -> CommandReply:
         """Generates in parts; a part is in the log as ("ready", "actor.part", part), or "rollout.part"."""

@@ -17,6 +17,7 @@ from splitppo.v1 import (
     actor_pb2,
     actor_pb2_grpc,
     batch_pb2,
+    conversation_pb2,
     critic_pb2_grpc,
     reference_pb2_grpc,
     reward_model_pb2_grpc,
@@ -39,8 +40,8 @@ def part(number: int, policy_version: int = 4) -> worker_pb2.CommandEvent:
 
 
 def turns(*places: int, turn: int = 1) -> worker_pb2.CommandEvent:
-    ended = [worker_pb2.Turn(place=place, turn=turn, tokens=[place]) for place in places]
-    return worker_pb2.CommandEvent(turns=worker_pb2.TurnsEnded(turns=ended))
+    ended = [conversation_pb2.Turn(place=place, turn=turn, tokens=[place]) for place in places]
+    return worker_pb2.CommandEvent(turns=conversation_pb2.TurnsEnded(turns=ended))
 
 
 def result(**fields: Any) -> worker_pb2.CommandEvent:
@@ -102,11 +103,11 @@ class FakeWorker(
         for message in messages:
             yield worker_pb2.GetBatchResponse.FromString(message)
 
-    async def Reply(self, request: Any, context: Any) -> actor_pb2.ReplyResponse:
+    async def Reply(self, request: Any, context: Any) -> conversation_pb2.ReplyResponse:
         self.requests.append(request)
         if self.refusals:
             await abort(context, self.refusals.pop(0))
-        return actor_pb2.ReplyResponse()
+        return conversation_pb2.ReplyResponse()
 
     async def _command(self, request: Any, context: Any) -> Events:
         self.requests.append(request)

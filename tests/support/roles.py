@@ -15,7 +15,7 @@ from services.runtime.role import Command, CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
-from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
 from tests.support.models import VOCABULARY
 
 N_SAMPLES = 3
@@ -116,7 +116,7 @@ def generate_request(
     num_parts: int = 0,
     base_step: int = 0,
     sleep_after: bool = False,
-    conversation: actor_pb2.Conversation | None = None,
+    conversation: conversation_pb2.Conversation | None = None,
     **changes: Any,
 ) -> actor_pb2.GenerateRequest:
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": 6, **changes}

@@ -13,9 +13,9 @@ from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
 from splitppo.batch import Batch
 from splitppo.rpc.errors import WrongState
-from splitppo.v1.actor_pb2 import Conversation, SamplingParams, TurnReply
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import Slot
-from splitppo.v1.worker_pb2 import Turn, TurnsEnded
+from splitppo.v1.conversation_pb2 import Conversation, Turn, TurnReply, TurnsEnded
 from tests.support.call_log import CallLog
 from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import FakeActor, FakeSampler, part_of

@@ -17,11 +17,20 @@ from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages
 from splitppo.rpc.errors import WireError
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS, MAX_MEASURED_BYTES
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
+from splitppo.v1 import (
+    actor_pb2,
+    batch_pb2,
+    conversation_pb2,
+    critic_pb2,
+    reference_pb2,
+    reward_model_pb2,
+    rollout_pb2,
+    worker_pb2,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("protocol*.md")))
-MODULES = (actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2)
+MODULES = (actor_pb2, batch_pb2, conversation_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2)
 FILES = [module.DESCRIPTOR for module in MODULES]
 
 

@@ -39,6 +39,7 @@ from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
 from services.runtime.ranks.replies import conversing, open_conversations, sending_replies
+from services.runtime.ranks.results import keep_result
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
 from services.runtime.ranks.streaming import PartGatherer, num_parts_of
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
@@ -100,7 +101,7 @@ class Leader:
             started_ns = time.time_ns()
             outcome = self._run(call, rows)
             engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
-            reply = self._keep(call, outcome, engine_time)
+            reply = keep_result(self.worker, call, outcome, engine_time)
         except Exception as error:  # noqa: BLE001 - the caller gets every error
             _refuse(call, error, "failed")
             return
@@ -205,39 +206,6 @@ class Leader:
         shares = [rows.take(shard) for shard in shards]
         self.channel.scatter(shares)
         return shares[0]
-
-    def _keep(
-        self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
-    ) -> worker_pb2.CommandResult:
-        """Stores a command's result: columns in the slot, a new step in the ledger so that nothing is done twice."""
-        worker, command = self.worker, call.command
-        before = worker.committed_step or 0
-        step = call.request.version if command.syncs else before + (1 if command.commits else 0)
-        try:
-            reply = worker_pb2.CommandResult(
-                engine_time=engine_time,
-                metrics=outcome.metrics,
-                committed_step=step,
-                weights_sha256=outcome.weights_sha256,
-                policy_version=outcome.policy_version,
-            )
-            if command.sets_step:
-                assert worker.ledger is not None, "who has a step has a ledger"
-                worker.ledger.commit(step, call.request_id, call.stored(reply))
-                worker.slots.commit(step) if step > before else worker.slots.clear()
-            elif outcome.columns is not None:
-                worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, call.stored(reply))
-        except Exception as error:
-            if not command.sets_step:
-                raise
-            because = f"{command.method} is in no ledger ({type(error).__name__}: {error})"
-            worker.mark_dirty(because)
-            raise Internal(because) from error
-        if command.repairs:
-            worker.mark_clean()
-        if command.commits:
-            failpoints.hit(f"{command.point}.committed")
-        return reply
 
     def _announce(self, order: Order) -> None:
         """Sends an order to the other ranks; ends the group if the order cannot be sent."""

@@ -23,26 +23,26 @@ from services.runtime.state.open_conversations import OpenConversations, ReplyQu
 from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.wire_format import divide
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 
 # The most bytes of an event with turns, far below the limit of a message.
 _MAX_EVENT_BYTES = 1 << 20
 
 
 def conversing(
-    progress: CommandProgress, announce: Callable[[worker_pb2.TurnsEnded], None], replies: ReplyQueue
+    progress: CommandProgress, announce: Callable[[conversation_pb2.TurnsEnded], None], replies: ReplyQueue
 ) -> CommandProgress:
     """Returns a command's progress on one rank that also reports turns, by `announce`, and takes replies."""
 
     def turns_ended(turns: Sequence[EndedTurn]) -> None:
-        messages = [worker_pb2.Turn(**turn._asdict()) for turn in turns]
+        messages = [conversation_pb2.Turn(**turn._asdict()) for turn in turns]
         for some in divide(messages, _MAX_EVENT_BYTES):
-            announce(worker_pb2.TurnsEnded(turns=some))
+            announce(conversation_pb2.TurnsEnded(turns=some))
         for _ in turns:
             failpoints.hit(f"{progress.point}.turn")
 
     def take_replies(timeout_s: float) -> Sequence[TurnReply]:
-        taken: list[actor_pb2.TurnReply] = []
+        taken: list[conversation_pb2.TurnReply] = []
         with suppress(Empty):
             taken += replies.get(timeout=timeout_s) or ()
             while True:
@@ -78,7 +78,7 @@ def sending_replies(
     def send(replies: ReplyQueue, rank: int) -> None:
         try:
             while (some := replies.get()) is not None:
-                channel.send_bytes(actor_pb2.ReplyRequest(replies=some).SerializeToString(), rank)
+                channel.send_bytes(conversation_pb2.ReplyRequest(replies=some).SerializeToString(), rank)
             channel.send_bytes(b"", rank)
         except Exception as error:  # noqa: BLE001 - nothing is above a thread
             on_error(error)
@@ -103,7 +103,7 @@ def receiving_replies(channel: ControlChannel, on_error: Callable[[Exception], N
     def receive() -> None:
         try:
             while message := channel.receive_bytes(0):
-                replies.put(actor_pb2.ReplyRequest.FromString(message).replies)
+                replies.put(conversation_pb2.ReplyRequest.FromString(message).replies)
         except Exception as error:  # noqa: BLE001 - nothing is above a thread
             on_error(error)
 

@@ -24,7 +24,7 @@ from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.role import Command
 from services.runtime.state.open_conversations import OpenConversations
 from splitppo.batch import Batch, concatenate
-from splitppo.v1 import worker_pb2
+from splitppo.v1 import conversation_pb2, worker_pb2
 
 # Sent in place of the number of a part.
 _END, _TURNS = 0, -1
@@ -94,7 +94,7 @@ class PartGatherer:
                 while (message := channel.receive_numbers(2, rank))[0] != _END:
                     if message[0] == _TURNS:
                         assert conversations is not None
-                        turns = worker_pb2.TurnsEnded.FromString(channel.receive_bytes(rank))
+                        turns = conversation_pb2.TurnsEnded.FromString(channel.receive_bytes(rank))
                         conversations.turns_ended(rank, turns)
                         continue
                     columns = channel.receive(rank)
@@ -130,7 +130,7 @@ class PartSender:
         self.channel.send_numbers((part, policy_version), 0)
         self.channel.send(columns, 0)
 
-    def send_turns(self, turns: worker_pb2.TurnsEnded) -> None:
+    def send_turns(self, turns: conversation_pb2.TurnsEnded) -> None:
         """Sends turns of this rank's conversations that have ended."""
         self.channel.send_numbers((_TURNS, 0), 0)
         self.channel.send_bytes(turns.SerializeToString(), 0)

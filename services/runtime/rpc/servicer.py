@@ -20,7 +20,7 @@ from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.rpc.software_version import why_versions_differ
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, conversation_pb2, worker_pb2
 
 _MAX_REQUEST_ID_LENGTH = 256
 
@@ -129,7 +129,7 @@ class WorkerServicer:
         for part in parts:
             yield part
 
-    async def reply(self, request: actor_pb2.ReplyRequest, _: Any) -> actor_pb2.ReplyResponse:
+    async def reply(self, request: conversation_pb2.ReplyRequest, _: Any) -> conversation_pb2.ReplyResponse:
         """Takes replies to turns of the running command's conversations: all of a request, or none."""
         self._check_caller(request)
         running = self._worker.command_queue.running
@@ -138,10 +138,10 @@ class WorkerServicer:
         if running.cancelled_because:
             raise WrongState(f"{running.command.method} was cancelled: {running.cancelled_because}")
         running.conversations.reply(request.replies)
-        return actor_pb2.ReplyResponse()
+        return conversation_pb2.ReplyResponse()
 
     def _check_caller(
-        self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest | actor_pb2.ReplyRequest
+        self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest | conversation_pb2.ReplyRequest
     ) -> None:
         self._worker.fencing.check(header.run_id, header.epoch)
         self._worker.check_open()

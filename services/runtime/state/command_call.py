@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from services.runtime.role import Command
 from services.runtime.state.open_conversations import OpenConversations
 from splitppo.rpc.errors import InvalidArgument, Place, WireError
-from splitppo.v1 import worker_pb2
+from splitppo.v1 import conversation_pb2, worker_pb2
 
 # Callers get progress at most this often, and at each new phase.
 _PROGRESS_INTERVAL_S = 0.05
@@ -97,7 +97,7 @@ class CommandCall:
         """Adds the event that tells callers that a part of the command's slot can be fetched."""
         self._append(worker_pb2.CommandEvent(part=part))
 
-    def turns_ended(self, turns: worker_pb2.TurnsEnded) -> None:
+    def turns_ended(self, turns: conversation_pb2.TurnsEnded) -> None:
         """Adds the event that tells callers which turns of the command's conversations have ended."""
         self._append(worker_pb2.CommandEvent(turns=turns))
 

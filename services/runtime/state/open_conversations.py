@@ -8,10 +8,10 @@ from queue import SimpleQueue
 
 from services.runtime.role import ReplyLimits
 from splitppo.rpc.errors import InvalidArgument
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 
 # The replies for one rank; None is the end mark.
-ReplyQueue = SimpleQueue[Sequence[actor_pb2.TurnReply] | None]
+ReplyQueue = SimpleQueue[Sequence[conversation_pb2.TurnReply] | None]
 
 
 @dataclass
@@ -43,14 +43,14 @@ class OpenConversations:
         self,
         limits: ReplyLimits,
         places: Sequence[Iterable[int]],
-        announce: Callable[[worker_pb2.TurnsEnded], None],
+        announce: Callable[[conversation_pb2.TurnsEnded], None],
     ) -> None:
         self._limits, self._announce = limits, announce
         self._responses = {place: _Response(rank) for rank, of_rank in enumerate(places) for place in of_rank}
         self._lock = threading.Lock()
         self.replies: list[ReplyQueue] = [SimpleQueue() for _ in places]
 
-    def turns_ended(self, rank: int, ended: worker_pb2.TurnsEnded) -> None:
+    def turns_ended(self, rank: int, ended: conversation_pb2.TurnsEnded) -> None:
         """Notes turns of a rank's responses that have ended, and announces them; RuntimeError for a bug in a role."""
         with self._lock:
             for turn in ended.turns:
@@ -63,7 +63,7 @@ class OpenConversations:
                 response.has_ended = turn.is_last
         self._announce(ended)
 
-    def reply(self, replies: Sequence[actor_pb2.TurnReply]) -> None:
+    def reply(self, replies: Sequence[conversation_pb2.TurnReply]) -> None:
         """Takes the replies of one request, all or none; replies to turns that have one already are ignored.
 
         Raises:
@@ -73,7 +73,7 @@ class OpenConversations:
             raise InvalidArgument("the request has two replies to the same turn")
         with self._lock:
             new = [(reply, self._responses[reply.place]) for reply in replies if self._is_new(reply)]
-            by_rank: dict[int, list[actor_pb2.TurnReply]] = defaultdict(list)
+            by_rank: dict[int, list[conversation_pb2.TurnReply]] = defaultdict(list)
             for reply, response in new:
                 response.num_replies = reply.turn
                 response.length += len(reply.tokens)
@@ -82,7 +82,7 @@ class OpenConversations:
             for rank, of_rank in by_rank.items():
                 self.replies[rank].put(of_rank)
 
-    def _is_new(self, reply: actor_pb2.TurnReply) -> bool:
+    def _is_new(self, reply: conversation_pb2.TurnReply) -> bool:
         """Returns False if the turn of a possible reply has one already; InvalidArgument if it cannot be a reply."""
         turn, tokens, limits = f"turn {reply.turn} of response {reply.place}", reply.tokens, self._limits
         if (response := self._responses.get(reply.place)) is None:

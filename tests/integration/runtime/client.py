@@ -22,6 +22,7 @@ from splitppo.v1 import (
     actor_pb2,
     actor_pb2_grpc,
     batch_pb2,
+    conversation_pb2,
     critic_pb2,
     critic_pb2_grpc,
     reward_model_pb2,
@@ -149,12 +150,12 @@ class Client:
         timeout_s: float = TIMEOUT_S,
     ) -> Any:
         """The stream of events of a Generate with a conversation."""
-        header, conversation = self.header(base_step, request_id), actor_pb2.Conversation()
+        header, conversation = self.header(base_step, request_id), conversation_pb2.Conversation()
         request = actor_pb2.GenerateRequest(header=header, slot=slot, num_parts=num_parts, conversation=conversation)
         return self.actor.Generate(request, timeout=timeout_s)
 
-    def reply(self, slot: batch_pb2.Slot, *replies: actor_pb2.TurnReply) -> None:
-        request = actor_pb2.ReplyRequest(run_id=self.run_id, epoch=self.epoch, slot=slot, replies=replies)
+    def reply(self, slot: batch_pb2.Slot, *replies: conversation_pb2.TurnReply) -> None:
+        request = conversation_pb2.ReplyRequest(run_id=self.run_id, epoch=self.epoch, slot=slot, replies=replies)
         with wire_errors():
             self.actor.Reply(request, timeout=TIMEOUT_S)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splitppo.rpc.errors import InvalidArgument, PeerDied, StaleEpoch, Unavailable, WrongState
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, conversation_pb2, worker_pb2
 from tests.fuzz.replies import reply
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, result, wire_errors
@@ -56,7 +56,7 @@ def responses(client: Client, slot: batch_pb2.Slot) -> list[list[int]]:
     return [row.tolist() for row in client.get(slot, "responses")["responses"].rows()]
 
 
-def last_ones(turn: int) -> list[actor_pb2.TurnReply]:
+def last_ones(turn: int) -> list[conversation_pb2.TurnReply]:
     """A reply to this turn of each response that ends the response."""
     return [reply(place, turn, is_last=True) for place in range(NUM_ROWS)]
 

@@ -13,7 +13,7 @@ from controller.tracking.metric_names import check_declared
 from services.actor.role import ActorRole
 from services.runtime.role import CommandCancelled, EndedTurn, ReplyLimits
 from splitppo.batch import Batch, join_parts
-from splitppo.v1 import actor_pb2
+from splitppo.v1 import conversation_pb2
 from tests.support.conversations import Script, ScriptedReplies, last, replies_of
 from tests.support.models import EOS, VOCABULARY
 from tests.support.roles import (
@@ -33,7 +33,7 @@ NUM_ROWS = 4 * N_SAMPLES
 
 
 def request(*, num_parts: int = 0, max_turn_length: int = 4, reply_steps: int = 8, **changes: Any) -> Any:
-    conversation = actor_pb2.Conversation(max_turn_length=max_turn_length, reply_steps=reply_steps)
+    conversation = conversation_pb2.Conversation(max_turn_length=max_turn_length, reply_steps=reply_steps)
     changes = {"max_response_length": LENGTH, **changes}
     return generate_request(num_parts=num_parts, conversation=conversation, **changes)
 

@@ -10,7 +10,7 @@ from splitppo.batch import MAX_BATCH_ROWS, Batch
 from splitppo.rpc.codec import WIRE_COLUMNS, BatchReceiver, encode_messages, receive_batch
 from splitppo.rpc.errors import LimitExceeded
 from splitppo.rpc.wire_format import MAX_HEADER_FIELDS, check_num_fields, divide
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, conversation_pb2, worker_pb2
 
 PATH = (1, 3)
 
@@ -101,9 +101,9 @@ def test_more_rows_than_a_batch_may_have_are_refused() -> None:
 def test_messages_are_divided_in_order_and_every_list_fits_unless_one_message_does_not(
     turns: list[list[int]], max_bytes: int
 ) -> None:
-    messages = [worker_pb2.Turn(tokens=tokens) for tokens in turns]
+    messages = [conversation_pb2.Turn(tokens=tokens) for tokens in turns]
     lists = list(divide(messages, max_bytes))
     assert [message for some in lists for message in some] == messages
     assert all(lists)
     for some in lists:
-        assert len(some) == 1 or worker_pb2.TurnsEnded(turns=some).ByteSize() <= max_bytes
+        assert len(some) == 1 or conversation_pb2.TurnsEnded(turns=some).ByteSize() <= max_bytes

@@ -9,12 +9,12 @@ import pytest
 from controller.workers.command import Limits
 from splitppo.rpc.errors import InvalidArgument, Unavailable, WrongState
 from splitppo.rpc.wire_format import MAX_REQUEST_BYTES
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 from tests.support.fake_worker import SLOT, Connect, Events, FakeWorker, generate, result, turns
 
 
-def reply(place: int, num_tokens: int = 1) -> actor_pb2.TurnReply:
-    return actor_pb2.TurnReply(place=place, turn=1, tokens=[100_000] * num_tokens)
+def reply(place: int, num_tokens: int = 1) -> conversation_pb2.TurnReply:
+    return conversation_pb2.TurnReply(place=place, turn=1, tokens=[100_000] * num_tokens)
 
 
 async def test_turns_are_told_as_they_come_and_all_again_after_a_lost_connection(connect: Connect) -> None:
@@ -29,10 +29,13 @@ async def test_turns_are_told_as_they_come_and_all_again_after_a_lost_connection
 
     seen: list[list[tuple[int, int, list[int]]]] = []
 
-    def on_turns(ended: worker_pb2.TurnsEnded) -> None:
+    def on_turns(ended: conversation_pb2.TurnsEnded) -> None:
         seen.append([(turn.place, turn.turn, list(turn.tokens)) for turn in ended.turns])
 
-    worker, conversation = FakeWorker([break_off, go_on]), actor_pb2.Conversation(max_turn_length=7, reply_steps=3)
+    worker, conversation = (
+        FakeWorker([break_off, go_on]),
+        conversation_pb2.Conversation(max_turn_length=7, reply_steps=3),
+    )
     await generate(await connect(worker), conversation=conversation, on_turns=on_turns)
 
     first = [(0, 1, [0]), (1, 1, [1])]
@@ -50,7 +53,9 @@ async def test_replies_name_the_caller_and_the_slot(connect: Connect) -> None:
     worker = FakeWorker()
     client = await connect(worker)
     await client.reply(SLOT, [reply(0), reply(3)])
-    assert worker.requests == [actor_pb2.ReplyRequest(run_id="run", epoch=2, slot=SLOT, replies=[reply(0), reply(3)])]
+    assert worker.requests == [
+        conversation_pb2.ReplyRequest(run_id="run", epoch=2, slot=SLOT, replies=[reply(0), reply(3)])
+    ]
 
 
 async def test_many_replies_are_several_requests_under_the_limit(connect: Connect) -> None:

@@ -11,14 +11,14 @@ from services.runtime.role import CommandCancelled, EndedTurn, ReplyLimits, Turn
 from services.runtime.state.command_call import CommandCall
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Internal, Unavailable, WireError
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, conversation_pb2
 from tests.support.command_calls import result_of
 from tests.unit.runtime.ranks.service import ROWS, Service, experience
 
 EVALUATION = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0)
 
 
-def turns_of(call: CommandCall) -> list[list[worker_pb2.Turn]]:
+def turns_of(call: CommandCall) -> list[list[conversation_pb2.Turn]]:
     """The events with turns so far, in their order."""
     events = [event for event in call.read(0)[0] if not isinstance(event, WireError)]
     return [list(event.turns.turns) for event in events if event.HasField("turns")]
@@ -41,8 +41,8 @@ def test_turns_become_events_and_replies_reach_the_command(service: Service) -> 
         report.turns_ended([EndedTurn(0, 1, [7, 8]), EndedTurn(1, 1, [9])])
         report.turns_ended([])
         assert call.conversations is not None
-        call.conversations.reply([actor_pb2.TurnReply(place=1, turn=1, tokens=[3, 4])])
-        call.conversations.reply([actor_pb2.TurnReply(place=0, turn=1, is_last=True)])
+        call.conversations.reply([conversation_pb2.TurnReply(place=1, turn=1, tokens=[3, 4])])
+        call.conversations.reply([conversation_pb2.TurnReply(place=0, turn=1, is_last=True)])
         taken.append(list(report.take_replies(0.0)))
         report.turns_ended([EndedTurn(1, 2, [5], is_last=True)])
         taken.append(list(report.take_replies(0.0)))
@@ -51,8 +51,8 @@ def test_turns_become_events_and_replies_reach_the_command(service: Service) -> 
     assert result_of(call).policy_version == 5
     assert taken == [[TurnReply(1, 1, (3, 4)), TurnReply(0, 1, (), is_last=True)], []]
     assert turns_of(call) == [
-        [worker_pb2.Turn(place=0, turn=1, tokens=[7, 8]), worker_pb2.Turn(place=1, turn=1, tokens=[9])],
-        [worker_pb2.Turn(place=1, turn=2, tokens=[5], is_last=True)],
+        [conversation_pb2.Turn(place=0, turn=1, tokens=[7, 8]), conversation_pb2.Turn(place=1, turn=1, tokens=[9])],
+        [conversation_pb2.Turn(place=1, turn=2, tokens=[5], is_last=True)],
     ]
 
 

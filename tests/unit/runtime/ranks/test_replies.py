@@ -19,7 +19,7 @@ from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.config.sections.debug import DebugConfig
 from splitppo.failpoints import FailpointError
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 from tests.support.ranks import rank_processes
 
 NUM_RANKS, NUM_TURNS = 3, 40
@@ -33,10 +33,10 @@ def _lead(channel: ControlChannel, *, answers: bool) -> list[tuple[int, int]]:
     """Rank 0, which answers every turn with a reply that names it, or none."""
     announced: list[tuple[int, int]] = []
 
-    def announce(ended: worker_pb2.TurnsEnded) -> None:
+    def announce(ended: conversation_pb2.TurnsEnded) -> None:
         turns = [(turn.place, turn.turn) for turn in ended.turns]
         announced.extend(turns)
-        replies = [actor_pb2.TurnReply(place=p, turn=turn, tokens=[p, turn] * 50) for p, turn in turns]
+        replies = [conversation_pb2.TurnReply(place=p, turn=turn, tokens=[p, turn] * 50) for p, turn in turns]
         for _ in range(2 if answers else 0):  # the second time they are ignored
             talks.reply(replies)
 
@@ -46,7 +46,7 @@ def _lead(channel: ControlChannel, *, answers: bool) -> list[tuple[int, int]]:
         for part in (1, 2):
             gatherer.add(0, part, Batch.from_rows(places=[]), 0)
         for rank in range(1, NUM_RANKS):  # for a rank that may have ended by now: it drops them
-            talks.replies[rank].put([actor_pb2.TurnReply(place=rank, turn=0)])
+            talks.replies[rank].put([conversation_pb2.TurnReply(place=rank, turn=0)])
     assert gatherer.missing == []
     return announced
 
@@ -102,16 +102,16 @@ def armed(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("armed")
 def test_each_turn_and_each_reply_passes_a_failpoint() -> None:
-    announced, replies = list[worker_pb2.TurnsEnded](), ReplyQueue()
+    announced, replies = list[conversation_pb2.TurnsEnded](), ReplyQueue()
     progress = CommandProgress("generate", (), lambda *_: None, lambda: False)
     progress = conversing(progress, announced.append, replies)
     progress.turns_ended([EndedTurn(0, 1, [1])])
     with pytest.raises(FailpointError, match=r"generate\.turn"):
         progress.turns_ended([EndedTurn(1, 1, [1])])
     assert len(announced) == 2
-    replies.put([actor_pb2.TurnReply(place=0, turn=1, tokens=[3])])
+    replies.put([conversation_pb2.TurnReply(place=0, turn=1, tokens=[3])])
     assert progress.take_replies(0.0) == [TurnReply(0, 1, (3,))]
-    replies.put([actor_pb2.TurnReply(place=1, turn=1, is_last=True)])
+    replies.put([conversation_pb2.TurnReply(place=1, turn=1, is_last=True)])
     with pytest.raises(FailpointError, match=r"generate\.reply"):
         progress.take_replies(0.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from graphlib import TopologicalSorter
 from typing import Any
 
 import grpc
@@ -45,9 +46,13 @@ async def test_every_service_that_is_listed_can_be_described_from_the_answer_alo
     for service in await in_thread(address, list_services, version):
         answer = await in_thread(address, ask, version, file_containing_symbol=service)
         pool: Any = descriptor_pool.DescriptorPool()  # type: ignore[no-untyped-call]
-        # A file comes before those that it needs.
-        for file in reversed(answer.file_descriptor_response.file_descriptor_proto):
-            pool.AddSerializedFile(file)
+        files = {
+            file.name: file
+            for file in map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+        }
+        needs = {name: file.dependency for name, file in files.items()}
+        for name in TopologicalSorter(needs).static_order():
+            pool.Add(files[name])
         assert pool.FindServiceByName(service).methods
 
 

@@ -13,7 +13,7 @@ from services.runtime.state.command_call import CommandCall
 from services.runtime.state.open_conversations import OpenConversations
 from services.runtime.state.worker import Worker
 from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, Unavailable, WrongState
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, worker_pb2
 from tests.unit.runtime.rpc.workers import make_worker
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
@@ -32,14 +32,14 @@ def running(worker: Worker) -> CommandCall:
     worker.command_queue.admit(call, worker.stored_reply)
     assert worker.command_queue.take(0.0) is call
     call.conversations = OpenConversations(ReplyLimits(100, 10), [[0, 1]], call.turns_ended)
-    turns = worker_pb2.TurnsEnded(turns=[worker_pb2.Turn(place=0, turn=1, tokens=[5])])
+    turns = conversation_pb2.TurnsEnded(turns=[conversation_pb2.Turn(place=0, turn=1, tokens=[5])])
     call.conversations.turns_ended(0, turns)
     return call
 
 
-def request(slot: batch_pb2.Slot = SLOT, *, epoch: int = 1, place: int = 0) -> actor_pb2.ReplyRequest:
-    reply = actor_pb2.TurnReply(place=place, turn=1, tokens=[7])
-    return actor_pb2.ReplyRequest(run_id="run", epoch=epoch, slot=slot, replies=[reply])
+def request(slot: batch_pb2.Slot = SLOT, *, epoch: int = 1, place: int = 0) -> conversation_pb2.ReplyRequest:
+    reply = conversation_pb2.TurnReply(place=place, turn=1, tokens=[7])
+    return conversation_pb2.ReplyRequest(run_id="run", epoch=epoch, slot=slot, replies=[reply])
 
 
 def num_taken(call: CommandCall) -> int:
@@ -50,7 +50,7 @@ def num_taken(call: CommandCall) -> int:
 async def test_a_reply_is_taken_once(worker: Worker) -> None:
     call, servicer = running(worker), WorkerServicer(worker)
     for _ in range(2):
-        assert await servicer.reply(request(), None) == actor_pb2.ReplyResponse()
+        assert await servicer.reply(request(), None) == conversation_pb2.ReplyResponse()
     assert num_taken(call) == 1
 
 
@@ -72,7 +72,7 @@ async def test_a_client_that_joins_gets_the_turns_so_far_again(worker: Worker) -
     ],
 )
 async def test_who_is_wrong_changes_nothing(
-    worker: Worker, wrong: actor_pb2.ReplyRequest, error: type[Exception]
+    worker: Worker, wrong: conversation_pb2.ReplyRequest, error: type[Exception]
 ) -> None:
     call = running(worker)
     with pytest.raises(error):

@@ -10,7 +10,7 @@ import pytest
 from services.runtime.role import ReplyLimits
 from services.runtime.state.open_conversations import OpenConversations
 from splitppo.rpc.errors import InvalidArgument
-from splitppo.v1 import actor_pb2, worker_pb2
+from splitppo.v1 import conversation_pb2
 from tests.fuzz.replies import LIMITS, Talk, impossible
 
 LIMITS_OF_10 = ReplyLimits(num_token_ids=100, max_response_length=10)
@@ -19,7 +19,7 @@ LIMITS_OF_10 = ReplyLimits(num_token_ids=100, max_response_length=10)
 class Announced(list[tuple[int, int]]):
     """(place, turn) of each turn that callers were told of."""
 
-    def take(self, ended: worker_pb2.TurnsEnded) -> None:
+    def take(self, ended: conversation_pb2.TurnsEnded) -> None:
         self += [(turn.place, turn.turn) for turn in ended.turns]
 
 
@@ -29,18 +29,20 @@ def conversations(announced: Announced | None = None) -> OpenConversations:
 
 
 def end(talks: OpenConversations, place: int, turn: int, *, num_tokens: int = 2, is_last: bool = False) -> None:
-    ended = worker_pb2.Turn(place=place, turn=turn, tokens=[7] * num_tokens, is_last=is_last)
-    talks.turns_ended(place % 2, worker_pb2.TurnsEnded(turns=[ended]))
+    ended = conversation_pb2.Turn(place=place, turn=turn, tokens=[7] * num_tokens, is_last=is_last)
+    talks.turns_ended(place % 2, conversation_pb2.TurnsEnded(turns=[ended]))
 
 
-def reply(place: int, turn: int, tokens: list[int] | None = None, *, is_last: bool = False) -> actor_pb2.TurnReply:
+def reply(
+    place: int, turn: int, tokens: list[int] | None = None, *, is_last: bool = False
+) -> conversation_pb2.TurnReply:
     tokens = [1] if tokens is None and not is_last else tokens
-    return actor_pb2.TurnReply(place=place, turn=turn, tokens=tokens, is_last=is_last)
+    return conversation_pb2.TurnReply(place=place, turn=turn, tokens=tokens, is_last=is_last)
 
 
-def arrived(talks: OpenConversations, rank: int) -> list[actor_pb2.TurnReply]:
+def arrived(talks: OpenConversations, rank: int) -> list[conversation_pb2.TurnReply]:
     """What has arrived for a rank since the last call."""
-    replies: list[actor_pb2.TurnReply] = []
+    replies: list[conversation_pb2.TurnReply] = []
     try:
         while True:
             replies += talks.replies[rank].get_nowait() or ()
@@ -91,7 +93,7 @@ def test_a_reply_to_a_turn_that_has_one_is_ignored_also_if_it_is_another_one() -
     ids=str,
 )
 def test_an_impossible_reply_is_refused_and_nothing_of_its_request_is_taken(
-    wrong: actor_pb2.TurnReply, message: str
+    wrong: conversation_pb2.TurnReply, message: str
 ) -> None:
     talks = conversations()
     end(talks, 0, 1)
@@ -138,7 +140,7 @@ def test_a_turn_that_cannot_end_now_is_a_bug(place: int, turn: int) -> None:
 
 
 def test_a_turn_of_another_ranks_row_is_a_bug() -> None:
-    turns = worker_pb2.TurnsEnded(turns=[worker_pb2.Turn(place=0, turn=1, tokens=[1])])
+    turns = conversation_pb2.TurnsEnded(turns=[conversation_pb2.Turn(place=0, turn=1, tokens=[1])])
     with pytest.raises(RuntimeError, match="rank 1 has no turn 1 of response 0"):
         conversations().turns_ended(1, turns)
 
