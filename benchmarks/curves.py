@@ -24,8 +24,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from controller.tracking.step_file import METRICS_FILE, read_metrics
+from recipes.fresh_run import remove_run
 from recipes.sort_letters.prepare import prepare
-from recipes.sort_letters.quickstart import CONFIG, remove_run
+from recipes.sort_letters.quickstart import CONFIG
 from splitppo.atomic_write import write_atomically
 
 METRIC = "val/accuracy"

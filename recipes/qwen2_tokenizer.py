@@ -10,22 +10,29 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+# The characters of the recipes whose tokens are characters: newline and printable ASCII.
+PRINTABLE = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 _PRETOKENIZE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]) -> Tokenizer:
+def character_tokenizer(
+    characters: Iterable[str], special_tokens: Sequence[str], words: Sequence[str] = ()
+) -> Tokenizer:
     """Makes a tokenizer with one token per ASCII character: a byte-level BPE without merges.
 
-    Characters that are not listed are dropped. Special tokens get the first ids, in order.
+    Characters that are not listed are dropped. Special tokens get the first ids, in order. Each of `words` is one token
+    wherever it stands in a text; where several begin, the longest counts.
     """
     # Byte-level BPE writes spaces and control characters of ASCII 256 code points higher.
     symbols = [chr(ord(character) + 256) if character <= " " else character for character in characters]
     vocabulary = {token: index for index, token in enumerate([*special_tokens, *symbols])}
-    return _assemble(models.BPE(vocab=vocabulary, merges=[]), special_tokens)
+    tokenizer = _assemble(models.BPE(vocab=vocabulary, merges=[]), special_tokens)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return tokenizer
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:

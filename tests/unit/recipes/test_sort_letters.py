@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from controller.data.tokenizer import load_tokenizer
+from recipes.fresh_run import remove_run
 from recipes.sort_letters import task
-from recipes.sort_letters.prepare import DEFAULT_OUTPUT, make_tokenizer, prepare
-from recipes.sort_letters.quickstart import CONFIG, remove_run
+from recipes.sort_letters.prepare import RECIPE, make_tokenizer, prepare
+from recipes.sort_letters.quickstart import CONFIG
 from rewards.scorers.sort_letters import compute_score
 from splitppo.config import ConfigError, load_config
 
@@ -60,7 +61,7 @@ def test_every_prompt_and_response_fits_the_lengths_of_the_config() -> None:
 def test_the_config_reads_what_prepare_makes_by_default() -> None:
     config = load_config(CONFIG)
     assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
-        str(DEFAULT_OUTPUT / name) for name in ("model", "train.parquet", "val.parquet")
+        str(RECIPE.output / name) for name in ("model", "train.parquet", "val.parquet")
     }
 
 
