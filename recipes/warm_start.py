@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
+from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -47,11 +48,12 @@ def train(config: Qwen2Config, examples: Iterator[Example], num_steps: int, *, s
 
 
 def small_qwen2(
-    vocab_size: int, *, eos: int, pad: int, max_position_embeddings: int, hidden_size: int = 128
+    tokenizer: Tokenizer, *, eos: str, pad: str, max_position_embeddings: int, hidden_size: int = 128
 ) -> Qwen2Config:
-    """Returns the configuration of a Qwen2 of two layers."""
+    """Returns the configuration of a Qwen2 of two layers; `eos` and `pad` are tokens of the tokenizer."""
+    vocabulary = tokenizer.get_vocab()
     return Qwen2Config(
-        vocab_size=vocab_size,
+        vocab_size=len(vocabulary),
         hidden_size=hidden_size,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -61,8 +63,8 @@ def small_qwen2(
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=eos,
-        pad_token_id=pad,
+        eos_token_id=vocabulary[eos],
+        pad_token_id=vocabulary[pad],
     )
 
 

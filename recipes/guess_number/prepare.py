@@ -48,9 +48,7 @@ def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
     tokenizer = make_tokenizer()
     names = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
     save_tokenizer(tokenizer, folder / "model", named_tokens=names, chat_template=CHAT_TEMPLATE)
-    eos, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
-    size = tokenizer.get_vocab_size()
-    config = warm_start.small_qwen2(size, eos=eos, pad=pad, max_position_embeddings=128, hidden_size=64)
+    config = warm_start.small_qwen2(tokenizer, eos=END, pad=PAD, max_position_embeddings=128, hidden_size=64)
     model = warm_start.train(config, examples(folder / "model", seed), warm_start_steps, seed=seed)
     model.save_pretrained(folder / "model")
 

@@ -32,9 +32,9 @@ def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
     write_parquet(task.rows_of(words.train, "train"), folder / "train.parquet")
     write_parquet(task.rows_of(words.val, "val"), folder / "val.parquet")
     tokenizer = make_tokenizer()
-    eos, pad = tokenizer.token_to_id(EOS), tokenizer.token_to_id(PAD)
-    config = warm_start.small_qwen2(tokenizer.get_vocab_size(), eos=eos, pad=pad, max_position_embeddings=64)
-    model = warm_start.train(config, examples(words, tokenizer, eos=eos, seed=seed), warm_start_steps, seed=seed)
+    config = warm_start.small_qwen2(tokenizer, eos=EOS, pad=PAD, max_position_embeddings=64)
+    demonstrations = examples(words, tokenizer, eos=config.eos_token_id, seed=seed)
+    model = warm_start.train(config, demonstrations, warm_start_steps, seed=seed)
     model.save_pretrained(folder / "model")
     save_tokenizer(tokenizer, folder / "model", named_tokens={"eos_token": EOS, "pad_token": PAD, "unk_token": EOS})
 
