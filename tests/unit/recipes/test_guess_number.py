@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from environments.chat import Step
 from transformers import AutoTokenizer
 
 from controller.data.chat_template import detect_tool_format
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
+from environments.chat import Step
 from recipes.guess_number import task
 from recipes.guess_number.environment import GuessNumber
 from recipes.guess_number.prepare import RECIPE, prepare

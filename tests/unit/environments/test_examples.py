@@ -1,0 +1,27 @@
+"""The examples of docs/environments.md can be loaded as they stand."""
+
+import re
+from pathlib import Path
+
+from environments.loading import load
+from environments.messages import Setup
+from splitppo.config.subsections.multi_turn import EnvironmentConfig
+from tests.support.groups import PROJECT
+
+# The name in each example, in the order of the page.
+NAMES = ("GuessNumber", "lookup", "Chess", "converse")
+
+
+def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (PROJECT / "docs/environments.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    configs = {}
+    for name, block in zip(NAMES, blocks, strict=True):
+        file = tmp_path / f"{name.lower()}.py"
+        file.write_text(block)
+        given = {"tools": [f"{file}:{name}"]} if name == "lookup" else {"path": file, "name": name}
+        configs[name] = EnvironmentConfig.model_validate(given)
+    loaded, _ = load(Setup(configs, "hermes", timeout_s=1.0, max_parallel_calls=1))
+    tools = {name: [tool["function"]["name"] for tool in one.schemas] for name, one in loaded.items()}
+    assert tools == {"GuessNumber": ["guess"], "lookup": ["lookup"], "Chess": [], "converse": []}
