@@ -1,0 +1,64 @@
+"""The recipe guess_number, by its command: a short run, and whole runs that must learn to bisect."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.support.groups import PROJECT
+from tests.support.runs import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_STEPS = 4
+GUESS = re.compile(r'\{"name": "guess", "arguments": \{"number": (\d+)\}\}')
+
+
+def trained(folder: Path, *overrides: str) -> RunFolder:
+    command = [sys.executable, "-m", "recipes.guess_number.train", f"run.dir={folder}", *overrides]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return RunFolder(folder)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The first steps of the recipe."""
+    overrides = (f"run.total_steps={NUM_STEPS}", "evaluation.min_accuracy=0", "tracking.dump_rollouts=true")
+    return trained(tmp_path_factory.mktemp("short") / "run", *overrides)
+
+
+def test_more_numbers_are_found_after_a_few_steps(short: RunFolder) -> None:
+    validation = short.summary["validation"]
+    assert validation["after"]["overall"] >= validation["before"]["overall"] + 0.2
+
+
+def test_conversations_have_several_turns_and_keep_their_limits(short: RunFolder) -> None:
+    for step in short.metrics[1:]:
+        assert 3 < step["num_turns/mean"] <= step["num_turns/max"] == 5
+        assert step["tool_call_counts/max"] <= 5
+        assert step["response_length/sampled/max"] < step["response_length/max"] <= 64
+        assert (step["environment/num_lost"], step["environment/num_timeouts"]) == (0, 0)
+
+
+def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
+    rows = [json.loads(line) for line in (short.path / f"rollouts/train/{NUM_STEPS}.jsonl").read_text().splitlines()]
+    found = [(GUESS.findall(row["response"]) or [""])[-1] == row["ground_truth"] for row in rows]
+    assert [row["score"] for row in rows] == [float(is_found) for is_found in found]
+    assert 0 < sum(found) < len(rows)
+
+
+@pytest.mark.extended
+def test_the_median_of_three_seeds_finds_at_least_85_of_100_numbers(tmp_path: Path) -> None:
+    runs = [trained(tmp_path / str(seed), f"run.seed={seed}", "evaluation.min_accuracy=0") for seed in (1, 2, 3)]
+    accuracies = [run.summary["validation"]["after"]["overall"] for run in runs]
+    assert median(accuracies) >= 0.85, accuracies
+    assert [run.summary["global_step"] for run in runs] == [20] * 3
