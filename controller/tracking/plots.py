@@ -42,6 +42,7 @@ PHASES = {
     "values": ("values", "#f2cf5b", False),
     "reward_model": ("reward model", "#d67195", True),
     "score": ("reward", "#b279a2", True),
+    "environment": ("environments", "#8cd17d", False),
     "adv": ("advantages", "#bab0ac", False),
     "update_actor": ("update", "#f58518", False),
     "publish": ("publish", "#e45756", True),
@@ -52,7 +53,7 @@ PHASES = {
     "save_checkpoint": ("checkpoint", "#9d755d", True),
     "load_checkpoint": ("restore", "#54a24b", True),
 }
-_SAMPLING = frozenset({"gen", "score", "reward_model"})  # the spans of a step's responses
+_SAMPLING = frozenset({"gen", "environment", "score", "reward_model"})  # the spans of a step's responses
 _MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title

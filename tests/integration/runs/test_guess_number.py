@@ -49,6 +49,11 @@ def test_conversations_have_several_turns_and_keep_their_limits(short: RunFolder
         assert (step["environment/num_lost"], step["environment/num_timeouts"]) == (0, 0)
 
 
+def test_the_report_shows_when_environments_worked(short: RunFolder) -> None:
+    assert {span["name"] for span in short.spans() if span["pool"] == "environments"} == {"environment"}
+    assert (short.path / "report.png").is_file()
+
+
 def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
     rows = [json.loads(line) for line in (short.path / f"rollouts/train/{NUM_STEPS}.jsonl").read_text().splitlines()]
     found = [(GUESS.findall(row["response"]) or [""])[-1] == row["ground_truth"] for row in rows]
