@@ -139,8 +139,8 @@ class Conversations(Protocol):
     ) -> Sequence[tuple[Response, Sequence[int], bool]]:
         """Returns the responses that go on after this decoding step: response, tokens of the reply, whether it is over.
 
-        To be called once after each yielded `DecodingStep`; it may wait for replies, and then calls `while_waiting` at
-        least every second. `is_idle`: nothing can be decoded before a reply comes.
+        To be called at most once after each yielded `DecodingStep`; it may wait for replies, and then calls
+        `while_waiting` at least every second. `is_idle`: nothing can be decoded before a reply comes.
 
         Raises:
             GenerationCancelled: the command was cancelled while it waited.

@@ -26,6 +26,16 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike) -> Tensor:
     return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)
 
 
+def turn_seed(seed: int, position: int) -> int:
+    """Returns the seed for the tokens from a position on, for an engine that counts from 0 in every turn of a response.
+
+    At position 0 it is the seed of the response.
+    """
+    if position == 0:
+        return seed
+    return int(splitmix64(np.asarray(seed ^ position, np.int64).astype(np.uint64))) >> 1  # a positive int64
+
+
 def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Samples one token per row of logits by inverting the cumulative distribution in vocabulary order.
 

@@ -82,13 +82,18 @@ def converse(
     max_turn_length: int = 0,
     temperature: float = 1.0,
 ) -> list[DecodingStep]:
-    """Samples conversations with a backend alone; returns its steps. Row r, sample s has place 100 r + s."""
+    """Samples conversations with a backend alone; returns its steps. Row r, sample s has place 100 r + s.
+
+    Rows with the column `places` keep their own.
+    """
     request = generate_request(
         max_response_length=max_response_length,
         conversation=conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
     )
-    places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
-    conversations = RankConversations(rows.merge(Batch.from_rows(places=places)), request, report)
+    if "places" not in rows:
+        places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
+        rows = rows.merge(Batch.from_rows(places=places))
+    conversations = RankConversations(rows, request, report)
     steps = []
     sampling = Sampling(temperature, 1.0, 0, max_response_length)
     for step in backend.generate(rows, sampling, report.is_cancelled, conversations):

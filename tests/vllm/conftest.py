@@ -121,7 +121,7 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
     """Returns the results of a scenario on one rank with an engine of its own."""
     names = (
         *("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation"),
-        "published",
+        *("conversations", "published"),
     )
 
     def find(scenario: str) -> dict[str, Any]:
@@ -133,8 +133,12 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
 
 @pytest.fixture
 def replicas(groups: Groups) -> Found:
-    """Two ranks, each with an engine of its own, which decodes few responses together."""
-    return groups.run("replicas", "replay", "greedy", "streaming", "cancellation", world_size=2, max_num_seqs=8)
+    """Two ranks, each with an engine of its own, which decodes few responses together.
+
+    Their caches have ten blocks of 128 tokens: eight longer responses do not fit, and vLLM begins some of them anew.
+    """
+    scenarios = ("replay", "greedy", "streaming", "cancellation", "conversations")
+    return groups.run("replicas", *scenarios, world_size=2, max_num_seqs=8, kv_cache_gb=0.0013)
 
 
 @pytest.fixture
@@ -144,7 +148,7 @@ def shared_engine(groups: Groups) -> Found:
     """
     return groups.run(
         "shared_engine",
-        *("greedy", "streaming", "cancellation", "stop_texts"),
+        *("greedy", "streaming", "cancellation", "stop_texts", "conversations"),
         world_size=2,
         model="llama",
         stop=("ab", "q", "7"),
@@ -155,5 +159,5 @@ def shared_engine(groups: Groups) -> Found:
 @pytest.fixture
 def replicas_of_two(groups: Groups) -> Found:
     """Four ranks, two of which share an engine each."""
-    scenarios = ("greedy", "streaming", "cancellation")
+    scenarios = ("greedy", "streaming", "cancellation", "conversations")
     return groups.run("replicas_of_two", *scenarios, world_size=4, tensor_model_parallel_size=2)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.vllm.conftest import Found, Groups
-from tests.vllm.worker import NUM_PROMPTS, draws, seed_all
+from tests.vllm.inputs import NUM_PROMPTS
+from tests.vllm.worker import draws, seed_all
 
 pytestmark = pytest.mark.vllm
 

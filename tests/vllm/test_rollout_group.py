@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.vllm.conftest import Groups
-from tests.vllm.worker import NUM_PROMPTS
+from tests.vllm.inputs import NUM_PROMPTS
 
 pytestmark = pytest.mark.vllm
 

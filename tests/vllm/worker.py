@@ -30,11 +30,13 @@ from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.config.section import RoleName
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, worker_pb2
+from tests.support.conversations import ScriptedReplies, converse, last, replies_of, responses_of
 from tests.support.roles import RecordedProgress, command_of, publish, sync
+from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
 
-NUM_PROMPTS = 12
 LENGTH = 16
+TURN_LENGTH, TALK_LENGTH = 6, 36
 CPU = torch.device("cpu")
 
 
@@ -55,6 +57,7 @@ class Sampler:
         report: RecordedProgress | None = None,
         num_parts: int = 0,
         sleep_after: bool = False,
+        conversation: conversation_pb2.Conversation | None = None,
         **sampling: Any,
     ) -> tuple[list[int], Batch]:
         """The rows of this rank (of the whole), and prompts, responses and log-probs for them."""
@@ -65,6 +68,7 @@ class Sampler:
             sampling=actor_pb2.SamplingParams(**params),
             num_parts=num_parts,
             sleep_after=sleep_after,
+            conversation=conversation,
         )
         command = command_of(self.role, "Generate")
         whole = command.prepare(request, batch)
@@ -93,39 +97,30 @@ class Actor(Sampler):
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
         return values
 
+    def converses(
+        self, batch: Batch, rows: list[int], report: ScriptedReplies, max_turn_length: int, **settings: Any
+    ) -> Batch:
+        """The conversations of the Hugging Face engine from the same prompts, on the policy's own weights. Collective.
+
+        Settings are those of `converse`.
+        """
+        samples = np.arange(batch["seeds"].values.size).reshape(batch.num_rows, -1)
+        chosen = batch.merge(Batch.from_rows(places=list(samples))).take(np.array(rows, np.int64))
+        steps = converse(self._policy_engine(), chosen, report, max_turn_length=max_turn_length, **settings)
+        return response_rows(responses_of(steps), have_turns=True)
+
     def by_policy(self, batch: Batch, rows: list[int], **sampling: Any) -> list[list[int]]:
         """The responses of the Hugging Face engine to some prompts, on the policy's own weights. Collective."""
+        settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
+        steps = self._policy_engine().generate(batch.take(np.array(rows, np.int64)), settings, lambda: False)
+        return lists(response_rows(response for step in steps for response in step.ended))
+
+    def _policy_engine(self) -> HfRollout:
         policy = self.role._policy
         stop_rule = load_stop_rule(policy.model, self.config)
         engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
         engine.sync_weights(self.step)
-        settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
-        steps = engine.generate(batch.take(np.array(rows, np.int64)), settings, lambda: False)
-        return lists(response_rows(response for step in steps for response in step.ended))
-
-
-def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix: int = 0, seed: int = 0) -> Batch:
-    """Random prompts of 1 to 20 tokens, behind a shared prefix of so many."""
-    rng = np.random.default_rng(seed)
-    shared = rng.integers(3, 50, prefix)
-    prompts = [np.concatenate([shared, rng.integers(3, 50, rng.integers(1, 20))]) for _ in range(num_prompts)]
-    seeds = rng.integers(0, 2**62, (num_prompts, num_samples))
-    return Batch.from_rows(prompts=prompts, seeds=list(seeds))
-
-
-def make_experience(seed: int) -> Batch:
-    """Rows to learn from, the same on every rank."""
-    rng = np.random.default_rng(seed)
-    responses = [rng.integers(3, 50, 8) for _ in range(8)]
-    return Batch.from_rows(
-        prompts=[rng.integers(3, 50, 5) for _ in responses],
-        responses=responses,
-        advantages=[rng.normal(size=8) for _ in responses],
-    )
-
-
-def lists(rollouts: Batch) -> list[list[int]]:
-    return [row.tolist() for row in rollouts["responses"].rows()]
+        return engine
 
 
 def greedy(actor: Actor) -> dict[str, Any]:
@@ -221,6 +216,44 @@ def stop_texts(actor: Actor) -> dict[str, Any]:
     prompts = make_prompts(32)
     rows, rollouts = actor.generate(prompts, temperature=0.0)
     return {"vllm": lists(rollouts), "hf": actor.by_policy(prompts, rows)}
+
+
+def conversations(actor: Actor) -> dict[str, Any]:
+    """Conversations of both engines, replies of different delays, and what a command cancelled in a wait leaves."""
+    prompts, found = make_prompts(NUM_PROMPTS, 2, prefix=110), []
+    for reply_steps, most_late in ((0, 0), (0, 40), (8, 0), (8, 40), (3, 5)):
+        report, by_policy = scripted(most_late), scripted()
+        rows, rollouts = talk(actor, prompts, report, reply_steps)
+        limits = {"max_turn_length": TURN_LENGTH, "max_response_length": TALK_LENGTH}
+        expected = actor.converses(prompts, rows, by_policy, reply_steps=reply_steps, **limits)
+        mask = rollouts["response_mask"].values == 1
+        diff = np.abs(actor.log_probs(rollouts) - rollouts["rollout_log_probs"].values)
+        facts = {
+            "reply_steps": reply_steps,
+            "vllm": [lists(rollouts), rollouts["response_mask"].values.tolist()],
+            "hf": [lists(expected), expected["response_mask"].values.tolist()],
+            "turns": report.turns,
+            "hf_turns": by_policy.turns,
+            "log_prob_diff": float(diff[mask].max(initial=0.0)),
+            "log_probs": rollouts["rollout_log_probs"].values.tolist(),
+        }
+        found.append(facts)
+    silent = ScriptedReplies(last, most_late=10**9, questions=100)
+    try:
+        talk(actor, prompts, silent, 8)
+    except CommandCancelled:
+        phase = silent.phases[-1]
+    again = lists(talk(actor, prompts, scripted(), 8)[1])
+    return {"rows": rows, "runs": found, "cancelled_in": phase, "again": again}
+
+
+def scripted(most_late: int = 0) -> ScriptedReplies:
+    return ScriptedReplies(replies_of(4, TALK_LENGTH), most_late=most_late, seed=most_late)
+
+
+def talk(actor: Actor, prompts: Batch, report: ScriptedReplies, reply_steps: int) -> tuple[list[int], Batch]:
+    limits = conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=TURN_LENGTH)
+    return actor.generate(prompts, report=report, conversation=limits, max_response_length=TALK_LENGTH)
 
 
 def streaming(actor: Actor) -> dict[str, Any]:
@@ -324,6 +357,7 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         prefixes,
         sampling,
         stop_texts,
+        conversations,
         streaming,
         cancellation,
         published,

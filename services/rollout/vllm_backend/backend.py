@@ -3,6 +3,9 @@
 There is one vLLM engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is
 built once, in the process group of the runtime, and lives as long as the process, because its end would end the process
 group, too.
+
+Each turn of a conversation is a vLLM request of its own, whose prompt is all tokens before the turn; vLLM finds their
+keys and values in its prefix cache.
 """
 
 import itertools
@@ -23,6 +26,7 @@ from services.rollout.protocol import (
     Sampling,
     empty_responses,
 )
+from services.rollout.sampling import turn_seed
 from services.rollout.stopping import StopRule
 from services.rollout.vllm_backend.checks import check_temperature, kv_cache_bytes, log_probs_mode, max_model_len
 from services.rollout.vllm_backend.process import import_vllm, kept_random_state, pack_heads
@@ -146,31 +150,33 @@ class VllmRollout:
         conversations: Conversations | None = None,
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
-        if conversations is not None:
-            raise NotImplementedError("conversations with vLLM")
         self._wake()
+        if self._sampler is not None:
+            self._sampler.begin(sampling)
         responses = empty_responses(self._replica.share(rows))
         try:
-            self._submit(responses, sampling)
-            yield from self._run(responses, sampling, is_cancelled)
+            for response in responses:  # before the first step, so that vLLM's batches do not depend on timing
+                self._submit(response, sampling, conversations)
+            yield from self._run(responses, sampling, is_cancelled, conversations)
         except BaseException:
             self._drop()
             raise
 
-    def _submit(self, responses: Sequence[Response], sampling: Sampling) -> None:
-        """Submits all requests to vLLM before its first step, so that vLLM's batches do not depend on timing."""
+    def _submit(self, response: Response, sampling: Sampling, conversations: Conversations | None) -> None:
+        """Submits a vLLM request for a response, or for its next turn: the tokens so far are the request's prompt."""
         from vllm.inputs.engine import tokens_input
 
-        prompts: dict[int, list[int]] = {}
-        seeds: dict[str, int] = {}
-        for response in responses:
-            prompt = prompts.setdefault(id(response.prompt), response.prompt.tolist())
-            params = self._sampling_params(sampling, response.seed)
-            seeds[self._engine.add_request(str(response.index), tokens_input(prompt), params)] = response.seed
+        position = len(response.tokens)
+        if conversations is None:
+            max_tokens = self._stop_rule.max_tokens(response.seed, sampling)
+        else:
+            max_tokens = conversations.max_tokens(response) - position
+        params = self._sampling_params(sampling, turn_seed(response.seed, position), max_tokens)
+        request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
         if self._sampler is not None:
-            self._sampler.begin(sampling, seeds)
+            self._sampler.add(request, response.seed, position)
 
-    def _sampling_params(self, sampling: Sampling, seed: int) -> Any:
+    def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int) -> Any:
         greedy = sampling.temperature == 0.0
         texts = list(self._stop_rule.texts)
         return self._vllm.SamplingParams(
@@ -178,7 +184,7 @@ class VllmRollout:
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy else sampling.top_k,
             seed=None if greedy or self._sampler is not None else seed,
-            max_tokens=self._stop_rule.max_tokens(seed, sampling),
+            max_tokens=max_tokens,
             stop_token_ids=sorted(self._stop_rule.token_ids),
             ignore_eos=True,  # the rule knows all end-of-sequence tokens
             stop=texts,
@@ -190,22 +196,44 @@ class VllmRollout:
         )
 
     def _run(
-        self, responses: Sequence[Response], sampling: Sampling, is_cancelled: Callable[[], bool]
+        self,
+        responses: Sequence[Response],
+        sampling: Sampling,
+        is_cancelled: Callable[[], bool],
+        conversations: Conversations | None,
     ) -> Iterator[DecodingStep]:
         """Steps the vLLM engine until every response has ended; yields the progress after each step."""
         total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
+        engine, num_waiting = self._engine, 0
+        ended: list[Response] = []
         for step in itertools.count():
-            if not self._engine.has_unfinished_requests():
+            if not (is_busy := engine.has_unfinished_requests()) and not num_waiting and not ended:
                 return
             if self._replica.agree(is_cancelled, step):
                 raise GenerationCancelled
-            ended = []
-            for output in self._engine.step():
+            turns: list[Response] = []
+            for output in engine.step() if is_busy else ():
                 [completion] = output.outputs
                 response = responses[int(output.request_id)]
                 response.extend(completion.token_ids, completion.logprobs.logprobs)
-                ended.append(response)
-            yield DecodingStep(min(step + 1, total), total, ended if self._replica.is_leader else [])
+                goes_on = conversations and len(response.tokens) < sampling.max_response_length
+                (turns if goes_on else ended).append(response)
+            done = min(step + 1, total)
+            yield DecodingStep(done, total, *((ended, turns) if self._replica.is_leader else ((), ())))
+            ended = []
+            num_waiting += len(turns)
+            if conversations is None or not num_waiting:
+                continue
+            is_idle = not engine.has_unfinished_requests()
+            while (due := self._replica.due(conversations, step, is_idle=is_idle)) is None:
+                yield DecodingStep(done, total, ())
+            for index, tokens in due:
+                num_waiting -= 1
+                if tokens:
+                    responses[index].observe(tokens)
+                    self._submit(responses[index], sampling, conversations)
+                else:
+                    ended.append(responses[index])
 
     def _drop(self) -> None:
         """Aborts all vLLM requests that are still being generated."""

@@ -7,7 +7,6 @@ pieces, and the generator of the process. (On a GPU the sampler of vLLM is state
 Shapes: R requests of one engine step, V vocabulary.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,20 +25,24 @@ class SeededSampler:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._sampling = Sampling(1.0, 1.0, 0, 1)
-        self._seeds: Mapping[str, int] = {}
+        self._seeds: dict[str, tuple[int, int]] = {}
         runner.sampler.topk_topp_sampler.forward = self._sample
 
-    def begin(self, sampling: Sampling, seeds: Mapping[str, int]) -> None:
-        """Sets the sampling parameters, and the seeds by vLLM request id; called before the first step of a command."""
+    def begin(self, sampling: Sampling) -> None:
+        """Sets the sampling parameters, and forgets all seeds; called at the beginning of a command."""
         self._sampling = replace(sampling, temperature=1.0)  # vLLM divides the logits
-        self._seeds = seeds
+        self._seeds.clear()
+
+    def add(self, request_id: str, seed: int, position: int) -> None:
+        """Sets the seed of a vLLM request, and the position in its response of the first token that it samples."""
+        self._seeds[request_id] = seed, position
 
     def _sample(
         self, logits_RV: Tensor, _generators: object, _top_k: object, _top_p: object
     ) -> tuple[Tensor, Tensor | None]:
         """Samples tokens [R] by seed and position; returns them with the log-probs [R, V] before top-k and top-p."""
         batch, num_rows = self._runner.input_batch, len(logits_RV)
-        seeds_R = [self._seeds[request_id] for request_id in batch.req_ids[:num_rows]]
-        positions_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]
-        tokens_R, _ = sample_tokens(logits_RV, uniforms(seeds_R, positions_R), self._sampling)
+        seeds_R, begins_R = zip(*(self._seeds[request_id] for request_id in batch.req_ids[:num_rows]), strict=True)
+        sampled_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]
+        tokens_R, _ = sample_tokens(logits_RV, uniforms(seeds_R, begins_R + sampled_R), self._sampling)
         return tokens_R, logits_RV.log_softmax(dim=-1)

@@ -1,15 +1,17 @@
 """Lets ranks share one vLLM engine (tensor parallelism): consecutive ranks of the actor, led by the lowest one.
 
-The leader gets all rows of a replica (the ranks of one engine). The other ranks get a copy from the leader, run the
-same engine steps, and drop their copy of the results.
+The leader gets all rows of a replica (the ranks of one engine), and the replies to their turns. The other ranks get a
+copy from the leader, run the same engine steps, and drop their copy of the results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
+from services.rollout.protocol import Conversations, GenerationCancelled
 from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 
 _STEPS_PER_QUESTION = 8
@@ -22,6 +24,7 @@ class Replica:
         self._num_ranks = num_ranks
         self._leader = rank - rank % num_ranks
         self.is_leader = rank == self._leader
+        self._others = range(self._leader + 1, self._leader + num_ranks)
         if num_ranks > 1:
             self._group, _ = dist.new_subgroups(num_ranks, backend="gloo")  # type: ignore[no-untyped-call]
             self._channel = ControlChannel(num_ranks, self._group)
@@ -32,8 +35,7 @@ class Replica:
             shared = self._channel.receive(self._leader)
             assert shared is not None
             return shared
-        for other in range(self._leader + 1, self._leader + self._num_ranks):
-            self._channel.send(rows, other)
+        self._send(rows)
         return rows
 
     def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
@@ -48,3 +50,44 @@ class Replica:
         answer = torch.tensor([is_cancelled()])
         dist.broadcast(answer, self._leader, group=self._group)
         return bool(answer)
+
+    def due(
+        self, conversations: Conversations, step: int, *, is_idle: bool
+    ) -> Sequence[tuple[int, Sequence[int]]] | None:
+        """Returns what is due to the leader's conversations, on all ranks of its engine, so that they go on together.
+
+        See `Conversations.due`; here it is the index of a response and the tokens of a reply, none if it is over.
+        Several ranks ask only in every 8th step, and when they are idle. While the leader waits, each of the others
+        gets None at least every second, and must ask again.
+
+        Raises:
+            GenerationCancelled: the leader's command was cancelled while it waited.
+        """
+        if self._num_ranks > 1 and step % _STEPS_PER_QUESTION and not is_idle:
+            return ()
+        if not self.is_leader:
+            return self._receive()
+        try:
+            due = conversations.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
+        except GenerationCancelled:
+            for other in self._others:
+                self._channel.send_cancelled(other)
+            raise
+        replies = [(response.index, tokens) for response, tokens, _ in due]
+        if self._others:
+            self._send(Batch.from_rows(places=[[index] for index, _ in replies], responses=[row for _, row in replies]))
+        return replies
+
+    def _receive(self) -> Sequence[tuple[int, Sequence[int]]] | None:
+        try:
+            replies = self._channel.receive(self._leader)
+        except CommandCancelled as error:
+            raise GenerationCancelled from error
+        if replies is None:
+            return None
+        tokens = [row.tolist() for row in replies["responses"].rows()]
+        return list(zip(replies["places"].values.tolist(), tokens, strict=True))
+
+    def _send(self, rows: Batch | None) -> None:
+        for other in self._others:
+            self._channel.send(rows, other)

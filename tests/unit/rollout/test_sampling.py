@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.rollout.protocol import Sampling
-from services.rollout.sampling import sample_tokens, uniforms
+from services.rollout.sampling import sample_tokens, turn_seed, uniforms
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
 
@@ -53,6 +53,14 @@ def test_seeds_and_positions_broadcast() -> None:
     whole = uniforms(seeds[:, None], torch.arange(9))
 
     assert torch.equal(uniforms(seeds, positions), whole[[0, 1], positions])
+
+
+def test_the_first_turn_has_the_seed_of_the_response_and_later_ones_have_others() -> None:
+    seeds = {turn_seed(seed, position) for seed in (0, 1, -1, 2**63 - 1, -(2**63)) for position in range(1, 400)}
+
+    assert [turn_seed(seed, 0) for seed in (0, -1, 2**63 - 1)] == [0, -1, 2**63 - 1]
+    assert len(seeds) > 5 * 399 - 399  # 0 and 1 share neighbours
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def expected_probs(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:

@@ -1,0 +1,33 @@
+"""Prompts and experience of the ranks that sample with vLLM, and their responses as lists."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from splitppo.batch import Batch
+
+NUM_PROMPTS = 12
+
+
+def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix: int = 0, seed: int = 0) -> Batch:
+    """Random prompts of 1 to 20 tokens, behind a shared prefix of so many."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(3, 50, prefix)
+    prompts = [np.concatenate([shared, rng.integers(3, 50, rng.integers(1, 20))]) for _ in range(num_prompts)]
+    seeds = rng.integers(0, 2**62, (num_prompts, num_samples))
+    return Batch.from_rows(prompts=prompts, seeds=list(seeds))
+
+
+def make_experience(seed: int) -> Batch:
+    """Rows to learn from, the same on every rank."""
+    rng = np.random.default_rng(seed)
+    responses = [rng.integers(3, 50, 8) for _ in range(8)]
+    return Batch.from_rows(
+        prompts=[rng.integers(3, 50, 5) for _ in responses],
+        responses=responses,
+        advantages=[rng.normal(size=8) for _ in responses],
+    )
+
+
+def lists(rollouts: Batch) -> list[list[int]]:
+    return [row.tolist() for row in rollouts["responses"].rows()]
