@@ -32,6 +32,8 @@ from splitppo.batch import Array, Batch
 # Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
 # rows, to replace them is a forward of its own; both cost about as much as decoding one more token.
 _ENDED_SHARE = 1 / 8
+# A further turn joins after so many decoding steps at the latest: rows that end late must not keep a few turns waiting.
+_MOST_WAITED = 16
 
 
 @dataclass(eq=False)
@@ -137,7 +139,9 @@ class HfRollout:
         enough = ceil(len(batch) * _ENDED_SHARE)
         num_new = min(len(waiting), self.max_batch_size - len(batch) + num_ended)
         all_fit = num_ended >= len(waiting) and not waiting[-1].response.tokens  # and no further turn is in sight
-        return _take(waiting, num_new) if all_fit or max(num_ended, num_new) >= enough else []
+        waiting[0].num_waited += bool(waiting[0].response.tokens)
+        is_late = num_new > 0 and waiting[0].num_waited >= _MOST_WAITED
+        return _take(waiting, num_new) if all_fit or is_late or max(num_ended, num_new) >= enough else []
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
         """Samples each row's next token, and appends it to rows that have not ended; returns all tokens, [R]."""
@@ -158,6 +162,7 @@ class _Row:
     stop: StopWatch
     max_tokens: int  # of the whole response
     has_ended: bool = False
+    num_waited: int = 0  # decoding steps as the first one of the queue, if it is a further turn
 
 
 def _take(waiting: deque[_Row], num_rows: int) -> list[_Row]:

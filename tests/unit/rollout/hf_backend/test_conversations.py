@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import DecodingStep, GenerationCancelled
+from services.rollout.stopping import StopRule
 from services.runtime.role import EndedTurn, TurnReply
 from splitppo.batch import Batch
 from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of
+from tests.support.models import save_tokenizer
 from tests.unit.rollout.hf_backend.test_backend import (
     FAMILIES,
     backend,
@@ -151,6 +157,31 @@ def test_a_turn_ends_at_a_stop_token_at_its_longest_length_or_with_the_response(
         assert response.mask[-1] == 1
 
 
+def test_a_stop_text_ends_the_turn_in_which_it_begins(tmp_path: Path) -> None:
+    """Its letters in a reply, or half in a reply and half in the turn after it, end nothing."""
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model = build()
+    [free] = responses_of(list(steps_of(backend(model), [PROMPTS[0]], [[17]], LENGTH)))
+    reply = free.tokens[3:6].tolist()
+    first, whole_reply, half_reply, second = (
+        tokenizer.decode(free.tokens[start:end]) for start, end in ((0, 3), (3, 6), (5, 7), (9, 11))
+    )
+
+    rollout = HfRollout(
+        lambda: nullcontext(model),
+        stop_rule=StopRule([], [first, whole_reply, half_reply, second], tokenizer),
+        max_batch_size=4,
+        device=torch.device("cpu"),
+    )
+    report = ScriptedReplies(lambda turn: turn_reply(turn, reply if turn.turn == 1 else []))
+    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[17]])
+    [response] = responses_of(converse(rollout, rows, report, max_response_length=LENGTH))
+
+    assert response.tokens == free.tokens[:11]
+    assert response.mask.tolist() == [1] * 3 + [0] * 3 + [1] * 5
+
+
 def test_a_turn_is_sampled_with_the_numbers_of_its_positions_in_the_response() -> None:
     """A later turn equals the end of a response whose beginning happens to be the same tokens."""
     model, seeds = build(), [[5]]
@@ -189,6 +220,24 @@ def test_a_turn_goes_on_so_many_decoding_steps_after_it_ended() -> None:
     assert prompt == (1, 5)
     assert decoded[:joined] == [(2, 1)] + [(1, 1)] * 6  # the turn has 2 tokens, and goes on after 5 more steps
     assert decoded[joined + 1] == (2, 1)
+
+
+def test_a_single_turn_waits_for_others_to_join_with_but_not_for_the_end_of_long_rows() -> None:
+    model = build()
+    free = generate(backend(model, STOP), [PROMPTS[0]], [list(range(200))], length=LENGTH)
+    lengths = free["responses"].lengths
+    seeds = [int(np.flatnonzero(lengths == 2)[0]), *np.flatnonzero(lengths == LENGTH)[:10].tolist()]
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    report = ScriptedReplies(lambda turn: turn_reply(turn, [4, 5, 6] if turn.turn == 1 else []))
+    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[seeds])
+    converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=2)
+
+    joined = shapes.index((1, 5 + 2 + 3))
+    assert joined < LENGTH - 2
+    assert shapes[joined + 1] == (11, 1)
 
 
 def test_a_cancelled_wait_ends_generation_and_the_backend_stays_usable() -> None:
