@@ -106,7 +106,7 @@ chaos: setup-dev  ## kill processes N times at random in a long run (N=50), whic
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, transport, published weights, health checks under load, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, sandboxes, hostile responses
+bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, transport, published weights, health checks under load, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, conversations, sandboxes, hostile responses
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -121,6 +121,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.shares
 	$(PY) -m benchmarks.rollout
+	$(PY) -m benchmarks.turns
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
 
