@@ -122,6 +122,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 	$(PY) -m benchmarks.shares
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.turns
+	$(PY) -m benchmarks.conversations
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
 

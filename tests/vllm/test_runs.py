@@ -14,6 +14,7 @@ import pytest
 
 from recipes.sort_letters import quickstart
 from splitppo.config import load_config
+from tests.kill_matrix.conversation_cells import LIMITS, echo
 from tests.support.groups import is_alive
 from tests.support.meetings import is_paused, let_go, parts_meet_values, pause_at
 from tests.support.runs import Inputs, RunFolder, started
@@ -123,3 +124,18 @@ def test_what_vllm_cannot_do_is_one_sentence(config: dict[str, Any], tmp_path: P
         assert controller.wait() == 2
     assert "error: actor: rollout.vllm.kv_cache_gb (5e-05) must hold one sequence of 48 tokens" in controller.output
     assert "Traceback" not in controller.output
+
+
+@pytest.mark.extended
+def test_conversations_end_with_the_same_weights_under_any_schedule(config: dict[str, Any], tmp_path: Path) -> None:
+    digests = []
+    options = ("rollout.stream_groups=1", *LIMITS)
+    config = {name: section for name, section in config.items() if name != "debug"}
+    for schedule, kwargs in (("serial", {}), ("overlap", {"max_pause_s": 0.02, "kills": str(tmp_path / "killed")})):
+        with started(config, tmp_path / schedule, f"run.schedule={schedule}", *options, echo(**kwargs)) as controller:
+            digests.append(controller.complete().summary["weights_sha256"])
+        for line in controller.folder.metrics[1:]:
+            assert line["num_turns/mean"] == 3.0
+            assert line["training/rollout_log_probs_diff_max"] < 1e-4
+    assert (tmp_path / "killed").exists()
+    assert digests[0] == digests[1]
