@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from environments.messages import MAX_TEXT_BYTES, NO_CALL, Answer, EndedBy, Message, without_surrogates
-from rewards.returned import finite_number
+from rewards.returned import finite_number, plain
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,10 @@ class TookTooLong(TimeoutError):
     """Raised if code of the user's takes longer than `rollout.multi_turn.timeout_s`."""
 
 
-class Runner(Protocol):
-    """Runs a function, sync or async, within the time limit, and neither blocks nor ends what runs beside it.
-
-    `call` is the number of a tool's call in its turn, from 1, or NO_CALL. `then` is applied to the function's value.
-
-    Raises:
-        TookTooLong: it took too long.
-        ChildProcessError: it ended its process when it was called before.
-        Exception: what the function raised.
-    """
-
-    async def __call__(
-        self, call: int, function: Callable[[], Any], then: Callable[[Any], Any] = lambda value: value
-    ) -> Any: ...
+# Runs a function, sync or async, within the time limit, and neither blocks nor ends what runs beside it. The number is
+# that of a tool's call in its turn, from 1, or NO_CALL. Raises TookTooLong, ChildProcessError if the call ended its
+# process when it was made before, and what the function raised.
+Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
 
 
 class Chat:
@@ -134,4 +124,4 @@ def _checked(message: Message) -> Message:
         )
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise ValueError(f"a message has {len(text):,} characters, expected a text of at most 1 MiB")
-    return {**message, "content": without_surrogates(text)}
+    return {**{key: plain(value) for key, value in message.items()}, "content": without_surrogates(text)}

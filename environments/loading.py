@@ -5,27 +5,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from environments.chat import Chat, ToolCall
-from environments.loops import Environment, Tools
-from environments.messages import Setup
+from environments.loops import Environment, converse_with_tools
+from environments.messages import Schemas
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from splitppo.config_error import ConfigError
-from splitppo.user_file import load_from_file
+from splitppo.user_file import callable_of, import_file
 
-Parse = Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, Sequence[ToolCall]]]
+Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
 
-KEY = "rollout.multi_turn"
+_KEY = "rollout.multi_turn"
 _NO_TOOL_METHODS = ("reset", "step", "get_reward", "close")
-_PARSERS: Mapping[str, Parse] = {
+_PARSERS: Mapping[str | None, Parse] = {
+    None: lambda text, _: (text, ()),
     "hermes": hermes.parse,
     "qwen3_coder": qwen3_coder.parse,
     "llama3_json": llama3_json.parse,
 }
+_files: dict[Path, ModuleType] = {}  # imported once each, so that the tools of one file share its globals
 
 
 @dataclass(frozen=True)
@@ -41,42 +43,33 @@ class Loaded:
 
     name: str
     converse: Callable[[Chat, Mapping[str, Any]], Awaitable[Any]]
-    schemas: Sequence[Mapping[str, Any]] = ()
+    schemas: Schemas = ()
     is_users_coroutine: bool = False
 
 
-@dataclass(frozen=True)
-class Parser:
-    """Reads the calls of a turn; `is_users` is True if the code is the user's."""
-
-    parse: Parse
-    is_users: bool = False
+def load_environments(configs: Mapping[str, EnvironmentConfig]) -> dict[str, Loaded]:
+    """Loads all environments; ConfigError names the key and says in one sentence what is wrong."""
+    return {name: _load(f"{_KEY}.environments.{name}", config) for name, config in configs.items()}
 
 
-def load(setup: Setup) -> tuple[dict[str, Loaded], Parser]:
-    """Loads all environments and the parser; ConfigError names the key and says in one sentence what is wrong."""
-    loaded = {name: _load(f"{KEY}.environments.{name}", config) for name, config in setup.environments.items()}
-    return loaded, _load_parser(setup.tool_format)
-
-
-def _load_parser(tool_format: str | None) -> Parser:
-    if tool_format is None:
-        return Parser(lambda text, _: (text, ()))
+def load_parser(tool_format: str | None) -> Parse:
+    """Returns what reads the calls of a turn; None: a turn has none. ConfigError: the user's file cannot be used."""
     if tool_format in _PARSERS:
-        return Parser(_PARSERS[tool_format])
-    return Parser(_load_function(f"{KEY}.tool_format", tool_format), is_users=True)
+        return _PARSERS[tool_format]
+    parse: Parse = _load_function(f"{_KEY}.tool_format", str(tool_format))
+    return parse
 
 
 def _load(key: str, config: EnvironmentConfig) -> Loaded:
     if config.path is None or config.name is None:
         found = [_tool(f"{key}.tools: {tool}", _load_function(f"{key}.tools", tool)) for tool in config.tools]
-        tools = {tool.schema["function"]["name"]: tool for tool in found}
+        tools = {tool.name: tool for tool in found}
         if len(tools) < len(config.tools):
             raise ConfigError(
                 f"{key}.tools: two tools have one name; expected names that differ, got {', '.join(config.tools)}"
             )
-        return Loaded(", ".join(config.tools), Tools(tools).converse, _schemas(tools))
-    user_code = load_from_file(config.path, config.name, path_key=f"{key}.path", name_key=f"{key}.name")
+        return Loaded(", ".join(config.tools), partial(converse_with_tools, tools), [tool.schema for tool in found])
+    user_code = callable_of(_import(config.path, f"{key}.path"), config.name, f"{key}.name")
     name = f"{config.name} of {config.path}"
     if inspect.iscoroutinefunction(user_code):
         return Loaded(name, user_code, is_users_coroutine=True)
@@ -86,12 +79,15 @@ def _load(key: str, config: EnvironmentConfig) -> Loaded:
         inspect.signature(user_code).bind(**config.kwargs)
     except TypeError as error:
         raise ConfigError(f"key '{key}.kwargs': {name}: {error}") from error
-    return _load_class(f"key '{key}.name'", name, user_code, config.kwargs)
+    tools = _tools_of(user_code, f"key '{key}.name': {name}")
+    environment = Environment(partial(user_code, **config.kwargs), name, tools)
+    return Loaded(name, environment.converse, [tool.schema for tool in tools.values()])
 
 
-def _load_class(key: str, name: str, user_class: Any, kwargs: Mapping[str, Any]) -> Loaded:
+def _tools_of(user_class: type, label: str) -> dict[str, Tool]:
+    """Returns the public methods of a class as tools; none for a class with `step`."""
     tools = {
-        method: _tool(f"{key}: {name}: {method}", getattr(user_class, method))
+        method: _tool(f"{label}: {method}", getattr(user_class, method))
         for method in dir(user_class)
         if not method.startswith("_")
         and method not in _NO_TOOL_METHODS
@@ -100,23 +96,19 @@ def _load_class(key: str, name: str, user_class: Any, kwargs: Mapping[str, Any])
     has_step = callable(getattr(user_class, "step", None))
     if bool(tools) == has_step:
         found = f"both step and {', '.join(tools)}" if has_step else "neither"
-        raise ConfigError(f"{key}: {name}: expected either step or public methods that are tools, got {found}")
-    reset_takes = partial(_taken, inspect.signature(user_class.reset))
-    environment = Environment(partial(user_class, **kwargs), name, tools, reset_takes)
-    return Loaded(name, environment.converse, _schemas(tools))
-
-
-def _taken(signature: inspect.Signature, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a function takes by name."""
-    parameters = signature.parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(fields)
-    return {name: value for name, value in fields.items() if name in parameters}
+        raise ConfigError(f"{label}: expected either step or public methods that are tools, got {found}")
+    return tools
 
 
 def _load_function(key: str, function: str) -> Any:
     path, _, name = function.rpartition(":")
-    return load_from_file(Path(path), name, path_key=key, name_key=key)
+    return callable_of(_import(Path(path), key), name, key)
+
+
+def _import(path: Path, key: str) -> ModuleType:
+    if path not in _files:
+        _files[path] = import_file(path, key)
+    return _files[path]
 
 
 def _tool(label: str, function: Callable[..., Any]) -> Tool:
@@ -124,7 +116,3 @@ def _tool(label: str, function: Callable[..., Any]) -> Tool:
         return Tool.of(function)
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from error
-
-
-def _schemas(tools: Mapping[str, Tool]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(tool.schema for tool in tools.values())

@@ -1,15 +1,16 @@
 """The conversations that need no coroutine of the user's: with tools, and with an environment of the user's."""
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from environments.chat import Chat, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
 from environments.messages import NO_CALL, TIMED_OUT, Message
-from environments.tools import Tool, message_of, step_of
+from environments.tools import Tool, message_of, reason_of, step_of
 from rewards.returned import plain
 
 _MAX_ERROR_LENGTH = 300  # characters of an exception that are told to the model
@@ -19,83 +20,69 @@ class EnvironmentFailed(Exception):
     """Raised if code of the user's that no call of the model's made has failed; the message is a sentence."""
 
 
-class Tools:
-    """Conversations in which the model may call functions, until a turn has no call."""
-
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
-        self._tools = tools
-
-    async def converse(self, chat: Chat, row: Mapping[str, Any]) -> None:  # noqa: ARG002 - as a user's coroutine
-        """Answers each turn with the results of its calls."""
-        turn = await chat.turn()
-        while turn.calls:
-            replies, _ = await use_tools(chat, turn, self._tools)
-            turn = await chat.turn(*replies)
+async def converse_with_tools(tools: Mapping[str, Tool], chat: Chat, row: Mapping[str, Any]) -> None:  # noqa: ARG001
+    """Answers each turn with the results of its calls, until one has no call."""
+    await _converse(chat, (), lambda turn: use_tools(chat, turn, tools))
 
 
+@dataclass(frozen=True)
 class Environment:
     """Conversations with an object of the user's class: the model calls its methods, or it has `step`.
 
-    Args:
+    Attributes:
         create: makes the object.
         name: the class and its file, for errors.
         tools: the methods that are tools; empty for a class with `step`.
-        reset_takes: returns which of the fields of a row `reset` takes.
     """
 
-    def __init__(
-        self,
-        create: Callable[[], Any],
-        name: str,
-        tools: Mapping[str, Tool],
-        reset_takes: Callable[[Mapping[str, Any]], dict[str, Any]],
-    ) -> None:
-        self._create = create
-        self._name = name
-        self._tools = tools
-        self._reset_takes = reset_takes
+    create: Callable[[], Any]
+    name: str
+    tools: Mapping[str, Tool]
 
     async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
         """Talks with the model until the object or the model has ended it; returns the value of `get_reward`."""
-        environment = await self._call(chat, "__init__", self._create)
+        environment = await self._call(chat, "__init__", self.create)
         try:
             with suppress(ConversationOver):
                 await self._talk(chat, environment, row)
-            get_reward = getattr(environment, "get_reward", None)
-            return None if get_reward is None else await self._call(chat, "get_reward", get_reward)
+            if hasattr(environment, "get_reward"):
+                return await self._call(chat, "get_reward", environment.get_reward)
+            return None
         finally:
-            if (close := getattr(environment, "close", None)) is not None:
-                await self._call(chat, "close", close)
+            if hasattr(environment, "close"):
+                await self._call(chat, "close", environment.close)
 
     async def _talk(self, chat: Chat, environment: Any, row: Mapping[str, Any]) -> None:
-        reset = partial(environment.reset, **self._reset_takes({"seed": chat.seed, **row}))
-        told = await self._call(chat, "reset", reset, lambda value: None if value is None else step_of(value).text)
-        turn = await chat.turn(*(() if told is None else [_user_message(told)]))
-        if self._tools:
-            while turn.calls:
-                replies, is_over = await use_tools(chat, turn, self._tools, environment)
-                if is_over:
-                    return
-                turn = await chat.turn(*replies)
-            return
-        while True:
-            step: Step = await self._call(chat, "step", partial(environment.step, turn.text), step_of)
-            _take(chat, step)
-            if step.done:
-                return
-            turn = await chat.turn(_user_message(step.text))
+        async def step(turn: Turn) -> Sequence[Message]:
+            result = step_of(await self._call(chat, "step", partial(environment.step, turn.text)))
+            _take(chat, result)
+            return () if result.done else (_user_message(result.text),)
 
-    async def _call(
-        self, chat: Chat, method: str, function: Callable[[], Any], then: Callable[[Any], Any] = lambda value: value
-    ) -> Any:
+        reset = partial(environment.reset, **_taken(environment.reset, {"seed": chat.seed, **row}))
+        told = await self._call(chat, "reset", reset)
+        first = () if told is None else (_user_message(step_of(told).text),)
+        await _converse(
+            chat, first, (lambda turn: use_tools(chat, turn, self.tools, environment)) if self.tools else step
+        )
+
+    async def _call(self, chat: Chat, method: str, function: Callable[[], Any]) -> Any:
         try:
-            return await chat.runner(NO_CALL, function, then)
+            return await chat.runner(NO_CALL, function)
         except Exception as error:
-            raise EnvironmentFailed(f"{self._name}: {method}: {type(error).__name__}: {message_of(error)}") from error
+            raise EnvironmentFailed(f"{self.name}: {method}: {reason_of(error)}") from error
 
 
-async def use_tools(chat: Chat, turn: Turn, tools: Mapping[str, Tool], *owner: object) -> tuple[list[Message], bool]:
-    """Makes the calls of a turn, one after the other; returns the replies, and True if a tool has ended it all.
+async def _converse(
+    chat: Chat, first: Sequence[Message], answer: Callable[[Turn], Awaitable[Sequence[Message]]]
+) -> None:
+    """Answers each turn of the model, until there is nothing to say."""
+    turn = await chat.turn(*first)
+    while messages := await answer(turn):
+        turn = await chat.turn(*messages)
+
+
+async def use_tools(chat: Chat, turn: Turn, tools: Mapping[str, Tool], *owner: object) -> Sequence[Message]:
+    """Makes the calls of a turn, one after the other; returns the replies, none if a tool has ended the conversation.
 
     `owner` is the object that the tools are methods of, if they are.
     """
@@ -103,10 +90,10 @@ async def use_tools(chat: Chat, turn: Turn, tools: Mapping[str, Tool], *owner: o
     for number, call in enumerate(turn.calls, start=1):
         step = await _step_of_call(chat, call, number, tools, *owner)
         _take(chat, step)
-        replies.append(tool_message(call, step.text))
         if step.done:
-            return replies, True
-    return replies, False
+            return ()
+        replies.append(tool_message(call, step.text))
+    return replies
 
 
 async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[str, Tool], *owner: object) -> Step:
@@ -117,13 +104,12 @@ async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[
     except ValueError as error:
         return _counted(chat, "num_bad_calls", str(error))
     try:
-        step: Step = await chat.runner(number, partial(tool.function, *owner, **arguments), step_of)
+        return step_of(await chat.runner(number, partial(tool.function, *owner, **arguments)))
     except TookTooLong:
         chat.pending = replace(chat.pending, timed_out_calls=(*chat.pending.timed_out_calls, number))
         return _counted(chat, "num_timeouts", TIMED_OUT)
     except Exception as error:  # noqa: BLE001 - the user's function may raise anything
         return _counted(chat, "num_tool_errors", message_of(error)[:_MAX_ERROR_LENGTH])
-    return step
 
 
 def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, dict[str, Any]]:
@@ -146,6 +132,14 @@ def _take(chat: Chat, step: Step) -> None:
         chat.reward(step.reward)
     values = ((str(name), plain(value)) for name, value in step.info.items())
     chat.note(**{name: value for name, value in values if isinstance(value, int | float) and math.isfinite(value)})
+
+
+def _taken(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that a function takes by name."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(fields)
+    return {name: value for name, value in fields.items() if name in parameters}
 
 
 def _user_message(text: str) -> Message:

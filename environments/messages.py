@@ -5,11 +5,13 @@ Environment processes import this module, so it imports nothing heavy.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from splitppo.config.subsections.multi_turn import EnvironmentConfig
+from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 Message = Mapping[str, Any]  # of a chat: role, content, and what a role has besides
+Schemas = Sequence[Mapping[str, Any]]  # of tools, as chat templates take them
 EndedBy = Literal["stop", "length"]
 
 # Shared memory of a process, where its conversations are marked: MARKS bytes that say which call of the turn is made,
@@ -109,17 +111,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings that an environment process starts with."""
+    """The settings that an environment process starts with.
 
-    environments: Mapping[str, EnvironmentConfig]
+    Attributes:
+        tool_format: how the model writes calls, "auto" resolved; None: in no known way.
+        output: the file that gets what the user's code prints; None: the controller's error output.
+    """
+
+    config: MultiTurnConfig
     tool_format: str | None
-    timeout_s: float
-    max_parallel_calls: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """The first message of an environment process: the schemas of each environment's tools, or why it cannot serve."""
-
-    error: str = ""
-    schemas: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    output: Path | None

@@ -5,13 +5,13 @@ again; what they call is called again then.
 """
 
 import asyncio
-import itertools
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self
 
-from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Request, Said, Setup
+from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
 from environments.worker import EnvironmentProcess, ProcessLost
 from splitppo.config import ConfigError
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
@@ -25,43 +25,36 @@ class EnvironmentProcesses:
     Args:
         config: the section `rollout.multi_turn`.
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
+        output: the file that gets what the user's code prints; None: the controller's error output.
 
     Raises:
         ConfigError: on entering: a file of the user's cannot be used; one sentence.
     """
 
-    def __init__(self, config: MultiTurnConfig, *, tool_format: str | None) -> None:
-        self._setup = Setup(config.environments, tool_format, config.timeout_s, config.max_parallel_calls)
+    def __init__(self, config: MultiTurnConfig, *, tool_format: str | None, output: Path | None = None) -> None:
+        self._setup = Setup(config, tool_format, output)
         workers = config.num_workers
         num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
         self._processes = [EnvironmentProcess(self._setup) for _ in range(num_workers)]
-        self._alone: asyncio.Queue[EnvironmentProcess] = asyncio.Queue()
-        for _ in range(num_workers):
-            self._alone.put_nowait(EnvironmentProcess(self._setup))
-        self._ending: set[asyncio.Task[None]] = set()
-        self._schemas: Mapping[str, Sequence[Mapping[str, Any]]] = {}
-        self._numbers = itertools.count()
+        self._may_be_alone = asyncio.Semaphore(num_workers)
+        self._alone: set[EnvironmentProcess] = set()
+        self._schemas: Mapping[str, Schemas] = {}
         self._is_open = True
 
     async def __aenter__(self) -> Self:
         """Loads the user's files in one process; the others start when they are needed."""
         try:
-            report = await self.free().load()
-            error, self._schemas = report.error, report.schemas
+            self._schemas = await self._processes[0].load()
         except ProcessLost as lost:
-            error = f"rollout.multi_turn.environments: a process that loaded them {lost}"
-        if error:
-            await self.__aexit__()
-            raise ConfigError(error)
+            raise ConfigError(f"rollout.multi_turn.environments: a process that loaded them {lost}") from lost
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Ends all processes, also in the middle of a call."""
         self._is_open = False
-        alone = [self._alone.get_nowait() for _ in range(self._alone.qsize())]
-        await asyncio.gather(*(process.end() for process in (*self._processes, *alone)), *self._ending)
+        await asyncio.gather(*(process.end() for process in (*self._processes, *self._alone)))
 
-    def schemas_of(self, data_source: str) -> Sequence[Mapping[str, Any]]:
+    def schemas_of(self, data_source: str) -> Schemas:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
         return self._schemas.get(self._key_of(data_source), ())
 
@@ -70,34 +63,25 @@ class EnvironmentProcesses:
         return Episode(self, self._key_of(data_source), row, seed)
 
     def _key_of(self, data_source: str) -> str:
-        return data_source if data_source in self._setup.environments else "default"
-
-    def number(self) -> int:
-        """Returns a number that no conversation of any process has had."""
-        return next(self._numbers)
+        return data_source if data_source in self._setup.config.environments else "default"
 
     def free(self) -> EnvironmentProcess:
         """Returns the process for a conversation: that with the fewest, and if there are others none that is stuck."""
         self._check_open()
-        for place, process in enumerate(self._processes):
-            if process.lost or (process.num_stuck and not process.num_open):
-                self._ending.add(ending := asyncio.create_task(process.end()))
-                ending.add_done_callback(self._ending.discard)
-                self._processes[place] = EnvironmentProcess(self._setup)
+        self._processes = [EnvironmentProcess(self._setup) if process.lost else process for process in self._processes]
         return min(self._processes, key=lambda process: (process.num_stuck > 0, process.num_open))
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[EnvironmentProcess]:
-        """Lends a process in which nothing else runs."""
-        self._check_open()
-        process = await self._alone.get()
-        if process.lost or process.num_stuck:
-            await process.end()
-            process = EnvironmentProcess(self._setup)
-        try:
-            yield process
-        finally:
-            self._alone.put_nowait(process)
+        """Gives a new process in which nothing else runs."""
+        async with self._may_be_alone:
+            self._check_open()
+            self._alone.add(process := EnvironmentProcess(self._setup))
+            try:
+                yield process
+            finally:
+                self._alone.discard(process)
+                await process.end()
 
     def _check_open(self) -> None:
         if not self._is_open:  # nobody waits for this answer any more
@@ -170,20 +154,20 @@ class Episode:
     async def _ask(self) -> Answer:
         if self._process is None or self._process.lost:
             return await self._repeat(self._pool.free())
-        return (await self._process.ask(Request(self._number, self._turns[-1:])))[0]
+        return (await self._process.ask(self._number, self._turns[-1:]))[0]
 
     async def _ask_alone(self) -> Answer:
         async with self._pool.alone() as process:
-            answer = await self._repeat(process)
-            self.abandon()
-            return answer
+            try:
+                return await self._repeat(process)
+            finally:
+                self._process = None
 
     async def _repeat(self, process: EnvironmentProcess) -> Answer:
         """Holds the conversation up to its latest turn in a process; other messages than before are a failure."""
-        self._process, self._number = process, self._pool.number()
-        process.num_open += 1
+        self._process, self._number = process, process.open()
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
-        answers = await process.ask(Request(self._number, tuple(self._turns), begin))
+        answers = await process.ask(self._number, tuple(self._turns), begin)
         before = [(answer.messages, answer.is_over) for answer in self._answers]
         if len(answers) != len(before) + 1 or [(answer.messages, answer.is_over) for answer in answers[:-1]] != before:
             return self._failed("it gave other messages than before when it was repeated in a new process")

@@ -5,30 +5,58 @@ The user's sync code runs in threads, one per conversation, and his async code i
 
 import asyncio
 import ctypes
+import json
 import mmap
 import os
 import pickle
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
+from types import coroutine
 from typing import Any
 
 from environments.chat import Chat, ConversationOver, TookTooLong, ToolCall, Turn
-from environments.loading import Loaded, Parser, load
+from environments.loading import Loaded, Parse, load_environments, load_parser
 from environments.loops import EnvironmentFailed
-from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Report, Request, Said, Setup
-from environments.tools import message_of
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Setup
+from environments.tool_calls.json_calls import call_of
+from environments.tools import reason_of
 from rewards.channel import LENGTH_BYTES, Channel, end_with, framed
 from rewards.returned import plain, score_and_fields
+from splitppo.config.subsections.multi_turn import is_file_and_name
 from splitppo.config_error import ConfigError
 
 _HEARTBEAT_S = 0.5  # between two signs of life
 _MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run
+
+
+def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
+    """Loads what the model talks with, then holds conversations until the controller has ended.
+
+    The first message has the schemas of each environment's tools; it is a ConfigError if a file cannot be used.
+    """
+    end_with(channel.controller_pid)
+    os.dup2(2 if setup.output is None else os.open(setup.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 1)
+    os.dup2(1, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        environments, parse = load_environments(setup.config.environments), load_parser(setup.tool_format)
+    except ConfigError as error:
+        return channel.send(pickle.dumps(error))
+    channel.send(pickle.dumps({name: loaded.schemas for name, loaded in environments.items()}))
+    process = Process(setup, environments, parse, mmap.mmap(marks_fd, 2 * MARKS))
+    try:
+        asyncio.run(process.serve(channel))
+    except BaseException:  # noqa: BLE001 - the user's code may end the event loop by anything
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)  # threads that are stuck keep nobody waiting
 
 
 class _Stopped(BaseException):
@@ -42,32 +70,35 @@ class Process:
         late: calls that took too long, as futures.
     """
 
-    def __init__(self, setup: Setup, environments: Mapping[str, Loaded], parser: Parser, marks_fd: int) -> None:
-        self.setup = setup
+    def __init__(self, setup: Setup, environments: Mapping[str, Loaded], parse: Parse, marks: mmap.mmap) -> None:
+        self.config = setup.config
         self.environments = environments
-        self.parser = parser
-        self.marks = mmap.mmap(marks_fd, 2 * MARKS)
+        self.parse = parse
+        self.is_users_parse = is_file_and_name(setup.tool_format)
+        self.marks = marks
         self.pid = os.getpid()
         self.threads = asyncio.Semaphore(_MAX_THREADS)
         self.late: list[Any] = []
         self._conversations: dict[int, Conversation] = {}
 
     async def serve(self, channel: Channel) -> None:
-        """Answers requests until the controller has ended; EOFError or ConnectionError then."""
+        """Answers requests; the process ends with its controller."""
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(channel.fileno())))
-        tasks = {asyncio.create_task(_beat(writer))}
-        while True:
-            length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
-            request: Request = pickle.loads(await reader.readexactly(length))  # noqa: S301 - of the controller
-            number = request.conversation
-            if request.is_abandoned:
-                if (abandoned := self._conversations.pop(number, None)) is not None:
-                    abandoned.end()
-                continue
-            if request.begin is not None:
-                self._conversations[number] = Conversation(self, number, request.begin)
-            tasks.add(task := asyncio.create_task(self._answer(request, self._conversations[number], writer)))
-            task.add_done_callback(tasks.discard)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_beat(writer))
+            while True:
+                try:
+                    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
+                    request: Request = pickle.loads(await reader.readexactly(length))  # noqa: S301 - of the controller
+                except (EOFError, ConnectionError):
+                    os._exit(0)
+                number = request.conversation
+                if request.is_abandoned:
+                    self._conversations.pop(number).end()
+                    continue
+                if request.begin is not None:
+                    self._conversations[number] = Conversation(self, number, request.begin)
+                tasks.create_task(self._answer(request, self._conversations[number], writer))
 
     async def _answer(self, request: Request, conversation: "Conversation", writer: asyncio.StreamWriter) -> None:
         answers = [await conversation.next_answer()] if request.begin else []
@@ -75,8 +106,6 @@ class Process:
             if not (answers and answers[-1].is_over):
                 conversation.said.put_nowait(turn)
                 answers.append(await conversation.next_answer())
-        if answers[-1].is_over:
-            self._conversations.pop(request.conversation, None)
         self.late = [call for call in self.late if not call.done()]
         writer.write(framed(pickle.dumps(Reply(request.conversation, answers, len(self.late)))))
 
@@ -96,16 +125,14 @@ class UserCode:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._thread_id = 0
 
-    async def __call__(
-        self, call: int, function: Callable[[], Any], then: Callable[[Any], Any] = lambda value: value
-    ) -> Any:
+    async def __call__(self, call: int, function: Callable[[], Any]) -> Any:
         """Runs a function of the user's, see `Runner`."""
         if (reply := self._skipped.get((self.turn, call))) is not None:
             raise TookTooLong if reply == TIMED_OUT else ChildProcessError(reply)
-        limit_s, work = self._process.setup.timeout_s, list[Any]()
+        limit_s, work = self._process.config.timeout_s, list[Any]()
         async with nullcontext() if iscoroutinefunction(function) else self._process.threads:
-            self._process.marks[self._place] = call
-            work.append(task := asyncio.create_task(self.run(function, then, work)))
+            self._process.marks[self._place] = min(call, 255)
+            work.append(task := asyncio.create_task(self.run(function, work)))
             try:
                 await asyncio.wait([task], timeout=limit_s)
             finally:
@@ -119,20 +146,20 @@ class UserCode:
             raise RuntimeError("it was cancelled")
         return task.result()
 
-    async def run(self, function: Callable[[], Any], then: Callable[[Any], Any], work: list[Any]) -> Any:
+    async def run(self, function: Callable[[], Any], work: list[Any]) -> Any:
         """Runs a function of the user's without a time limit; adds to `work` the future of what runs in a thread."""
         try:
             if iscoroutinefunction(function):
                 value: Any = function()
             else:
-                work.append(self._thread.submit(self._in_thread, function, then))
+                work.append(self._thread.submit(self._in_thread, function))
                 value = await asyncio.wrap_future(work[-1])
                 work.pop()
-            return then(await _Marked(value, self._mark)) if isawaitable(value) else value
+            return await _marked(value, self._mark) if isawaitable(value) else value
         except (Exception, asyncio.CancelledError, ConversationOver):
             raise
         except BaseException as error:  # such as SystemExit, which would end the event loop
-            raise RuntimeError(f"{type(error).__name__}: {message_of(error)}") from error
+            raise RuntimeError(reason_of(error)) from error
 
     def close(self) -> None:
         """Ends the conversation's thread as soon as nothing runs in it."""
@@ -147,14 +174,13 @@ class UserCode:
             self.close()
             self._thread = ThreadPoolExecutor(max_workers=1)
 
-    def _in_thread(self, function: Callable[[], Any], then: Callable[[Any], Any]) -> Any:
+    def _in_thread(self, function: Callable[[], Any]) -> Any:
         self._thread_id = threading.get_ident()
         self._mark(1)
         try:
-            value = function()
-            return value if isawaitable(value) else then(value)
+            return function()
         except StopIteration as error:  # which no future can carry
-            raise RuntimeError(f"StopIteration: {message_of(error)}") from error
+            raise RuntimeError(reason_of(error)) from error
         finally:
             self._mark(0)
 
@@ -165,32 +191,24 @@ class UserCode:
         self._process.marks[MARKS + self._place] = is_running
 
 
-class _Marked:
-    """An awaitable that runs as another one does, with a mark while it runs."""
-
-    def __init__(self, awaitable: Any, mark: Callable[[int], None]) -> None:
-        self._steps = awaitable.__await__()
-        self._mark = mark
-
-    def __await__(self) -> Any:  # an iterator with throw is all that await wants
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._step(self._steps.__next__)
-
-    def throw(self, *error: Any) -> Any:
-        """Raises an exception where the awaitable waits."""
-        return self._step(self._steps.throw, *error)
-
-    def _step(self, step: Callable[..., Any], *error: Any) -> Any:
-        self._mark(1)
+@coroutine
+def _marked(awaitable: Any, mark: Callable[[int], None]) -> Generator[Any, Any, Any]:
+    """Waits for an awaitable, with a mark while its code runs."""
+    steps = awaitable.__await__()
+    step = partial(next, steps)
+    while True:
+        mark(1)
         try:
-            return step(*error)
+            future = step()
+        except StopIteration as end:
+            return end.value
         finally:
-            self._mark(0)
+            mark(0)
+        try:
+            yield future
+            step = partial(next, steps)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the awaitable
+            step = partial(steps.throw, error)
 
 
 class Conversation:
@@ -202,39 +220,38 @@ class Conversation:
 
     def __init__(self, process: Process, number: int, begin: Begin) -> None:
         self.said: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._process = process
         self._loaded = process.environments[begin.environment]
-        self._parser = process.parser
-        self._limit_s = process.setup.timeout_s
         self._user_code = UserCode(process, number, begin.skipped)
-        self._chat = Chat(begin.seed, process.setup.max_parallel_calls, self._user_code, self._exchange)
+        self._chat = Chat(begin.seed, process.config.max_parallel_calls, self._user_code, self._exchange)
         self._answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._task = asyncio.create_task(self._converse(begin.row))
 
     def end(self) -> None:
-        """Ends the conversation where it is."""
+        """Ends the conversation where it is, if it has not ended."""
         self._task.cancel()
 
     async def next_answer(self) -> Answer:
         """Waits for the next answer; a coroutine of the user's must give it within the time limit."""
+        limit_s = self._process.config.timeout_s
         try:
-            async with asyncio.timeout(self._limit_s if self._loaded.is_users_coroutine else None):
+            async with asyncio.timeout(limit_s if self._loaded.is_users_coroutine else None):
                 return await self._answers.get()
         except TimeoutError:
             self.end()
-            return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {self._limit_s:g} s")
+            return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
 
     async def _converse(self, row: Mapping[str, Any]) -> None:
         final, lost = None, ""
+        converse = partial(self._loaded.converse, self._chat, row)
         try:
-            converse = partial(self._loaded.converse, self._chat, row)
-            run = partial(self._user_code.run, then=_final, work=[])
-            final = await run(converse) if self._loaded.is_users_coroutine else _final(await converse())
+            final = _final(await (self._user_code.run(converse, []) if self._loaded.is_users_coroutine else converse()))
         except ConversationOver:
             pass
         except EnvironmentFailed as error:
             lost = str(error)
         except Exception as error:  # noqa: BLE001 - the user's coroutine may raise anything
-            lost = f"{self._loaded.name}: {type(error).__name__}: {message_of(error)}"
+            lost = f"{self._loaded.name}: {reason_of(error)}"
         finally:
             self._user_code.close()
         self._answers.put_nowait(replace(self._chat.pending, is_over=True, final=final, lost=lost))
@@ -246,7 +263,7 @@ class Conversation:
             self.said.put_nowait(None)  # for whoever asks again
             raise ConversationOver
         self._user_code.turn += 1
-        before, calls = await self._parse(said.text)
+        before, calls = await self._read_calls(said.text)
         in_template = tuple(
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in calls
@@ -255,28 +272,19 @@ class Conversation:
         self._chat.pending = Answer(text=before, calls=in_template, num_calls=len(calls))
         return Turn(said.text, calls, said.ended_by)
 
-    async def _parse(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    async def _read_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Reads the calls of a turn; those that it only thinks of are none."""
         thought, mark, rest = text.rpartition("</think>")
-        parse = partial(self._parser.parse, rest, self._loaded.schemas)
-        before, calls = await self._user_code(NO_CALL, parse) if self._parser.is_users else parse()
+        parse = partial(self._process.parse, rest, self._loaded.schemas)
+        try:
+            is_users = self._process.is_users_parse
+            before, calls = _plain_calls(await self._user_code(NO_CALL, parse)) if is_users else parse()
+        except Exception as error:
+            raise EnvironmentFailed(f"rollout.multi_turn.tool_format: {reason_of(error)}") from error
         turn = self._user_code.turn
         return thought + mark + before, tuple(
             replace(call, id=f"call{turn:03d}{place:02d}") for place, call in enumerate(calls)
         )
-
-
-def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
-    """Loads what the model talks with, sends a `Report`, then holds conversations until the controller has ended."""
-    end_with(channel.controller_pid)
-    try:
-        environments, parser = load(setup)
-    except ConfigError as error:
-        return channel.send(pickle.dumps(Report(error=str(error))))
-    channel.send(pickle.dumps(Report(schemas={name: loaded.schemas for name, loaded in environments.items()})))
-    with suppress(EOFError, ConnectionError):
-        asyncio.run(Process(setup, environments, parser, marks_fd).serve(channel))
-    os._exit(0)  # threads that are stuck keep nobody waiting
 
 
 async def _beat(writer: asyncio.StreamWriter) -> None:
@@ -284,6 +292,14 @@ async def _beat(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(framed(pickle.dumps(None)))
         await asyncio.sleep(_HEARTBEAT_S)
+
+
+def _plain_calls(parsed: Any) -> tuple[str, Sequence[ToolCall]]:
+    """Reads what a parser of the user's returned, as values that the controller can load."""
+    before, calls = parsed
+    written = ({"name": call.name, "arguments": call.arguments} for call in calls if not call.error)
+    readable = map(call_of, json.loads(json.dumps(list(written))))
+    return plain(before), [call if call.error else next(readable) for call in calls]
 
 
 def _final(result: Any) -> Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any, NotRequired, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from environments.chat import Step
+from environments.chat import Step, TookTooLong
 from environments.messages import MAX_TEXT_BYTES, without_surrogates
 from environments.schemas import schema_of
 
@@ -20,6 +20,11 @@ class Tool:
     function: Callable[..., Any]
     schema: Mapping[str, Any]
     _arguments: TypeAdapter[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls it."""
+        return str(self.schema["function"]["name"])
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Tool":
@@ -74,3 +79,8 @@ def message_of(error: BaseException) -> str:
         return without_surrogates(str(error)) or type(error).__name__
     except Exception:  # noqa: BLE001 - its __str__ is the user's
         return type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns why code of the user's failed: the type and the message of what it raised, or that it took too long."""
+    return message_of(error) if isinstance(error, TookTooLong) else f"{type(error).__name__}: {message_of(error)}"

@@ -1,15 +1,16 @@
 """The controller's side of one environment process: what it is told, and how its end is noticed."""
 
 import asyncio
+import itertools
 import logging
 import mmap
 import os
 import pickle
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Reply, Report, Request, Setup
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Schemas, Setup
 from rewards.process import ProcessEnded, WorkerProcess
+from splitppo.config_error import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class ProcessLost(Exception):
 class EnvironmentProcess:
     """One life of a child process that holds conversations: started when it is first used, then used until it ends.
 
+    A process in which calls are stuck ends with its last conversation.
+
     Attributes:
         num_open: the conversations in it.
         num_stuck: the calls in it that took too long and still run.
@@ -41,41 +44,53 @@ class EnvironmentProcess:
     """
 
     def __init__(self, setup: Setup) -> None:
-        descriptor = os.memfd_create("marks")
-        weakref.finalize(self, os.close, descriptor)
-        os.ftruncate(descriptor, 2 * MARKS)
         self.num_open = 0
         self.num_stuck = 0
         self.lost = ""
-        self._marks = mmap.mmap(descriptor, 2 * MARKS)
-        self._limit_s = setup.timeout_s + _GRACE_S
+        self._memory = os.fdopen(os.memfd_create("marks"), "r+b", buffering=0)
+        self._memory.truncate(2 * MARKS)
+        self._marks = mmap.mmap(descriptor := self._memory.fileno(), 2 * MARKS)
+        self._limit_s = setup.config.timeout_s + _GRACE_S
+        self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Sequence[Answer]]] = {}
-        serve, fds = "environments.process:serve", [descriptor]
+        serve, limit_s = "environments.process:serve", _START_LIMIT_S
         self._worker = WorkerProcess(
-            serve, setup, descriptor, shared_fds=fds, decode=pickle.loads, start_limit_s=_START_LIMIT_S
+            serve, setup, descriptor, shared_fds=[descriptor], decode=pickle.loads, start_limit_s=limit_s
         )
-        self._report: asyncio.Future[Report] | None = None
         self._life: asyncio.Task[None] | None = None
+        self._loaded: asyncio.Future[Mapping[str, Schemas]] | None = None
 
-    async def load(self) -> Report:
-        """Starts the process if it has not been, and returns its report; ProcessLost: it gave none."""
-        if self._report is None:
-            self._report = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(self._report))
-        return await asyncio.shield(self._report)
+    async def load(self) -> Mapping[str, Schemas]:
+        """Starts the process if it has not been, and returns the schemas of each environment's tools.
 
-    async def ask(self, request: Request) -> Sequence[Answer]:
+        Raises:
+            ConfigError: a file of the user's cannot be used.
+            ProcessLost: the process has ended.
+        """
+        if self._loaded is None:
+            self._loaded = asyncio.get_running_loop().create_future()
+            self._life = asyncio.create_task(self._live(self._loaded))
+        return await asyncio.shield(self._loaded)
+
+    def open(self) -> int:
+        """Returns the number of a conversation that is to begin here."""
+        self.num_open += 1
+        return next(self._numbers)
+
+    async def ask(
+        self, conversation: int, turns: Sequence[Said | None], begin: Begin | None = None
+    ) -> Sequence[Answer]:
         """Tells a conversation something and returns its answers; ProcessLost: there are none."""
         await self.load()
         if self.lost:
             raise ProcessLost(self.lost)
-        self._waiting[request.conversation] = answers = asyncio.get_running_loop().create_future()
-        self._worker.send(request)
+        self._waiting[conversation] = answers = asyncio.get_running_loop().create_future()
+        self._worker.send(Request(conversation, turns, begin))
         try:
             answered: Sequence[Answer] = await answers
             return answered
         finally:
-            self._waiting.pop(request.conversation, None)
+            self._waiting.pop(conversation, None)
 
     def forget(self, conversation: int) -> None:
         """Ends a conversation of which no answer is wanted any more."""
@@ -84,16 +99,19 @@ class EnvironmentProcess:
 
     async def end(self) -> None:
         """Ends the process, also in the middle of a call."""
+        self._lose("has been ended")
         if self._life is not None:
             self._life.cancel()
-        self._lose("has been ended")
-        await self._worker.end()
+            await asyncio.wait([self._life])
 
-    async def _live(self, report: asyncio.Future[Report]) -> None:
+    async def _live(self, loaded: "asyncio.Future[Mapping[str, Schemas]]") -> None:
         """Starts the process, and hears it until it ends."""
         try:
-            report.set_result(await self._worker.load())
-            while True:
+            first: Mapping[str, Schemas] | ConfigError = await self._worker.load()
+            if isinstance(first, ConfigError):
+                return loaded.set_exception(first)
+            loaded.set_result(first)
+            while self.num_open or not self.num_stuck:
                 reply: Reply | None = await self._worker.receive(self._limit_s)
                 if reply is None:
                     continue  # a sign of life
@@ -104,11 +122,14 @@ class EnvironmentProcess:
         except (TimeoutError, ProcessEnded) as error:
             self._lose(str(error) or TIMED_OUT)
             log.warning("an environment process is replaced: it %s", self.lost)
+        finally:
+            self._lose("has been replaced")
+            await self._worker.end()
 
     def _lose(self, reason: str) -> None:
         self.lost = self.lost or reason
-        if self._report is not None and not self._report.done():
-            self._report.set_exception(ProcessLost(reason))
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(ProcessLost(reason))
         for conversation, answers in self._waiting.items():
             place = conversation % MARKS
             if not answers.done():

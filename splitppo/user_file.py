@@ -5,9 +5,11 @@ Scoring processes import this module, so it imports nothing heavy.
 
 import ast
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from splitppo.config_error import ConfigError
@@ -16,30 +18,46 @@ from splitppo.config_error import ConfigError
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
     """Imports the user's Python file `path` and returns the class or function `name` of it.
 
-    `path_key` and `name_key` are the configuration keys that errors name. The import writes no bytecode, so no
-    `__pycache__` is left in the user's folder, neither for this file nor for the modules that it imports.
+    `path_key` and `name_key` are the configuration keys that errors name.
 
     Raises:
         ConfigError: the file does not exist, importing it fails, or it has no callable of that name; one sentence.
     """
+    return callable_of(import_file(path, path_key), name, name_key)
+
+
+def import_file(path: Path, key: str) -> ModuleType:
+    """Imports the user's Python file `path`, which the configuration key `key` names.
+
+    The import writes no bytecode, so no `__pycache__` is left in the user's folder, neither for this file nor for the
+    modules that it imports.
+
+    Raises:
+        ConfigError: the file does not exist, or importing it fails; one sentence.
+    """
     if not path.is_file():
-        raise ConfigError(f"key '{path_key}': there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"splitppo_user_{path_key.replace('.', '_')}", path)
+        raise ConfigError(f"key '{key}': there is no file {path}")
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"splitppo_user_{key}_{path}"), path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"key '{path_key}': {path} is not a Python file")
+        raise ConfigError(f"key '{key}': {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
     writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"key '{path_key}': importing {path} failed: {describe(error)}") from error
+        raise ConfigError(f"key '{key}': importing {path} failed: {describe(error)}") from error
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
-    loaded = getattr(module, name, None)
-    if not callable(loaded):
-        raise ConfigError(f"key '{name_key}': {path} has no class or function {name!r}")
-    return loaded
+    return module
+
+
+def callable_of(module: ModuleType, name: str, key: str) -> Any:
+    """Returns the class or function `name` of an imported file; ConfigError names the key if there is none."""
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"key '{key}': {module.__file__} has no class or function {name!r}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ async def open_environments(config: Config, tokenizer: Tokenizer) -> AsyncIterat
     if not section.environments:
         yield None
         return
-    async with EnvironmentProcesses(section, tool_format=tool_format_of(config, tokenizer)) as processes:
+    output, tool_format = config.run.dir / "logs" / "environments.log", tool_format_of(config, tokenizer)
+    async with EnvironmentProcesses(section, tool_format=tool_format, output=output) as processes:
         yield Environments(config, processes, tokenizer, TurnTokens(tokenizer, section.max_observation_length))
 
 

@@ -127,10 +127,12 @@ def tools(path: Path, *names: str) -> dict[str, Any]:
     return {"tools": [f"{path}:{name}" for name in names]}
 
 
-def processes(environments: dict[str, Any], *, tool_format: str | None = "hermes", **keys: Any) -> EnvironmentProcesses:
+def processes(
+    environments: dict[str, Any], *, tool_format: str | None = "hermes", output: Path | None = None, **keys: Any
+) -> EnvironmentProcesses:
     """Returns environment processes for data sources of the environments' names; they have not been started."""
     keys = {"environments": environments, "timeout_s": LIMIT_S, "num_workers": 1, "max_parallel_calls": 4} | keys
-    return EnvironmentProcesses(MultiTurnConfig.model_validate(keys), tool_format=tool_format)
+    return EnvironmentProcesses(MultiTurnConfig.model_validate(keys), tool_format=tool_format, output=output)
 
 
 async def started(pool: EnvironmentProcesses, data_source: str, seed: int = 1, **fields: Any) -> Episode:

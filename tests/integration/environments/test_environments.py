@@ -199,7 +199,7 @@ async def test_sync_methods_of_an_object_run_in_one_thread(tmp_path: Path) -> No
 
 async def test_a_class_with_step_needs_no_tools(tmp_path: Path) -> None:
     async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}, tool_format=None) as pool:
-        assert pool.schemas_of("r") == ()
+        assert not pool.schemas_of("r")
         episode = await started(pool, "r")
         for turn in (1, 2):
             answer = await episode.say("abc", "length")
@@ -258,10 +258,10 @@ async def converse(chat, row):
     ("where", "expected"),
     [
         ("reset", "reset: KeyError: 'oh\\nno'"),
-        ("reset hang", "reset: TookTooLong: it took longer than 2 s"),
+        ("reset hang", "reset: it took longer than 2 s"),
         ("reset leave", "it ended its process with code 4"),
         ("step", "step: KeyError: 'oh\\nno'"),
-        ("step hang", "step: TookTooLong: it took longer than 2 s"),
+        ("step hang", "step: it took longer than 2 s"),
         ("step leave", "it ended its process with code 4"),
         ("get_reward", "get_reward: KeyError: 'oh\\nno'"),
         ("no score", "the environment's dict has no 'score', only acc"),

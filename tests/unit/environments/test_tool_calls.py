@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from environments.chat import ToolCall
-from environments.loading import load
-from environments.messages import Setup
+from environments.loading import load_parser
 from environments.tools import Tool
 from splitppo.config_error import ConfigError
 from tests.support.tool_calls import BROKEN, DIFFERENT, SCHEMAS, TABLE, TEXTS, function, hermes
@@ -20,8 +19,7 @@ VLLM = json.loads(TABLE.read_text())
 
 
 def parsed(tool_format: str, text: str) -> tuple[str, Sequence[ToolCall]]:
-    _, parser = load(Setup({}, tool_format, 1.0, 1))
-    return parser.parse(text, SCHEMAS)
+    return load_parser(tool_format)(text, SCHEMAS)
 
 
 def test_the_table_has_all_texts_and_more_than_a_hundred_calls() -> None:
@@ -100,9 +98,8 @@ def tool(number: int, ratio: float, flag: bool, text: str, items: list[int], may
 )
 def test_values_of_qwen3_coder_get_the_types_of_the_tool(key: str, written: str, expected: Any) -> None:
     made = Tool.of(tool)
-    _, parser = load(Setup({}, "qwen3_coder", 1.0, 1))
     values = {"number": "1", "ratio": "1", "flag": "true", "text": "a", "items": "[]"} | {key: written}
-    _, (call,) = parser.parse(function("tool", **values), [made.schema])
+    _, (call,) = load_parser("qwen3_coder")(function("tool", **values), [made.schema])
     value = made.check(call.arguments)[key]
     assert value == expected
     assert type(value) is type(expected)
