@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from environments.loading import load
-from environments.messages import Setup
+from environments.loading import load_environments
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from tests.support.groups import PROJECT
 
@@ -22,6 +21,6 @@ def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
         file.write_text(block)
         given = {"tools": [f"{file}:{name}"]} if name == "lookup" else {"path": file, "name": name}
         configs[name] = EnvironmentConfig.model_validate(given)
-    loaded, _ = load(Setup(configs, "hermes", timeout_s=1.0, max_parallel_calls=1))
+    loaded = load_environments(configs)
     tools = {name: [tool["function"]["name"] for tool in one.schemas] for name, one in loaded.items()}
     assert tools == {"GuessNumber": ["guess"], "lookup": ["lookup"], "Chess": [], "converse": []}
