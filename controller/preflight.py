@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from splitppo.config.adapter_files import check_adapter
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
+from splitppo.config.subsections.multi_turn import MultiTurnConfig
 from splitppo.rpc.credentials import load_credentials
 from splitppo.weight_files import EXPECTED
 
@@ -39,14 +40,14 @@ log = logging.getLogger(__name__)
 class Inputs:
     """The loaded inputs of a run: tokenizers of policy and reward model, prompts for training and maybe validation.
 
-    `has_environments`: the prompts of all data sources begin conversations with environments, which give scores.
+    `multi_turn` has the environments that the prompts of all data sources begin conversations with, if there are any.
     """
 
     tokenizer: Tokenizer
     prompts: PromptSource
     val_prompts: PromptBatch | None
     reward_tokenizer: RewardTokenizer | None = None
-    has_environments: bool = False
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
     @property
     def data_sources(self) -> frozenset[str]:
@@ -62,10 +63,15 @@ class Inputs:
         return config.changed("run", {"total_steps": min(run.total_steps or steps, steps)})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
-        """Returns the data sources scored by a reward function: all, or those with a function if others give scores."""
-        if self.reward_tokenizer is None and not self.has_environments:
-            return self.data_sources
-        return scored_sources(config, self.data_sources)
+        """Returns the data sources scored by a reward function: all, or those with a function if others give scores.
+
+        An environment gives scores, but tools alone do not.
+        """
+        if self.reward_tokenizer is not None:
+            return scored_sources(config, self.data_sources)
+        environments = {source: self.multi_turn.environment_of(source) for source in self.data_sources}
+        unscored = frozenset(source for source, own in environments.items() if own is None or own.tools)
+        return unscored | scored_sources(config, self.data_sources)
 
 
 def check_config(config: Config) -> None:
@@ -131,14 +137,14 @@ def load_inputs(config: Config) -> Inputs:
         if val_prompts and not config.rollout.multi_turn.environments:
             val_prompts = _with_functions(val_prompts, config)
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
-    has_environments = bool(config.rollout.multi_turn.environments)
-    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, has_environments)
-    scored = inputs.scored_sources(config.reward)
-    check_scorers(config.reward, scored)
-    if not has_environments:
-        _check_filter_metric(config, table.data_sources & scored)
+    multi_turn = config.rollout.multi_turn
+    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, multi_turn)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     check_conversations(config, tokenizer, rows)
+    scored = inputs.scored_sources(config.reward)
+    check_scorers(config.reward, scored)
+    if not multi_turn.environments:
+        _check_filter_metric(config, table.data_sources & scored)
     _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
 

@@ -128,8 +128,9 @@ class Episode:
     async def _answer(self) -> Answer:
         """Returns the answer to the latest turn, however many processes it takes.
 
-        What ran when a process was lost may have been the cause, so it is repeated alone. What is lost again then is
-        the cause: a call of a tool gets a reply that says so and is not made again, all else ends the conversation.
+        What ran when a process was lost may have been the cause, so it is repeated alone; after a first SIGKILL, which
+        mostly comes from outside, with all others. What is lost again when it is alone is the cause: a call of a tool
+        gets a reply that says so and is not made again, all else ends the conversation.
         """
         num_lost, is_alone, answer = 0, False, None
         turn = len(self._turns)
@@ -140,7 +141,8 @@ class Episode:
                 self._process = None
                 num_lost += 1
                 if not is_alone:
-                    is_alone = lost.was_running or num_lost >= _MAX_LOST
+                    may_be_cause = lost.was_running and (num_lost > 1 or "SIGKILL" not in str(lost))
+                    is_alone = may_be_cause or num_lost >= _MAX_LOST
                 elif lost.call == NO_CALL or (turn, lost.call) in self._skipped:
                     answer = self._failed(f"it {lost}")
                 else:

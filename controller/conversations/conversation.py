@@ -1,5 +1,6 @@
 """Describes what happened in one conversation of the policy with its environment, beside the tokens of the response."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 from controller.ppo.scores import Objects, Scores
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
+
+log = logging.getLogger(__name__)
 
 _COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts")
 
@@ -87,17 +90,22 @@ def mask_lost(rollouts: Batch, conversations: Sequence[Conversation]) -> Batch:
 def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
     """Checks that environments failed for at most this share of responses; `whose` names these, e.g. "step 3".
 
+    Logs the first failure.
+
     Raises:
         EnvironmentsFailed: environments failed for more responses.
     """
     lost = [
         (place, one.lost) for place, one in zip(scores.places, scores.conversations, strict=True) if one and one.lost
     ]
+    if not lost:
+        return
+    place, why = lost[0]
+    what = f"the environment failed in {len(lost)} of {scores.num_rows} conversations of {whose}"
     if len(lost) > max_error_rate * scores.num_rows:
-        what = f"the environment failed in {len(lost)} of {scores.num_rows} conversations of {whose}"
-        place, why = lost[0]
         allowed = f"rollout.multi_turn.max_error_rate ({max_error_rate:g})"
         raise EnvironmentsFailed(f"{what}, more than {allowed} allows; first {place}: {why}")
+    log.warning("%s; first %s: %s", what, place, why)
 
 
 def conversation_metrics(conversations: Objects, response_mask: Column | None = None) -> dict[str, float]:
@@ -116,4 +124,5 @@ def conversation_metrics(conversations: Objects, response_mask: Column | None = 
         metrics |= {f"{name}/mean": float(np.mean(values))}
         metrics |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
     metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
+    metrics["environment/num_truncated"] = float(sum(one.is_truncated for one in own))
     return metrics | {"environment/num_lost": float(sum(bool(one.lost) for one in own))}

@@ -88,6 +88,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "calls",
             "of unknown tools or with wrong arguments; that raised; that took longer than timeout_s",
         ),
+        ("environment/num_truncated", "conversations", "that did not fit into data.max_response_length"),
         ("environment/num_lost", "conversations", "whose environment failed: they score 0, nothing is learned of them"),
         ("timing_s/environment", "s", "in which at least one environment or tool was at work"),
         (

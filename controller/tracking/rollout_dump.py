@@ -34,6 +34,9 @@ def rollout_rows(scores: Scores) -> Iterator[dict[str, Any]]:
         columns |= {"rule_score": scores.rule_scores.tolist(), "model_score": scores.model_scores.tolist()}
     if len(scores.token_scores.values):
         columns["token_scores"] = [row.tolist() or None for row in scores.token_scores.rows()]
+    if any(one is not None for one in scores.conversations):
+        facts = [{} if one is None else {**one.facts, "environment_error": one.lost} for one in scores.conversations]
+        columns |= {name: [row.get(name) for row in facts] for name in facts[0]}
     columns |= scores.extra_columns
     for index, row in enumerate(sample_rows(scores)):
         yield row | {name: values[index] for name, values in columns.items()}

@@ -12,6 +12,15 @@ from typing import Any
 from environments.chat import Step
 
 
+def lookup(key: str) -> str:
+    """Looks a word up.
+
+    Args:
+        key: the word.
+    """
+    return key[::-1]
+
+
 class Game:
     """Says the text of a turn again, for ever."""
 

@@ -23,6 +23,7 @@ from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.metric_names import check_declared
+from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
 from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
@@ -199,7 +200,9 @@ def failing(where: int) -> Callable[[Mapping[str, Any], int], Iterator[Answer]]:
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
-async def test_of_a_lost_conversation_nothing_is_learned(tmp_path: Path, where: int) -> None:
+async def test_of_a_lost_conversation_nothing_is_learned(
+    tmp_path: Path, where: int, caplog: pytest.LogCaptureFixture
+) -> None:
     run = Run(tmp_path, failing(where), says(4, 5))
     rollouts, conversations = await run.rollouts()
     assert [one.lost for one in conversations] == ["it broke"] * 2 + [""] * 2
@@ -207,7 +210,12 @@ async def test_of_a_lost_conversation_nothing_is_learned(tmp_path: Path, where: 
     assert [bool(mask.any()) for mask in masks] == [False, False, True, True]
     assert [one.added_to(Scored(5.0), 8).total for one in conversations] == [0.0, 0.0, 6.0, 6.0]
     scores = Scores.of(np.zeros(4, np.float32), conversations=objects(conversations), places=objects("abcd"))
-    check_lost(scores, 0.5, "step 3")
+    with caplog.at_level("WARNING"):
+        check_lost(scores, 0.5, "step 3")
+    assert caplog.messages == ["the environment failed in 2 of 4 conversations of step 3; first a: it broke"]
+    rows = list(rollout_rows(scores))
+    assert [row["environment_error"] for row in rows] == ["it broke"] * 2 + [""] * 2
+    assert [message["role"] for message in rows[3]["messages"]] == ["assistant", "user"] * 2 + ["assistant"]
     with pytest.raises(EnvironmentsFailed) as failed:
         check_lost(scores, 0.4, "step 3")
     assert str(failed.value) == (

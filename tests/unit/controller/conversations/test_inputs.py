@@ -18,6 +18,10 @@ from tests.support import user_environments
 from tests.support.fake_services import make_config
 
 MULTI_TURN = "rollout__multi_turn"
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}{{ message.content }}{{ '<eos>' if message.role == 'assistant' }}{% endfor %}"
+)
 GAME = {"path": user_environments.__file__, "name": "Game"}
 TALKS: dict[str, Any] = {MULTI_TURN: {"environments": {"default": GAME}}}
 
@@ -62,6 +66,13 @@ def test_sources_with_an_environment_need_no_scorer_and_have_one_if_there_is_one
         assert inputs.val_prompts.num_prompts == 2
 
 
+def test_tools_alone_give_no_score(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    tools = {"environments": {"default": {"tools": f"{user_environments.__file__}:lookup"}}, "tool_format": "hermes"}
+    with pytest.raises(ConfigError, match="no reward for data_source 'riddle'"):
+        load_inputs(make(data__chat_template=str(tmp_path / "template.jinja"), rollout__multi_turn=tools))
+
+
 def test_what_an_environment_returns_is_not_known_before_the_run(make: Any) -> None:
     filters = {"algorithm__filter_groups__enable": True, "rollout__n": 2}
     assert load_inputs(make(algorithm__filter_groups__metric="num_wins", **filters, **TALKS))
@@ -97,10 +108,7 @@ def test_a_conversation_longer_than_the_model_is_refused(tmp_path: Path, make: A
 
 def test_prompts_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text(
-        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-        "{% for message in messages %}{{ message.content }}{{ '<eos>' if message.role == 'assistant' }}{% endfor %}"
-    )
+    template.write_text(TEMPLATE)
     prompt = [{"role": "user", "content": "abc"}]
     train = write_rows(tmp_path / "two.jsonl", "riddle", "other", "other", "riddle", prompt=prompt)
     environments = {"riddle": {**GAME, "name": "Riddle"}, "default": GAME}
