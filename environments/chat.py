@@ -100,14 +100,14 @@ class Chat:
         reward = finite_number(reward, "a number as reward", "the environment")
         self.pending = replace(self.pending, reward=(self.pending.reward or 0.0) + reward)
 
-    def note(self, **numbers: float) -> None:
+    def note(self, /, **numbers: float) -> None:
         """Keeps numbers for the metrics."""
         notes = {
             name: finite_number(value, f"a number as {name}", "the environment") for name, value in numbers.items()
         }
         self.pending = replace(self.pending, notes={**self.pending.notes, **notes})
 
-    async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Calls a function of yours, sync or async, so that it blocks no other conversation, and returns its value.
 
         Raises:

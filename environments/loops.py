@@ -135,10 +135,10 @@ def _take(chat: Chat, step: Step) -> None:
 
 
 def _taken(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a function takes by name."""
+    """Returns the fields that a method takes by name; with `**row` all but `self`, which is the object."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(fields)
+        return {name: value for name, value in fields.items() if name != "self"}
     return {name: value for name, value in fields.items() if name in parameters}
 
 

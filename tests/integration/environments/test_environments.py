@@ -308,3 +308,34 @@ async def test_two_thousand_conversations_are_open_at_once(tmp_path: Path) -> No
         episodes = [await started(pool, "r") for _ in range(2000)]
         answers = await asyncio.gather(*(one.say(f"{place:04d}", "stop") for place, one in enumerate(episodes)))
         assert [contents(answer) for answer in answers] == [[f"{place:04d}"[::-1]] for place in range(2000)]
+
+
+FIELDS = """
+from environments.chat import Step
+
+class All:
+    def reset(self, **row):
+        return ",".join(sorted(row))
+
+    def step(self, text):
+        return Step("x", info={"self": 1})
+
+class Some:
+    def reset(self, *, seed):
+        return "some"
+
+    def step(self, text):
+        return "x"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "notes"), [("All", "data_source,name,seed", {"self": 1.0}), ("Some", "some", {})]
+)
+async def test_fields_of_any_name_are_passed_on(tmp_path: Path, name: str, told: str, notes: dict[str, float]) -> None:
+    path = write(tmp_path, FIELDS)
+    async with processes({"g": game(path, name)}) as pool:
+        episode = pool.begin("g", {"self": 1, "name": "n", "data_source": "g"}, 1)
+        [message] = (await episode.start()).messages
+        assert message["content"] == told
+        assert (await episode.say("hello", "stop")).notes == notes

@@ -51,6 +51,11 @@ def test_calls_are_read_as_vllm_reads_them(tool_format: str, text: str) -> None:
         ("hermes", hermes('{"name": "f", "arguments": 3}'), "its arguments are no JSON object; expected {"),
         ("hermes", hermes("[" * 100_000), "it is no JSON (maximum recursion depth exceeded"),
         (
+            "hermes",
+            hermes('{"name": "f", "arguments": {"a": ' + "[" * 900 + "]" * 900 + "}}"),
+            "its arguments are nested more than 64 deep",
+        ),
+        (
             "qwen3_coder",
             "<tool_call>f</tool_call>",
             "it has no function; expected <function=NAME><parameter=NAME>VALUE",
