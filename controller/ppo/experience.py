@@ -95,14 +95,14 @@ def assemble_experience(
     """
     response_mask = _response_mask(rollouts)
     not_rejected, weights, metrics = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
-    learned = _learned(algorithm, not_rejected, response_mask, scores.is_truncated)
+    learned = _learned(algorithm, not_rejected, scores.is_truncated)
     rollouts = normalization.denormalized(_with_policy_that_sampled(algorithm, rollouts))
 
     shaping, score_moments = normalization.shaping, normalization.scores_including(scores.scores)
     ends_B, token_scores = shaped_parts(shaping, scores, std=score_moments.std)
     rewards = token_rewards(ends_B, token_scores, _rewarded(learned, response_mask))
     kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
-    if shaping.whiten_rewards:
+    if shaping.whiten_rewards and (learned.values.any() or not len(learned.values)):
         rewards = whiten_rewards(rewards, response_mask)
 
     if greedy_scores_P is not None:  # they must be on the scale of the rewards
@@ -136,7 +136,7 @@ def _response_mask(rollouts: Batch) -> Column:
     return Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
 
 
-def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Column, is_truncated_B: Mask) -> Column:
+def _learned(algorithm: AlgorithmConfig, not_rejected: Column, is_truncated_B: Mask) -> Column:
     """Returns a mask of the tokens to learn from: not rejected, and not in truncated responses if these are masked.
 
     The mask is empty if only one token would be left, because a single token has no statistics.
@@ -144,7 +144,7 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Co
     learned_N, lengths = not_rejected.values, not_rejected.lengths
     if algorithm.mask_truncated_completions:
         learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
-    num_learned, total = learned_N.sum(), response_mask.values.sum()
+    num_learned, total = learned_N.sum(), len(learned_N)
     if num_learned < 2 <= total:
         log.warning(
             "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total

@@ -199,6 +199,24 @@ def assemble_truncated(tmp_path: Path, columns: dict[str, Any], **changes: Any) 
     return assemble_experience(algorithm, rollouts, Scores.of(SCORES, is_truncated=TRUNCATED), num_samples=2)
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_where_all_conversations_are_lost_nothing_is_learned(tmp_path: Path, estimator: str, num_left: int) -> None:
+    mask = [[0, 0, num_left], [0], [], [0, 0]]
+    whiten = RewardShapingConfig(whiten_rewards=True)
+    experience = assemble(
+        tmp_path,
+        {"response_mask": mask, "values": like_responses(0.0)},
+        greedy_scores=[0.0, 0.0] if estimator == "remax" else None,
+        normalization=Normalization(whiten),
+        algorithm__adv_estimator=estimator,
+        **({"algorithm__gdpo_reward_keys": ["score"]} if estimator == "gdpo" else {}),
+    )
+    assert not experience.learned.values.any()
+    assert not experience.batch["advantages"].values.any()
+    assert not experience.batch["returns"].values.any()
+
+
 def test_a_response_that_was_cut_off_is_learned_from_unless_it_is_masked(tmp_path: Path) -> None:
     columns = {"values": like_responses(0.5)}
     learned = assemble_truncated(tmp_path, columns)
