@@ -146,8 +146,8 @@ class KeptGroups:
 def metric_values(scores: Scores, metric: str) -> Float64s:
     """Returns for each sample the metric that dynamic sampling compares within a group, [P x n] float64.
 
-    The value of a response whose scorer failed is 0. If a scorer returns no "acc", for instance because it returns a
-    plain number, the response's score counts, like in validation.
+    The value of a response whose scorer or environment failed is 0. If a scorer returns no "acc", for instance because
+    it returns a plain number, the response's score counts, like in validation.
 
     Raises:
         ConfigError: a scorer returns no such numeric field, or a number in it that is not finite.
@@ -155,9 +155,11 @@ def metric_values(scores: Scores, metric: str) -> Float64s:
     values_B = scores.scores.astype(np.float64)
     if metric in SCORE_METRICS:
         return values_B
-    for row, (extra, failure) in enumerate(zip(scores.extra, scores.failures, strict=True)):
+    facts = zip(scores.extra, scores.failures, scores.conversations, strict=True)
+    for row, (extra, failure, conversation) in enumerate(facts):
         value: object = extra.get(metric)
-        if value is None and (failure is not None or metric == "acc"):
+        has_failed = failure is not None or (conversation is not None and conversation.lost)
+        if value is None and (has_failed or metric == "acc"):
             continue
         whose = f"algorithm.filter_groups.metric: the scorer of data_source {scores.data_sources[row]!r} gives"
         if not is_numeric(value):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from controller.conversations.conversation import Conversation
 from controller.ppo.scores import Scores, objects
 from controller.step.kept_groups import Groups, GroupsRanOut, KeptGroups, metric_values
 from rewards.samples import Failure
@@ -47,6 +49,8 @@ def test_a_field_of_the_scorer_is_taken_as_a_number() -> None:
 def test_a_plain_number_is_its_own_acc_and_a_failed_scorer_counts_as_0() -> None:
     assert metric_values(scored(0.5, 1.0), "acc").tolist() == [0.5, 1.0]
     assert metric_values(scored(0.0, failure=Failure.TIMEOUT), "steps").tolist() == [0.0]
+    lost = replace(scored(0.0), conversations=objects([Conversation(lost="it broke")]))
+    assert metric_values(lost, "steps").tolist() == [0.0]
 
 
 @pytest.mark.parametrize("value", [{}, {"steps": "many"}])
