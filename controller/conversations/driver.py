@@ -11,7 +11,7 @@ Every row has a task of its own. Replies that are there at the same time are sen
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,10 +137,17 @@ class Conversations(OneTurn):
         """Starts the environment of every response."""
         loop = asyncio.get_running_loop()
         self._finished = [loop.create_future() for _ in self._seeds_B]
-        begun = await gather_calls(*(self.begin(place) for place in range(len(self._seeds_B))))
-        self._episodes = dict(enumerate(begun))
-        texts = ["".join(message["content"] for message in answer.messages) for _, answer in begun]
-        self.asked = self.environments.with_beginnings(self.asked, texts)
+
+        async def begin(place: int) -> str:
+            self._episodes[place] = _, answer = await self.begin(place)
+            return "".join(message["content"] for message in answer.messages)
+
+        try:
+            texts = await gather_calls(*map(begin, range(len(self._seeds_B))))
+            self.asked = self.environments.with_beginnings(self.asked, texts)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -155,7 +162,11 @@ class Conversations(OneTurn):
         row = self.asked.rows[place]
         fields = {"data_source": row.data_source, "ground_truth": row.ground_truth, **row.extra_info}
         episode = self.environments.processes.begin(row.data_source, fields, int(self._seeds_B[place]))
-        return episode, await self.ask(episode.start())
+        try:
+            return episode, await self.ask(episode.start())
+        except BaseException:
+            episode.abandon()
+            raise
 
     async def ask(self, answer: Any) -> Answer:
         """Awaits an environment's answer, and notes the time for the timeline."""
@@ -173,8 +184,13 @@ class Conversations(OneTurn):
     def spans(self, step: int) -> list[Span]:
         return [Span("environments", "environment", step, start, end) for start, end in self._asked_s]
 
+    def begin_again(self, places: Iterable[int]) -> None:
+        """Forgets the conversations at these places, whose responses are sampled again because a group was lost."""
+        for place in places:
+            self._finished[place] = asyncio.get_running_loop().create_future()
+
     def finish(self, place: int, conversation: Conversation) -> None:
-        """Stores a conversation that is over. One that was finished before a group was lost stays as it is."""
+        """Stores a conversation that is over. One whose response was fetched before a group was lost stays as it is."""
         if not self._finished[place].done():
             self._finished[place].set_result(conversation)
 
@@ -206,6 +222,7 @@ class OpenConversations:
         self._whole, self._client, self._slot, self._places = whole, share.client, share.slot, share.places.tolist()
         prompts, seeds = whole.asked.prompts.take(share.places.astype(np.int64)), share.seeded["seeds"].values
         one_each = np.ones(len(seeds), np.int32)
+        whole.begin_again(share.places[~np.isin(share.places, np.concatenate([share.places[:0], *share.fetched]))])
         self.rows = Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, one_each)})
         self._turns: list[asyncio.Queue[conversation_pb2.Turn]] = [asyncio.Queue() for _ in self._places]
         self._num_known = [0] * len(self._places)

@@ -243,6 +243,37 @@ async def test_an_attempt_after_the_loss_of_a_group_begins_new_conversations(tmp
     assert all(episode.is_abandoned for episode in run.environments.episodes)
 
 
+async def test_a_response_that_is_sampled_again_has_the_facts_of_its_own_conversation(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(4), services__rollout={})
+
+    class LostOnce(TalkingRollout):
+        async def get_batch(self, slot: Any, columns: Any) -> Batch:
+            if not self.restarts:
+                self.speak = says(5, 6, 7)  # type: ignore[method-assign]
+                raise Unavailable("gone", Place(role="rollout"))
+            return await super().get_batch(slot, columns)
+
+    rollout = LostOnce(run.actor.log)
+    rollout.speak = says(4)  # type: ignore[method-assign]
+    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
+    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    _, conversations = await run.rollouts()
+    assert [one.turn_ends for one in conversations] == [(2, 6, 10)] * 4
+
+
+async def test_environments_that_have_begun_end_if_others_cannot_begin(tmp_path: Path) -> None:
+    def broken(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        if row["row"] == 1:
+            raise RuntimeError("no")
+        yield Answer()
+
+    run = Run(tmp_path, broken, says(4))
+    with pytest.raises(RuntimeError, match="no"):
+        await run.rollouts()
+    assert len(run.environments.episodes) > 1
+    assert all(episode.is_abandoned for episode in run.environments.episodes)
+
+
 def test_metrics_are_declared() -> None:
     one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1)
     mask = Column.from_rows([[1, 1, 0, 1], [1]], np.dtype(np.uint8))
