@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from controller.data.chat_template import Prompt
 from controller.data.environment_text import EnvironmentText, Tokens, clean
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, ToolsOf, no_tools
@@ -36,7 +36,7 @@ def with_observations(
     def rendered(row: PromptRow, text: str) -> str:
         return template.render(_appended(row.prompt, text), tools_of(row.data_source))
 
-    def with_text(row: PromptRow, text: str) -> tuple[str, Tokens]:
+    def with_text(row: PromptRow, text: str) -> tuple[str, Tokens, PromptRow]:
         def encode(parts: Sequence[str]) -> Tokens:
             return encoder.encode(rendered(row, parts[0]), add_special_tokens=not template.applies_to(row.prompt))
 
@@ -46,16 +46,17 @@ def with_observations(
                 f"{row.place}: the prompt has {alone} tokens, which leaves no room in data.max_prompt_length"
                 f" ({max_prompt_length}) for the text that the environment begins with; raise it"
             )
-        return rendered(row, parts[0]), ids
+        return rendered(row, parts[0]), ids, replace(row, prompt=_appended(row.prompt, parts[0]))
 
-    shown, prompts = list(batch.texts), list(batch.prompts.rows())
+    shown, prompts, rows = list(batch.texts), list(batch.prompts.rows()), list(batch.rows)
     for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
         if text:
-            shown[place], prompts[place] = with_text(row, text)
-    return replace(batch, prompts=Column.from_rows(prompts, COLUMN_DTYPES["prompts"]), texts=tuple(shown))
+            shown[place], prompts[place], rows[place] = with_text(row, text)
+    prompts_B = Column.from_rows(prompts, COLUMN_DTYPES["prompts"])
+    return replace(batch, prompts=prompts_B, texts=tuple(shown), rows=tuple(rows))
 
 
-def _appended(prompt: Prompt, text: str) -> Prompt:
+def _appended(prompt: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
     """Returns a prompt with a text at the end of the last message of the user, or of the last one."""
     if isinstance(prompt, str):
         return prompt + text
