@@ -327,7 +327,10 @@ class _Row:
         """Returns the tokens of an answer's messages; none if they and one token more do not fit into the response."""
         environments, prompt = self.whole.environments, self.whole.asked.rows[self.place].prompt
         is_templated = environments.tokenizer.chat_template.applies_to(prompt)
-        reply = environments.turn_tokens.reply(answer.messages, last_token=last_token, is_templated=is_templated)
+        try:
+            reply = environments.turn_tokens.reply(answer.messages, last_token=last_token, is_templated=is_templated)
+        except ValueError as error:  # e.g. two messages of the user that a coroutine said together
+            return self._take(Answer(lost=f"what followed turn {len(self.ends)} cannot be said to the model: {error}"))
         if self.length + len(reply) >= environments.config.data.max_response_length:
             return ()
         self.messages += answer.messages

@@ -224,6 +224,27 @@ async def test_of_a_lost_conversation_nothing_is_learned(
     )
 
 
+async def test_messages_that_the_chat_template_refuses_lose_the_conversation(tmp_path: Path) -> None:
+    def twice(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer()
+        yield Answer(messages=(*user("a"), *user("b")))
+        yield Answer(is_over=True, final={"score": 1.0})
+
+    class Refusing(TurnTokens):
+        def reply(self, messages: Any, *, last_token: int, is_templated: bool = True) -> Any:
+            raise ValueError("roles must alternate")
+
+    run = Run(tmp_path, twice, says(4))
+    assert run.step.environments is not None
+    refusing = Refusing(run.tokenizer, 100)
+    run.step = replace(run.step, environments=replace(run.step.environments, turn_tokens=refusing))
+    rollouts, conversations = await run.rollouts()
+    assert {one.lost for one in conversations} == {
+        "what followed turn 1 cannot be said to the model: roles must alternate"
+    }
+    assert not rollouts["response_mask"].values.any()
+
+
 async def test_an_attempt_after_the_loss_of_a_group_begins_new_conversations(tmp_path: Path) -> None:
     run = Run(tmp_path, three_turns, says(4), services__rollout={})
 
