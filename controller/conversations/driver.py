@@ -132,6 +132,7 @@ class Conversations(OneTurn):
         self._episodes: dict[int, tuple[Episode, Answer]] = {}  # begun, and not yet in a conversation
         self._finished: list[asyncio.Future[Conversation]] = []
         self._num_asked = 0
+        self._texts: list[str] = []  # by which the environments have begun
 
     async def __aenter__(self) -> Self:
         """Starts the environment of every response."""
@@ -140,11 +141,11 @@ class Conversations(OneTurn):
 
         async def begin(place: int) -> str:
             self._episodes[place] = _, answer = await self.begin(place)
-            return "".join(message["content"] for message in answer.messages)
+            return _text_of(answer)
 
         try:
-            texts = await gather_calls(*map(begin, range(len(self._seeds_B))))
-            self.asked = self.environments.with_beginnings(self.asked, texts)
+            self._texts = await gather_calls(*map(begin, range(len(self._seeds_B))))
+            self.asked = self.environments.with_beginnings(self.asked, self._texts)
         except BaseException:
             await self.__aexit__()
             raise
@@ -163,10 +164,13 @@ class Conversations(OneTurn):
         fields = {"data_source": row.data_source, "ground_truth": row.ground_truth, **row.extra_info}
         episode = self.environments.processes.begin(row.data_source, fields, int(self._seeds_B[place]))
         try:
-            return episode, await self.ask(episode.start())
+            answer = await self.ask(episode.start())
         except BaseException:
             episode.abandon()
             raise
+        if self._texts and _text_of(answer) != self._texts[place]:  # the prompt has the text of the first attempt
+            return episode, Answer(is_over=True, lost=f"{row.place}: the environment began otherwise than before")
+        return episode, answer
 
     async def ask(self, answer: Any) -> Answer:
         """Awaits an environment's answer, and notes the time for the timeline."""
@@ -201,6 +205,10 @@ class Conversations(OneTurn):
 
     def at(self, places: Sequence[int]) -> list[Conversation]:
         return [self._finished[place].result() for place in places]
+
+
+def _text_of(answer: Answer) -> str:
+    return "".join(message["content"] for message in answer.messages)
 
 
 def conversations_of(environments: Environments | None, asked: PromptBatch, run_seed: int, step: int) -> OneTurn:
@@ -291,12 +299,16 @@ class _Row:
     answers: list[Answer] = field(default_factory=list)
     is_truncated: bool = False
 
+    def __post_init__(self) -> None:
+        self.answers.append(self.first)
+
     async def reply(self) -> conversation_pb2.TurnReply | None:
         """Waits for the next turn of the policy, and returns the reply to it; None if the turn takes no reply."""
         turn = await self.turns.get()
         self.length += len(turn.tokens)
         self.ends.append(self.length - 1)
-        self.rewards.append(0.0)
+        # What was given before turn 1 belongs to it.
+        self.rewards.append((self.first.reward or 0.0) if turn.turn == 1 else 0.0)
         tokens = await self._answer_to(turn)
         if turn.is_last:
             return None
@@ -305,8 +317,8 @@ class _Row:
 
     async def _answer_to(self, turn: conversation_pb2.Turn) -> Sequence[int]:
         """Tells the environment a turn; returns the tokens that follow it, or none if the conversation is over."""
-        if self.first.lost:
-            return self._take(self.first)
+        if self.first.is_over:
+            return ()
         environments, last_token = self.whole.environments, turn.tokens[-1]
         text, limits = environments.tokenizer.decode(turn.tokens), environments.config.rollout.multi_turn
         has_stopped = environments.has_stopped(text, last_token)

@@ -282,6 +282,41 @@ async def test_a_response_that_is_sampled_again_has_the_facts_of_its_own_convers
     assert [one.turn_ends for one in conversations] == [(2, 6, 10)] * 4
 
 
+async def test_an_environment_that_begins_otherwise_in_another_attempt_is_lost(tmp_path: Path) -> None:
+    run = Run(tmp_path, three_turns, says(4), services__rollout={})
+
+    def other(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer(messages=user("first" if len(run.environments.begun) <= 4 else "second"))
+        yield Answer(is_over=True)
+
+    class LostOnce(TalkingRollout):
+        async def get_batch(self, slot: Any, columns: Any) -> Batch:
+            if not self.restarts:
+                raise Unavailable("gone", Place(role="rollout"))
+            return await super().get_batch(slot, columns)
+
+    run.environments._converse = other
+    rollout = LostOnce(run.actor.log)
+    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
+    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    _, conversations = await run.rollouts()
+    assert [one.lost for one in conversations] == [
+        f"row {row}: the environment began otherwise than before" for row in (0, 0, 1, 1)
+    ]
+
+
+async def test_what_was_given_before_the_first_turn_counts(tmp_path: Path) -> None:
+    def early(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer(reward=0.5, notes={"level": 3.0}, is_over=row["row"] == 1, final={"score": 2.0})
+        yield Answer(is_over=True, reward=1.0)
+
+    _, conversations = await Run(tmp_path, early, says(4)).rollouts()
+    assert [(one.turn_rewards, one.end_score, one.extra) for one in conversations[1:3]] == [
+        ((1.5,), 2.0, {"level": 3.0}),
+        ((0.5,), 2.0, {"level": 3.0}),
+    ]
+
+
 async def test_environments_that_have_begun_end_if_others_cannot_begin(tmp_path: Path) -> None:
     def broken(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
         if row["row"] == 1:
