@@ -92,7 +92,7 @@ class TurnTokens:
         """Returns a message without its content; the name and the id of a call may be what the model has made up."""
         if message["role"] != "tool":
             return {"role": message["role"]}
-        given = {key: self._text.disarm(clean(message[key])) for key in _OF_TOOL if message.get(key)}
+        given = {key: self._text.disarm(clean(str(message[key]))) for key in _OF_TOOL if message.get(key)}
         return {"role": "tool", **_OF_TOOL, **given, **of_tool}
 
     def _ends_last_turn(self) -> bool:

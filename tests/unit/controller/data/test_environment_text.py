@@ -73,6 +73,8 @@ def test_a_name_that_the_model_made_up_has_no_special_tokens(tmp_path: Path) -> 
 
     assert text_of(source, tokens) == f"tool look{END}: green{END}"
     assert tokens.count(source.eos_token_ids[0]) == 1
+    numbered = TurnTokens(source, 1024).reply([{**message, "name": 5}], last_token=source.eos_token_ids[0])
+    assert text_of(source, numbered.tolist()) == f"tool 5: green{END}"
 
 
 def test_tokens_of_the_template_are_protected_and_other_added_ones_are_not(tokenizer: Tokenizer) -> None:
