@@ -87,6 +87,12 @@ def mask_lost(rollouts: Batch, conversations: Sequence[Conversation]) -> Batch:
     return rollouts.merge(Batch(rollouts.num_rows, {"response_mask": masked}))
 
 
+def without_lost(scores: Scores) -> Scores:
+    """Sets the scores of lost conversations to 0, also what a reward model or a penalty has added."""
+    is_kept_B = np.array([one is None or not one.lost for one in scores.conversations], np.bool_)
+    return scores if is_kept_B.all() else replace(scores, scores=np.where(is_kept_B, scores.scores, np.float32(0.0)))
+
+
 def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
     """Checks that environments failed for at most this share of responses; `whose` names these, e.g. "step 3".
 

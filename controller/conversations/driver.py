@@ -161,7 +161,7 @@ class Conversations(OneTurn):
         if place in self._episodes:
             return self._episodes.pop(place)
         row = self.asked.rows[place]
-        fields = {"data_source": row.data_source, "ground_truth": row.ground_truth, **row.extra_info}
+        fields = {**row.extra_info, "data_source": row.data_source, "ground_truth": row.ground_truth}
         episode = self.environments.processes.begin(row.data_source, fields, int(self._seeds_B[place]))
         try:
             answer = await self.ask(episode.start())
@@ -332,7 +332,7 @@ class _Row:
         may_go_on = not turn.is_last and turn.turn < limits.max_turns
         if may_go_on and len(tokens := self._tokens_of(answer, last_token)):
             return tokens
-        self.is_truncated |= turn.turn < limits.max_turns
+        self.is_truncated |= turn.is_last and turn.turn < limits.max_turns
         return self._take(await self.whole.ask(self.episode.end()))
 
     def _tokens_of(self, answer: Answer, last_token: int) -> Sequence[int]:
@@ -344,6 +344,7 @@ class _Row:
         except ValueError as error:  # e.g. two messages of the user that a coroutine said together
             return self._take(Answer(lost=f"what followed turn {len(self.ends)} cannot be said to the model: {error}"))
         if self.length + len(reply) >= environments.config.data.max_response_length:
+            self.is_truncated = True
             return ()
         self.messages += answer.messages
         return [int(token) for token in reply]

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.conversation import Conversation, check_lost
+from controller.conversations.conversation import Conversation, check_lost, without_lost
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
@@ -148,10 +148,10 @@ class PartCalls:
         """
         config, host = self.step.config, self.step.workers.reward_model
         if host is None or not self.asks_model:
-            return await self._rule_scores()
+            return without_lost(await self._rule_scores())
         scores, of_model = await run_calls(config.run.schedule, self._rule_scores, lambda: self._model_scores(host))
         coefs = config.reward_model
-        return add_model_scores(scores, of_model, coefs.coef_of, rule_coef=coefs.rule_coef)
+        return without_lost(add_model_scores(scores, of_model, coefs.coef_of, rule_coef=coefs.rule_coef))
 
     async def _rule_scores(self) -> Scores:
         """Scores each response by the reward functions, with the penalty of overlong responses."""

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.conversations.conversation import Conversation, EnvironmentsFailed, check_lost, conversation_metrics
+from controller.conversations.conversation import (
+    Conversation,
+    EnvironmentsFailed,
+    check_lost,
+    conversation_metrics,
+    without_lost,
+)
 from controller.conversations.driver import Environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
@@ -161,6 +167,16 @@ async def test_a_reply_that_leaves_no_room_ends_the_conversation(tmp_path: Path,
     assert ends == [None] * 4
 
 
+async def test_an_empty_answer_without_a_template_ends_the_conversation(tmp_path: Path) -> None:
+    def silent(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer()
+        yield Answer(messages=user(""))
+        yield Answer(is_over=True)
+
+    _, conversations = await Run(tmp_path, silent, says(4)).rollouts()
+    assert [(one.num_turns, one.is_truncated) for one in conversations] == [(1, False)] * 4
+
+
 async def test_a_turn_that_fills_the_response_takes_no_reply(tmp_path: Path) -> None:
     run = Run(tmp_path, three_turns, says(*[4] * 40))
     rollouts, conversations = await run.rollouts()
@@ -213,6 +229,7 @@ async def test_of_a_lost_conversation_nothing_is_learned(
     with caplog.at_level("WARNING"):
         check_lost(scores, 0.5, "step 3")
     assert caplog.messages == ["the environment failed in 2 of 4 conversations of step 3; first a: it broke"]
+    assert without_lost(replace(scores, scores=np.ones(4, np.float32))).scores.tolist() == [0, 0, 1, 1]
     rows = list(rollout_rows(scores))
     assert [row["environment_error"] for row in rows] == ["it broke"] * 2 + [""] * 2
     assert [message["role"] for message in rows[3]["messages"]] == ["assistant", "user"] * 2 + ["assistant"]
