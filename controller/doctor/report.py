@@ -94,7 +94,9 @@ def _state(group: GroupFacts) -> str:
         return f"{group.state}{waiting}"
     progress = group.progress
     how_far = f", {progress['done']} of {progress['total']}" if progress and progress["total"] else ""
-    return f"{group.state}: {group.running_method}{how_far}{waiting}"
+    # A phase of several words says what a command waits for, e.g. "waiting for 3 replies".
+    what = f", {progress['phase']}" if progress and " " in progress["phase"] else ""
+    return f"{group.state}: {group.running_method}{how_far}{what}{waiting}"
 
 
 def _configuration(group: GroupFacts) -> str:

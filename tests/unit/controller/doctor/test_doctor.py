@@ -147,6 +147,18 @@ async def test_groups_that_were_mixed_up_are_told_apart(serve: Serve, run_dir: P
     assert finding.sentence == f"the actor at {critic.address} is a critic, expected the actor"
 
 
+def test_what_generation_waits_for_is_part_of_its_state(run_dir: Path) -> None:
+    group = GroupFacts("localhost:1", "digest")
+    status = worker_pb2.GetStatusResponse(
+        state=worker_pb2.WORKER_STATE_BUSY,
+        running_method="Generate",
+        progress=worker_pb2.Progress(done=128, total=3072, phase="waiting for 32 replies"),
+    )
+    group.note_status(status)
+    facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups={"actor": group})
+    assert "busy: Generate, 128 of 3072, waiting for 32 replies" in as_text(facts, [])
+
+
 def test_a_worker_that_says_what_only_a_newer_version_knows_is_shown_as_it_says(run_dir: Path) -> None:
     group = GroupFacts("here", "d")
     group.note_status(worker_pb2.GetStatusResponse(role=99, state=98))  # type: ignore[arg-type]
