@@ -263,8 +263,8 @@ def test_step_0_is_the_initial_model(client: Client, step: int) -> None:
 
 @pytest.mark.parametrize("reflection", REFLECTION)
 def test_reflection_lists_the_services(client: Client, reflection: str) -> None:
-    services = {"splitppo.v1.WorkerService", "splitppo.v1.CriticService", "grpc.health.v1.Health", *REFLECTION}
-    assert list_services(client.channel, reflection) == services
+    own = {f"splitppo.v1.{name}" for name in ("WorkerService", "CriticService", "ActorService")}  # of toy.py's commands
+    assert list_services(client.channel, reflection) == {*own, "grpc.health.v1.Health", *REFLECTION}
 
 
 def test_bytes_that_are_no_message_are_an_invalid_argument(client: Client, step: int) -> None:
