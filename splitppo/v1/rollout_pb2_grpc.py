@@ -65,7 +65,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reply(self, request, context):
-        """As Reply of the actor's service.
+        """Answers turns of a running Generate with a conversation, like Reply of the actor's service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,8 +65,8 @@ class MultiTurnConfig(Section):
     """The settings of conversations: what the model talks with, how it calls tools, and their limits."""
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
-    """What the model talks with, by data_source, and under `default` for all others: {path, name, kwargs} of an
-    environment of your own, or {tools: [file.py:function]}. Empty: a response has one turn."""
+    """The environment that the model talks with, by data_source, and under `default` for all others: {path, name,
+    kwargs} of an environment of your own, or {tools: [file.py:function]}. Empty: a response has one turn."""
 
     tool_format: Annotated[
         str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))
