@@ -1,7 +1,7 @@
 """python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
 
-Tests in one process, and tests that start groups of their own, run on two workers. Whole runs share groups, and run one
-after the other. With paths or options of pytest only these tests are run, in one stage.
+All but those with vLLM run on two workers; whole runs share groups with those of the same worker. With paths or options
+of pytest only these tests are run, in one stage and one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stages() -> dict[str, list[str]]:
     return {
         "unit, golden, property": [*TWO_WORKERS, *in_process],
         "groups": [*TWO_WORKERS, *(folder for folder in groups if folder != str(WHOLE_RUNS))],
-        "whole runs": [str(WHOLE_RUNS)],
+        "whole runs": [*TWO_WORKERS, str(WHOLE_RUNS)],
         "vllm": [str(VLLM)],
         "gpu": [str(GPU)],
         "deployment": [str(DEPLOYMENT)],
