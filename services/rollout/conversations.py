@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from services.rollout.protocol import DecodingStep, GenerationCancelled, Response
-from services.runtime.role import CommandProgress, EndedTurn, TurnReply
+from services.rollout.protocol import DecodingStep, Response
+from services.runtime.role import CommandCancelled, CommandProgress
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2
+from splitppo.v1.conversation_pb2 import Turn, TurnReply
 
 _WAIT_S = 0.5
 
@@ -51,13 +52,13 @@ class RankConversations:
         self._clock += 1
         self._progress = step.done, step.total
         full = [response for response in step.ended if len(response.tokens) == self._max_response_length]
-        for response in step.turns:
-            self._waiting[self._key(response)] = self._clock + self._limits.reply_steps, response
-        turns = [
-            EndedTurn(*self._key(response), response.turn_tokens, is_last)
-            for is_last, responses in ((False, step.turns), (True, full))
-            for response in responses
-        ]
+        turns = []
+        for response in (*step.turns, *full):
+            place, number = key = self._key(response)
+            is_last = len(response.tokens) == self._max_response_length
+            turns.append(Turn(place=place, turn=number, tokens=response.turn_tokens, is_last=is_last))
+            if not is_last:
+                self._waiting[key] = self._clock + self._limits.reply_steps, response
         if turns:
             self._report.turns_ended(turns)
 
@@ -85,7 +86,7 @@ class RankConversations:
             if len(due) - len(missing) >= num_needed:
                 break
             if self._report.is_cancelled():
-                raise GenerationCancelled
+                raise CommandCancelled
             self._report(*self._progress, f"waiting for {len(missing)} replies")
             while_waiting()
             wait_s = _WAIT_S

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
 from services.rollout.conversations import RankConversations
-from services.rollout.protocol import GenerationCancelled, PolicyWeights, Response, Sampling
+from services.rollout.protocol import PolicyWeights, Response, Sampling
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, ReplyLimits
+from services.runtime.role import Command, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2, conversation_pb2
 
@@ -78,15 +78,12 @@ class Generation:
         have_turns = conversations is not None
         parts = StreamedParts(batch, request.num_parts, report, version, have_turns=have_turns)
         ended: list[Response] = []
-        try:
-            for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, conversations):
-                if conversations is not None:
-                    conversations.announce(step)
-                ended += step.ended
-                parts.add(step.ended)
-                report(step.done, step.total, "generate")
-        except GenerationCancelled as error:
-            raise CommandCancelled from error
+        for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, conversations):
+            if conversations is not None:
+                conversations.announce(step)
+            ended += step.ended
+            parts.add(step.ended)
+            report(step.done, step.total, "generate")
         if conversations is not None:
             metrics["timing_s/wait_replies"] = conversations.waited_s
         return Outcome(columns=response_rows(ended, have_turns=have_turns), metrics=metrics, policy_version=version)

@@ -120,10 +120,6 @@ class DecodingStep:
     turns: Sequence[Response] = ()  # responses that wait for a reply now, because their turn has ended in this step
 
 
-class GenerationCancelled(Exception):
-    """`RolloutBackend.generate` has stopped because its command was cancelled; the backend stays usable."""
-
-
 class Conversations(Protocol):
     """The conversations of this rank's responses: how long turns may be, and what follows them."""
 
@@ -143,7 +139,7 @@ class Conversations(Protocol):
         `while_waiting` at least every second. `is_idle`: nothing can be decoded before a reply comes.
 
         Raises:
-            GenerationCancelled: the command was cancelled while it waited.
+            CommandCancelled: the command was cancelled while it waited.
         """
 
 
@@ -181,6 +177,6 @@ class RolloutBackend(Protocol):
         `is_cancelled` is called at token boundaries.
 
         Raises:
-            GenerationCancelled: `is_cancelled` returned True.
+            CommandCancelled: `is_cancelled` returned True; the backend stays usable.
             FloatingPointError: see `Response.extend`.
         """

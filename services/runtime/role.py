@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
@@ -19,24 +19,7 @@ from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
-
-
-class EndedTurn(NamedTuple):
-    """The tokens that one turn of a conversation has sampled; the message Turn of worker.proto."""
-
-    place: int  # index of the response among all rows of the command's result
-    turn: int  # number of the turn in its response, from 1
-    tokens: Sequence[int]
-    is_last: bool = False  # the response has its maximal length, and takes no reply
-
-
-class TurnReply(NamedTuple):
-    """The reply to one turn of a response; the message TurnReply of actor.proto."""
-
-    place: int
-    turn: int
-    tokens: Sequence[int] = ()
-    is_last: bool = False
+from splitppo.v1.conversation_pb2 import Turn, TurnReply
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,7 @@ class ReplyLimits:
     max_response_length: int
 
 
-def _no_turns(_: Sequence[EndedTurn]) -> None:
+def _no_turns(_: Sequence[Turn]) -> None:
     raise RuntimeError("turns were reported, but the command takes no replies")
 
 
@@ -80,7 +63,7 @@ class CommandProgress:
     on_progress: Sequence[Callable[[int, int, str], None]]
     on_part: Callable[[int, Batch, int], None]
     is_cancelled: Callable[[], bool]
-    turns_ended: Callable[[Sequence[EndedTurn]], None] = _no_turns
+    turns_ended: Callable[[Sequence[Turn]], None] = _no_turns
     take_replies: Callable[[float], Sequence[TurnReply]] = _no_replies
 
     def __call__(self, done: int, total: int, phase: str) -> None:

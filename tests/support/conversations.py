@@ -8,17 +8,18 @@ import numpy as np
 
 from services.rollout.conversations import RankConversations
 from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
-from services.runtime.role import EndedTurn, TurnReply
 from splitppo.batch import Batch
 from splitppo.v1 import conversation_pb2
+from splitppo.v1.conversation_pb2 import Turn, TurnReply
 from tests.support.roles import RecordedProgress, generate_request
+from tests.support.turns import turn_reply
 
-Script = Callable[[EndedTurn], TurnReply]
+Script = Callable[[Turn], TurnReply]
 
 
-def last(turn: EndedTurn) -> TurnReply:
+def last(turn: Turn) -> TurnReply:
     """Ends every response after its first turn."""
-    return TurnReply(turn.place, turn.turn, is_last=True)
+    return turn_reply(turn.place, turn.turn, is_last=True)
 
 
 def replies_of(num_turns: int, budget: int, vocab_size: int = 20) -> Script:
@@ -28,13 +29,13 @@ def replies_of(num_turns: int, budget: int, vocab_size: int = 20) -> Script:
     """
     lengths: dict[int, int] = {}
 
-    def reply(turn: EndedTurn) -> TurnReply:
+    def reply(turn: Turn) -> TurnReply:
         rng = np.random.default_rng([turn.place, turn.turn, *turn.tokens])
         tokens = rng.integers(3, vocab_size, rng.integers(1, 5)).tolist()
         lengths[turn.place] = lengths.get(turn.place, 0) + len(turn.tokens) + len(tokens)
         if turn.turn >= num_turns or lengths[turn.place] >= budget:
-            return TurnReply(turn.place, turn.turn, is_last=True)
-        return TurnReply(turn.place, turn.turn, tokens)
+            return turn_reply(turn.place, turn.turn, is_last=True)
+        return turn_reply(turn.place, turn.turn, tokens)
 
     return reply
 
@@ -47,7 +48,7 @@ class ScriptedReplies(RecordedProgress):
 
     def __init__(self, script: Script, *, most_late: int = 0, seed: int = 0, questions: int | None = None) -> None:
         super().__init__(questions=questions)
-        self.turns: list[EndedTurn] = []
+        self.turns: list[Turn] = []
         self.phases: list[str] = []
         self.waits: list[float] = []
         self._script, self._most_late, self._rng = script, most_late, np.random.default_rng(seed)
@@ -57,7 +58,7 @@ class ScriptedReplies(RecordedProgress):
         super().__call__(done, total, phase)
         self.phases.append(phase)
 
-    def turns_ended(self, turns: Sequence[EndedTurn]) -> None:
+    def turns_ended(self, turns: Sequence[Turn]) -> None:
         self.turns += turns
         for turn in turns:
             if not turn.is_last:

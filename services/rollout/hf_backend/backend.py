@@ -20,13 +20,13 @@ from services.rollout.hf_backend.grouped_attention import grouped_attention
 from services.rollout.protocol import (
     Conversations,
     DecodingStep,
-    GenerationCancelled,
     Response,
     Sampling,
     empty_responses,
 )
 from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Array, Batch
 
 # Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
@@ -80,7 +80,7 @@ class HfRollout:
                             (turns if goes_on else ended).append(row.response)
                     done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
                     if is_cancelled():
-                        raise GenerationCancelled
+                        raise CommandCancelled
                     yield DecodingStep(done, total, ended, turns)
                     ended = []
                     if conversations is None:

@@ -20,7 +20,6 @@ from services.engine.model.loading import resolve_folder
 from services.rollout.protocol import (
     Conversations,
     DecodingStep,
-    GenerationCancelled,
     PolicyWeights,
     Response,
     Sampling,
@@ -33,6 +32,7 @@ from services.rollout.vllm_backend.process import import_vllm, kept_random_state
 from services.rollout.vllm_backend.sampler import SeededSampler
 from services.rollout.vllm_backend.tensor_parallel import Replica
 from services.runtime.context import RankContext
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config
 
@@ -210,7 +210,7 @@ class VllmRollout:
             if not (is_busy := engine.has_unfinished_requests()) and not num_waiting and not ended:
                 return
             if self._replica.agree(is_cancelled, step):
-                raise GenerationCancelled
+                raise CommandCancelled
             turns: list[Response] = []
             for output in engine.step() if is_busy else ():
                 [completion] = output.outputs

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from services.rollout.protocol import Conversations, GenerationCancelled
+from services.rollout.protocol import Conversations
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
@@ -61,7 +61,7 @@ class Replica:
         gets None at least every second, and must ask again.
 
         Raises:
-            GenerationCancelled: the leader's command was cancelled while it waited.
+            CommandCancelled: the leader's command was cancelled while it waited.
         """
         if self._num_ranks > 1 and step % _STEPS_PER_QUESTION and not is_idle:
             return ()
@@ -69,7 +69,7 @@ class Replica:
             return self._receive()
         try:
             due = conversations.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
-        except GenerationCancelled:
+        except CommandCancelled:
             for other in self._others:
                 self._channel.send_cancelled(other)
             raise
@@ -79,10 +79,7 @@ class Replica:
         return replies
 
     def _receive(self) -> Sequence[tuple[int, Sequence[int]]] | None:
-        try:
-            replies = self._channel.receive(self._leader)
-        except CommandCancelled as error:
-            raise GenerationCancelled from error
+        replies = self._channel.receive(self._leader)
         if replies is None:
             return None
         tokens = [row.tolist() for row in replies["responses"].rows()]

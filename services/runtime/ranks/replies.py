@@ -9,21 +9,23 @@ The threads live as long as the command. A rank that has ended the command goes 
 left behind. Replies and parts use one process group, in opposite directions.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.sharding import Indices
-from services.runtime.role import CommandProgress, EndedTurn, TurnReply
+from services.runtime.ranks.streaming import in_threads
+from services.runtime.role import CommandProgress
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.open_conversations import OpenConversations, ReplyQueue
 from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.wire_format import divide
 from splitppo.v1 import conversation_pb2
+from splitppo.v1.conversation_pb2 import Turn, TurnReply
 
 # The most bytes of an event with turns, far below the limit of a message.
 _MAX_EVENT_BYTES = 1 << 20
@@ -34,22 +36,21 @@ def conversing(
 ) -> CommandProgress:
     """Returns a command's progress on one rank that also reports turns, by `announce`, and takes replies."""
 
-    def turns_ended(turns: Sequence[EndedTurn]) -> None:
-        messages = [conversation_pb2.Turn(**turn._asdict()) for turn in turns]
-        for some in divide(messages, _MAX_EVENT_BYTES):
+    def turns_ended(turns: Sequence[Turn]) -> None:
+        for some in divide(turns, _MAX_EVENT_BYTES):
             announce(conversation_pb2.TurnsEnded(turns=some))
         for _ in turns:
             failpoints.hit(f"{progress.point}.turn")
 
     def take_replies(timeout_s: float) -> Sequence[TurnReply]:
-        taken: list[conversation_pb2.TurnReply] = []
+        taken: list[TurnReply] = []
         with suppress(Empty):
             taken += replies.get(timeout=timeout_s) or ()
             while True:
                 taken += replies.get_nowait() or ()
         for _ in taken:
             failpoints.hit(f"{progress.point}.reply")
-        return [TurnReply(reply.place, reply.turn, tuple(reply.tokens), reply.is_last) for reply in taken]
+        return taken
 
     return replace(progress, turns_ended=turns_ended, take_replies=take_replies)
 
@@ -66,33 +67,21 @@ def open_conversations(call: CommandCall, rows: Batch | None, shards: Sequence[I
     )
 
 
-@contextmanager
 def sending_replies(
     channel: ControlChannel, conversations: OpenConversations | None, on_error: Callable[[Exception], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Sends each other rank its replies in a thread during the `with` block, then until the rank has ended.
 
     `on_error` is called, in the thread of that rank, if a rank is lost.
     """
 
-    def send(replies: ReplyQueue, rank: int) -> None:
-        try:
-            while (some := replies.get()) is not None:
-                channel.send_bytes(conversation_pb2.ReplyRequest(replies=some).SerializeToString(), rank)
-            channel.send_bytes(b"", rank)
-        except Exception as error:  # noqa: BLE001 - nothing is above a thread
-            on_error(error)
+    def send(rank: int, replies: ReplyQueue) -> None:
+        while (some := replies.get()) is not None:
+            channel.send_bytes(conversation_pb2.ReplyRequest(replies=some).SerializeToString(), rank)
+        channel.send_bytes(b"", rank)
 
-    threads = [
-        threading.Thread(target=send, args=(replies, rank), name=f"replies-{rank}", daemon=True)
-        for rank, replies in enumerate(conversations.replies if conversations else ())
-        if rank > 0
-    ]
-    for thread in threads:
-        thread.start()
-    yield
-    for thread in threads:
-        thread.join()
+    queues = enumerate(conversations.replies if conversations else ())
+    return in_threads({f"replies-{rank}": partial(send, rank, replies) for rank, replies in queues if rank}, on_error)
 
 
 @contextmanager
@@ -101,13 +90,8 @@ def receiving_replies(channel: ControlChannel, on_error: Callable[[Exception], N
     replies: ReplyQueue = SimpleQueue()
 
     def receive() -> None:
-        try:
-            while message := channel.receive_bytes(0):
-                replies.put(conversation_pb2.ReplyRequest.FromString(message).replies)
-        except Exception as error:  # noqa: BLE001 - nothing is above a thread
-            on_error(error)
+        while message := channel.receive_bytes(0):
+            replies.put(conversation_pb2.ReplyRequest.FromString(message).replies)
 
-    thread = threading.Thread(target=receive, name="replies", daemon=True)
-    thread.start()
-    yield replies
-    thread.join()
+    with in_threads({"replies": receive}, on_error):
+        yield replies

@@ -13,9 +13,10 @@ conversations travel in the same way; what is said to them comes from rank 0 (re
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,43 +78,53 @@ class PartGatherer:
             ready = worker_pb2.PartReady(part=part, num_parts=self._num_parts, policy_version=policy_version)
             self._deliver(ready, rows)
 
-    @contextmanager
     def receiving(
         self,
         channel: ControlChannel,
         on_error: Callable[[Exception], None],
         conversations: OpenConversations | None = None,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Receives the other ranks' parts and turns in threads during the `with` block, then waits for their end marks.
 
         `on_error` is called, in the thread of that rank, if a rank is lost or has sent what does not fit.
         """
 
         def receive(rank: int) -> None:
-            try:
-                while (message := channel.receive_numbers(2, rank))[0] != _END:
-                    if message[0] == _TURNS:
-                        assert conversations is not None
-                        turns = conversation_pb2.TurnsEnded.FromString(channel.receive_bytes(rank))
-                        conversations.turns_ended(rank, turns)
-                        continue
-                    columns = channel.receive(rank)
-                    assert columns is not None
-                    self.add(rank, message[0], columns, message[1])
-                if conversations is not None:
-                    conversations.replies[rank].put(None)
-            except Exception as error:  # noqa: BLE001 - nothing is above a thread
-                on_error(error)
+            while (message := channel.receive_numbers(2, rank))[0] != _END:
+                if message[0] == _TURNS:
+                    assert conversations is not None
+                    turns = conversation_pb2.TurnsEnded.FromString(channel.receive_bytes(rank))
+                    conversations.turns_ended(rank, turns)
+                    continue
+                columns = channel.receive(rank)
+                assert columns is not None
+                self.add(rank, message[0], columns, message[1])
+            if conversations is not None:
+                conversations.replies[rank].put(None)
 
-        threads = [
-            threading.Thread(target=receive, args=(rank,), name=f"parts-{rank}", daemon=True)
-            for rank in range(1, channel.world_size if self._num_parts or conversations else 1)
-        ]
-        for thread in threads:
-            thread.start()
-        yield
-        for thread in threads:
-            thread.join()
+        others = range(1, channel.world_size if self._num_parts or conversations else 1)
+        return in_threads({f"parts-{rank}": partial(receive, rank) for rank in others}, on_error)
+
+
+@contextmanager
+def in_threads(work: Mapping[str, Callable[[], None]], on_error: Callable[[Exception], None]) -> Iterator[None]:
+    """Runs functions in threads of these names during the `with` block, then waits for their ends.
+
+    `on_error` is called, in its thread, with the error of a function.
+    """
+
+    def run(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - nothing is above a thread
+            on_error(error)
+
+    threads = [threading.Thread(target=run, args=(work[name],), name=name, daemon=True) for name in work]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
 
 
 @dataclass(frozen=True)

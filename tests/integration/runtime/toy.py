@@ -21,9 +21,10 @@ import torch.distributed as dist
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
 from services.runtime.ranks.sharding import Indices, shard_by_mini_batch, shard_by_tokens
-from services.runtime.role import Command, CommandCancelled, CommandProgress, EndedTurn, Outcome, ReplyLimits
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch, Column
 from splitppo.v1 import actor_pb2, critic_pb2, worker_pb2
+from tests.support.turns import ended_turn
 
 # First token of the first prompt.
 BLOCK = 900  # until the file "go" exists in the run folder
@@ -148,7 +149,7 @@ class ToyRole:
     def _generate(self, request: Any, batch: Batch, report: CommandProgress) -> Outcome:
         """One response for each row: turns, and the replies to them until one ends the conversation."""
         responses: dict[int, list[int]] = {place: [] for place in batch["places"].values.tolist()}
-        ended = [EndedTurn(place, 1, turn_of(place, 1)) for place in responses]
+        ended = [ended_turn(place, 1, turn_of(place, 1)) for place in responses]
         report(0, 1, "talking")
         num_open = len(responses)
         while True:
@@ -164,7 +165,7 @@ class ToyRole:
                 responses[reply.place] += reply.tokens
             num_open -= sum(reply.is_last for reply in replies)
             following = [(reply.place, reply.turn + 1) for reply in replies if not reply.is_last]
-            ended = [EndedTurn(p, turn, turn_of(p, turn), is_last=turn == MAX_TURNS) for p, turn in following]
+            ended = [ended_turn(p, turn, turn_of(p, turn), is_last=turn == MAX_TURNS) for p, turn in following]
         columns = Batch.from_rows(responses=list(responses.values()))
         if request.num_parts > 1:  # all rows are in the first one
             report.part_ready(1, columns.merge(batch.select(["places"])), policy_version=7)

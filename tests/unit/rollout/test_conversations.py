@@ -11,7 +11,7 @@ import pytest
 
 from controller.tracking.metric_names import check_declared
 from services.actor.role import ActorRole
-from services.runtime.role import CommandCancelled, EndedTurn, ReplyLimits
+from services.runtime.role import CommandCancelled, ReplyLimits
 from splitppo.batch import Batch, join_parts
 from splitppo.v1 import conversation_pb2
 from tests.support.conversations import Script, ScriptedReplies, last, replies_of
@@ -55,7 +55,7 @@ class OrderedReplies(ScriptedReplies):
         super().__init__(script)
         self.told: list[tuple[str, Sequence[int]]] = []
 
-    def turns_ended(self, turns: Sequence[EndedTurn]) -> None:
+    def turns_ended(self, turns: Sequence[conversation_pb2.Turn]) -> None:
         super().turns_ended(turns)
         self.told.append(("turns", [turn.place for turn in turns]))
 

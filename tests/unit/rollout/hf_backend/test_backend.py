@@ -29,9 +29,10 @@ from transformers import (
 )
 
 from services.rollout.hf_backend.backend import HfRollout
-from services.rollout.protocol import DecodingStep, GenerationCancelled, Sampling
+from services.rollout.protocol import DecodingStep, Sampling
 from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config.subsections.response_lengths import UniformLengths
 from tests.support.models import save_tokenizer
@@ -288,7 +289,7 @@ def test_it_is_cancelled_at_the_next_token_and_the_backend_stays_usable() -> Non
     steps = steps_of(rollout, prompts, seeds, cancel_after=3)
 
     assert len(list(itertools.islice(steps, 3))) == 3
-    with pytest.raises(GenerationCancelled):
+    with pytest.raises(CommandCancelled):
         next(steps)
     assert responses(generate(rollout, prompts, seeds)) == responses(generate(backend(build()), prompts, seeds))
 

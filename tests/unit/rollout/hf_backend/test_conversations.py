@@ -13,12 +13,14 @@ import torch
 from transformers import AutoTokenizer
 
 from services.rollout.hf_backend.backend import HfRollout
-from services.rollout.protocol import DecodingStep, GenerationCancelled
+from services.rollout.protocol import DecodingStep
 from services.rollout.stopping import StopRule
-from services.runtime.role import EndedTurn, TurnReply
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
+from splitppo.v1.conversation_pb2 import Turn, TurnReply
 from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of
 from tests.support.models import save_tokenizer
+from tests.support.turns import ended_turn, turn_reply
 from tests.unit.rollout.hf_backend.test_backend import (
     FAMILIES,
     backend,
@@ -92,7 +94,12 @@ def test_tokens_depend_neither_on_the_batch_nor_on_when_replies_come(family: str
 def at(row: int, sample: int) -> Script:
     """Answers the turns of place 0 like those of another place."""
     script = replies_of(4, LENGTH)
-    return lambda turn: script(turn._replace(place=100 * row + sample))._replace(place=0)
+
+    def answer_as_there(turn: Turn) -> TurnReply:
+        there = script(ended_turn(100 * row + sample, turn.turn, turn.tokens))
+        return turn_reply(0, there.turn, there.tokens, is_last=there.is_last)
+
+    return answer_as_there
 
 
 def test_with_reply_steps_neither_the_order_nor_the_delay_of_replies_changes_a_bit() -> None:
@@ -174,7 +181,7 @@ def test_a_stop_text_ends_the_turn_in_which_it_begins(tmp_path: Path) -> None:
         max_batch_size=4,
         device=torch.device("cpu"),
     )
-    report = ScriptedReplies(lambda turn: turn_reply(turn, reply if turn.turn == 1 else []))
+    report = ScriptedReplies(lambda turn: answer(turn, reply if turn.turn == 1 else []))
     rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[17]])
     [response] = responses_of(converse(rollout, rows, report, max_response_length=LENGTH))
 
@@ -188,7 +195,7 @@ def test_a_turn_is_sampled_with_the_numbers_of_its_positions_in_the_response() -
     [whole] = responses_of(list(steps_of(backend(model), [PROMPTS[0]], seeds, LENGTH)))
     reply = whole.tokens[6:9].tolist()
 
-    report = ScriptedReplies(lambda turn: turn_reply(turn, reply if turn.turn == 1 else []))
+    report = ScriptedReplies(lambda turn: answer(turn, reply if turn.turn == 1 else []))
     rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=seeds)
     [response] = responses_of(converse(backend(model), rows, report, max_response_length=LENGTH, max_turn_length=6))
 
@@ -196,8 +203,8 @@ def test_a_turn_is_sampled_with_the_numbers_of_its_positions_in_the_response() -
     assert response.mask.tolist() == [1] * 6 + [0] * 3 + [1] * 6
 
 
-def turn_reply(turn: EndedTurn, tokens: Sequence[int]) -> TurnReply:
-    return TurnReply(turn.place, turn.turn, tokens, is_last=not tokens)
+def answer(turn: Turn, tokens: Sequence[int]) -> TurnReply:
+    return turn_reply(turn.place, turn.turn, tokens, is_last=not tokens)
 
 
 def test_a_turn_goes_on_so_many_decoding_steps_after_it_ended() -> None:
@@ -211,7 +218,7 @@ def test_a_turn_goes_on_so_many_decoding_steps_after_it_ended() -> None:
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    report = ScriptedReplies(lambda turn: turn_reply(turn, [4, 5, 6] if turn.turn == 1 else []), most_late=9)
+    report = ScriptedReplies(lambda turn: answer(turn, [4, 5, 6] if turn.turn == 1 else []), most_late=9)
     rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[early, long]])
     converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=5)
 
@@ -231,7 +238,7 @@ def test_a_single_turn_waits_for_others_to_join_with_but_not_for_the_end_of_long
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    report = ScriptedReplies(lambda turn: turn_reply(turn, [4, 5, 6] if turn.turn == 1 else []))
+    report = ScriptedReplies(lambda turn: answer(turn, [4, 5, 6] if turn.turn == 1 else []))
     rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[seeds])
     converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=2)
 
@@ -245,7 +252,7 @@ def test_a_cancelled_wait_ends_generation_and_the_backend_stays_usable() -> None
     rows = Batch.from_rows(prompts=PROMPTS, seeds=SEEDS)
     silent = ScriptedReplies(last, most_late=10**9, questions=100)
 
-    with pytest.raises(GenerationCancelled):
+    with pytest.raises(CommandCancelled):
         converse(rollout, rows, silent, max_response_length=LENGTH, reply_steps=8)
 
     assert silent.phases[-1].startswith("waiting for ")

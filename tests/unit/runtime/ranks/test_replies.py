@@ -13,7 +13,7 @@ import torch.distributed as dist
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.replies import conversing, receiving_replies, sending_replies
 from services.runtime.ranks.streaming import PartGatherer, sending
-from services.runtime.role import CommandProgress, EndedTurn, ReplyLimits, TurnReply
+from services.runtime.role import CommandProgress, ReplyLimits
 from services.runtime.state.open_conversations import OpenConversations, ReplyQueue
 from splitppo import failpoints
 from splitppo.batch import Batch
@@ -21,6 +21,7 @@ from splitppo.config.sections.debug import DebugConfig
 from splitppo.failpoints import FailpointError
 from splitppo.v1 import conversation_pb2
 from tests.support.ranks import rank_processes
+from tests.support.turns import ended_turn, turn_reply
 
 NUM_RANKS, NUM_TURNS = 3, 40
 
@@ -51,14 +52,14 @@ def _lead(channel: ControlChannel, *, answers: bool) -> list[tuple[int, int]]:
     return announced
 
 
-def _follow(channel: ControlChannel, *, answers: bool) -> list[TurnReply]:
+def _follow(channel: ControlChannel, *, answers: bool) -> list[conversation_pb2.TurnReply]:
     """Another rank, with one response: its turns, a part in the midst of them, and the replies."""
-    rank, taken = dist.get_rank(), list[TurnReply]()
+    rank, taken = dist.get_rank(), list[conversation_pb2.TurnReply]()
     with receiving_replies(channel, _raise) as replies, sending(channel, 2, takes_replies=True) as sender:
         progress = CommandProgress("test", (), sender.send_part, lambda: False)
         progress = conversing(progress, sender.send_turns, replies)
         for turn in range(1, NUM_TURNS + 1) if answers else (1,):
-            progress.turns_ended([EndedTurn(rank, turn, [1])])
+            progress.turns_ended([ended_turn(rank, turn, [1])])
             while answers and not any(reply.turn == turn for reply in taken):
                 taken += progress.take_replies(5.0)
             if turn in (1, 2):
@@ -86,7 +87,7 @@ def test_every_turn_is_announced_and_answered_and_the_next_command_finds_nothing
     turns = [(rank, turn) for rank in (1, 2) for turn in range(1, NUM_TURNS + 1)]
     assert [sorted(announced) for announced in told] == [turns, [(1, 1), (2, 1)], turns]
     for rank, taken in enumerate(others, start=1):
-        replies = [TurnReply(rank, turn, (rank, turn) * 50) for turn in range(1, NUM_TURNS + 1)]
+        replies = [turn_reply(rank, turn, (rank, turn) * 50) for turn in range(1, NUM_TURNS + 1)]
         assert taken == [replies, [], replies]
 
 
@@ -105,12 +106,12 @@ def test_each_turn_and_each_reply_passes_a_failpoint() -> None:
     announced, replies = list[conversation_pb2.TurnsEnded](), ReplyQueue()
     progress = CommandProgress("generate", (), lambda *_: None, lambda: False)
     progress = conversing(progress, announced.append, replies)
-    progress.turns_ended([EndedTurn(0, 1, [1])])
+    progress.turns_ended([ended_turn(0, 1, [1])])
     with pytest.raises(FailpointError, match=r"generate\.turn"):
-        progress.turns_ended([EndedTurn(1, 1, [1])])
+        progress.turns_ended([ended_turn(1, 1, [1])])
     assert len(announced) == 2
     replies.put([conversation_pb2.TurnReply(place=0, turn=1, tokens=[3])])
-    assert progress.take_replies(0.0) == [TurnReply(0, 1, (3,))]
+    assert progress.take_replies(0.0) == [turn_reply(0, 1, (3,))]
     replies.put([conversation_pb2.TurnReply(place=1, turn=1, is_last=True)])
     with pytest.raises(FailpointError, match=r"generate\.reply"):
         progress.take_replies(0.0)
