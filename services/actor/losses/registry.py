@@ -7,12 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.actor.losses.clip_losses import sapo, vanilla
+from services.actor.losses.clip_losses import geo_mean, gspo, sapo, vanilla
 from services.actor.losses.covariance_losses import clip_cov, kl_cov, prepare_clip_cov, prepare_kl_cov
-from services.actor.losses.divergence_losses import dppo_kl, dppo_tv
-from services.actor.losses.gradient_losses import cispo, dro, gpg, reinforce
+from services.actor.losses.gradient_losses import cispo, dppo_kl, dppo_tv, dro, gpg, reinforce
 from services.actor.losses.policy_loss import PolicyLoss, PolicyTokens
-from services.actor.losses.sequence_losses import geo_mean, gspo
 from splitppo.config import ActorConfig
 from splitppo.config.subsections.policy_loss import PolicyLossConfig
 from splitppo.user_file import describe, load_from_file
