@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import ValidationError
@@ -32,7 +31,7 @@ from services.rollout.weight_sync import dtype_of
 from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import storage_errors
 from services.runtime.ranks.sharding import shard_by_mini_batch
-from services.runtime.role import Command, CommandProgress, Outcome
+from services.runtime.role import Command, CommandProgress, Outcome, refused_command
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig, Config
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -42,6 +41,8 @@ from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
+
+_NO_GENERATION = "the actor group samples nothing: services.rollout has a group of its own, call that group"
 
 
 def check_config(config: Config) -> None:
@@ -110,7 +111,9 @@ class ActorRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        generate = self._generation.command() if self._generation else _no_generation()
+        generate = refused_command("Generate", actor_pb2.GenerateRequest, _NO_GENERATION)
+        if self._generation is not None:
+            generate = self._generation.command()
         publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, self.publish_weights)
         return (generate, compute_log_probs, *self._frozen.commands(), update, publish)
 
@@ -225,12 +228,3 @@ class ActorRole:
             if wrong["type"] != "value_error":  # else the sentence has the value already
                 message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
             raise ValueError(f"loss_terms.{message}") from None
-
-
-def _no_generation() -> Command:
-    """Makes the command Generate of an actor beside a rollout group, which refuses every call."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise ValueError("the actor group samples nothing: services.rollout has a group of its own, call that group")
-
-    return Command("Generate", actor_pb2.GenerateRequest, refuse, check=refuse)

@@ -48,9 +48,9 @@ _PEAK_TFLOPS = {
 class DenseShape:
     """The sizes of a dense transformer from which the number of its FLOPs is computed."""
 
-    body_parameters: int  # weights that every token meets; no embeddings
-    head_parameters: int  # weights that every response token meets; tied or not
-    attention_width: int  # layers x heads x head dimension
+    body_parameters: float  # weights that every token meets; no embeddings
+    head_parameters: float  # weights that every response token meets; tied or not
+    attention_width: float  # layers x heads x head dimension
     frozen_body_parameters: int = 0  # those without a gradient
     frozen_head_parameters: int = 0
 
@@ -78,19 +78,19 @@ class FlopsMeter:
 
         The result is empty if a rank does not know its FLOPs or the peak of its device.
         """
-        flops, peak = parallel.reduce_array([flops, self.peak_flops or math.nan], self._device)
+        flops, peak = parallel.reduce_array([flops, self.peak_flops], self._device)
         [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
         mfu = float(flops / (peak * longest_s))
         return {name: mfu} if math.isfinite(mfu) else {}
 
 
-def dense_shape(model: Any) -> DenseShape | None:
-    """Reads the DenseShape of an unsharded Hugging Face model; None for experts or layers other than attention."""
+def dense_shape(model: Any) -> DenseShape:
+    """Reads the DenseShape of an unsharded Hugging Face model; NaN for experts or layers other than attention."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if not isinstance(heads, int) or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
-        return None
+        return DenseShape(math.nan, math.nan, math.nan)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     body = [parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up]
@@ -105,28 +105,23 @@ def dense_shape(model: Any) -> DenseShape | None:
     )
 
 
-def forward_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+def forward_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
     """Counts the FLOPs of one forward pass over rows of these lengths; NaN for an unknown shape.
 
     `lengths` count the tokens of prompt and response together.
     """
-    if shape is None:
-        return math.nan
     tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
     weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
     return float(2.0 * weights + 4.0 * shape.attention_width * (tokens**2).sum())
 
 
-def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
     """Counts the FLOPs of one forward and one backward pass, for the arguments of `forward_flops`."""
-    if shape is None:
-        return math.nan
     frozen = shape.frozen_body_parameters * lengths.sum(dtype=np.float64)
     frozen += shape.frozen_head_parameters * response_lengths.sum(dtype=np.float64)
     return 3.0 * forward_flops(shape, lengths, response_lengths) - 2.0 * float(frozen)
 
 
-def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
-    """Returns the peak FLOPs per second of a device for dense matrix products; None for an unknown device."""
-    peaks = _PEAK_TFLOPS.get(device_name)
-    return None if peaks is None else peaks[0 if dtype == "bf16" else 1] * 1e12
+def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float:
+    """Returns the peak FLOPs per second of a device for dense matrix products; NaN for an unknown device."""
+    return _PEAK_TFLOPS.get(device_name, (math.nan, math.nan))[0 if dtype == "bf16" else 1] * 1e12

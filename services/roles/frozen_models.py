@@ -1,33 +1,23 @@
 """Serves the frozen reference and reward model as commands of the worker group that `placement` names."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
 
 from services.engine.batching.row_checks import check_rows, check_sequences
 from services.engine.frozen_model import FrozenModel
-from services.engine.inference import ReportProgress
 from services.engine.model.adapters import adapters_off
 from services.engine.model.forward import Forward, policy_forward, reward_forward
 from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandProgress, Outcome
+from services.runtime.role import Command, CommandProgress, Outcome, refused_command
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import reference_pb2, reward_model_pb2
-
-
-class _Frozen(Protocol):
-    model: Any
-
-    def compute(
-        self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
-    ) -> dict[str, Column]:
-        """Runs forward passes over rows, see `compute_columns`."""
 
 
 class _BaseOfPolicy:
@@ -102,7 +92,9 @@ class FrozenModels:
             column="rm_scores",
         )
 
-    def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> _Frozen | None:
+    def _load(
+        self, host: RoleName | None, config: ComputedModelConfig, kind: Kind
+    ) -> FrozenModel | _BaseOfPolicy | None:
         """Loads a frozen model if this group hosts that model (`host` is this role); else returns None."""
         if host != self._context.role_name:
             return None
@@ -124,7 +116,7 @@ class FrozenModels:
         self,
         method: str,
         request_type: type[Message],
-        model: _Frozen | None,
+        model: FrozenModel | _BaseOfPolicy | None,
         *,
         refusal: str,
         columns: Sequence[str],
@@ -134,22 +126,18 @@ class FrozenModels:
         column: str,
     ) -> Command:
         """Makes a command that runs `forward` on the rows from `prepare` and stores one output as `column`."""
-
-        def check(_request: Any) -> None:
-            if model is None:
-                raise ValueError(refusal)
+        if model is None:
+            return refused_command(method, request_type, refusal)
 
         def prepare_rows(_request: Any, batch: Batch) -> Batch:
-            assert model is not None
             return prepare(batch, model.model)
 
         def compute(_request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
-            assert model is not None
             self._before()
             computed = model.compute(batch, forward, outputs=(output,), progress=progress)
             return Outcome(columns=Batch(batch.num_rows, {column: computed[output]}))
 
-        return Command(method, request_type, compute, columns=columns, check=check, prepare=prepare_rows)
+        return Command(method, request_type, compute, columns=columns, prepare=prepare_rows)
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:

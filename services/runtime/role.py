@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from splitppo import failpoints
 from splitppo.batch import Batch
-from splitppo.rpc.errors import Place
+from splitppo.rpc.errors import InvalidArgument, Place
 from splitppo.v1 import worker_pb2
 from splitppo.v1.conversation_pb2 import Turn, TurnReply
 
@@ -180,6 +180,15 @@ class Command:
     def place_of(self, request: Any) -> Place:
         """Returns the method and the step of a request, which every rank reports while it works on the request."""
         return Place(method=self.method, step=step_of(request))
+
+
+def refused_command(method: str, request_type: type[Message], because: str) -> Command:
+    """Makes a command that this group does not have: it answers INVALID_ARGUMENT with the reason."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InvalidArgument(because)
+
+    return Command(method, request_type, refuse, check=refuse)
 
 
 class Role(Protocol):

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from services.runtime.context import RankContext
-from services.runtime.role import CheckpointedRole, Command, CommandProgress, Outcome
+from services.runtime.role import CheckpointedRole, Command, CommandProgress, Outcome, refused_command
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from splitppo import failpoints
@@ -126,14 +126,11 @@ class CheckpointCommands:
 
 def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
     """Returns the checkpoint commands of a role that does not train: each of them raises InvalidArgument."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise InvalidArgument(f"the {role_name} group trains nothing: it has no checkpoints and no digest")
-
+    because = f"the {role_name} group trains nothing: it has no checkpoints and no digest"
     return (
-        Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, refuse, check=refuse),
-        Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, refuse, check=refuse),
-        Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, refuse, check=refuse),
+        refused_command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, because),
+        refused_command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, because),
+        refused_command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, because),
     )
 
 

@@ -64,7 +64,6 @@ def test_the_shape_of_a_policy_has_its_head_but_no_embeddings(tmp_path: Path, ti
 def test_the_head_of_a_value_model_is_one_row(tmp_path: Path) -> None:
     model = load_model(str(save_policy(tmp_path)), "value", seed=0)
     shape = dense_shape(model)
-    assert shape is not None
     assert (shape.body_parameters, shape.attention_width) == (BODY, WIDTH)
     assert shape.head_parameters in (32, 33)
 
@@ -73,7 +72,6 @@ def test_flops_are_what_pytorch_counts() -> None:
     config = tiny_config(hidden_size=128, intermediate_size=512, attn_implementation="eager")
     model = AutoModelForCausalLM.from_config(config)
     shape = dense_shape(model)
-    assert shape is not None
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 100, dtype=torch.int64)).logits.sum().backward()
     # Without biases and norms, which are no matrix products.
@@ -87,7 +85,7 @@ def test_other_models_than_dense_transformers_have_no_shape(changes: dict[str, A
         model.config = AutoConfig.for_model(changes["model_type"])
     else:
         model.config.layer_types = changes["layer_types"]
-    assert dense_shape(model) is None
+    assert np.isnan(train_flops(dense_shape(model), lengths(4), lengths(2)))
 
 
 @pytest.mark.parametrize(
@@ -95,13 +93,13 @@ def test_other_models_than_dense_transformers_have_no_shape(changes: dict[str, A
     [
         ("NVIDIA H100 80GB HBM3", 989.5e12, 67e12),
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
-        ("NVIDIA GeForce GTX 1080", None, None),
-        ("cpu", None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", np.nan, np.nan),
+        ("NVIDIA GeForce GTX 1080", np.nan, np.nan),
+        ("cpu", np.nan, np.nan),
     ],
 )
-def test_the_peak_is_known_by_a_devices_whole_name(name: str, bf16: float | None, fp32: float | None) -> None:
-    assert (peak_flops(name, "bf16"), peak_flops(name, "fp32")) == (bf16, fp32)
+def test_the_peak_is_known_by_a_devices_whole_name(name: str, bf16: float, fp32: float) -> None:
+    assert [peak_flops(name, "bf16"), peak_flops(name, "fp32")] == pytest.approx([bf16, fp32], nan_ok=True)
 
 
 # In an update: two rows of four and three tokens; the third has nothing to learn from.
