@@ -6,8 +6,10 @@ the runtime serves each as the RPC of the same name. A role that trains has chec
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,8 +20,15 @@ from numpy.typing import NDArray
 from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, Place
+from splitppo.rpc.wire_format import divide
 from splitppo.v1 import worker_pb2
-from splitppo.v1.conversation_pb2 import Turn, TurnReply
+from splitppo.v1.conversation_pb2 import Turn, TurnReply, TurnsEnded
+
+# The most bytes of an event with turns, far below the limit of a message.
+_MAX_EVENT_BYTES = 1 << 20
+
+# The replies for one rank; None is the end mark.
+ReplyQueue = SimpleQueue[Sequence[TurnReply] | None]
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,6 @@ class ReplyLimits:
     max_response_length: int
 
 
-def _no_turns(_: Sequence[Turn]) -> None:
-    raise RuntimeError("turns were reported, but the command takes no replies")
-
-
-def _no_replies(_: float) -> Sequence[TurnReply]:
-    raise RuntimeError("replies were asked for, but the command takes none")
-
-
 @dataclass
 class CommandProgress:
     """Reports the progress and finished parts of one running command on one rank, and tells if it was cancelled.
@@ -54,17 +55,16 @@ class CommandProgress:
         is_cancelled: returns True once nobody needs the command any more: a cancellable command then raises
             CommandCancelled. Ranks learn it at different times, up to half a second apart, and some may have finished
             before. So no rank may wait for another one between the first call and the end of the command.
-        turns_ended: reports turns of this rank's conversations that have ended, for a command that takes replies.
-        take_replies: takes a time in seconds, and returns the replies to this rank's turns that have arrived since the
-            last call. If there are none, it waits for the first one, at most for this time.
+        announce: called with turns of this rank's conversations that have ended, if the command takes replies.
+        replies: the replies to these turns that have arrived; None if the command takes none.
     """
 
     point: str
     on_progress: Sequence[Callable[[int, int, str], None]]
     on_part: Callable[[int, Batch, int], None]
     is_cancelled: Callable[[], bool]
-    turns_ended: Callable[[Sequence[Turn]], None] = _no_turns
-    take_replies: Callable[[float], Sequence[TurnReply]] = _no_replies
+    announce: Callable[[TurnsEnded], None] = lambda _: None
+    replies: ReplyQueue | None = None
 
     def __call__(self, done: int, total: int, phase: str) -> None:
         """Reports this rank's progress in the command, per token or micro-batch; callers see rank 0's reports alone."""
@@ -80,6 +80,31 @@ class CommandProgress:
         """
         self.on_part(part, columns, policy_version)
         failpoints.hit(f"{self.point}.part")
+
+    def turns_ended(self, turns: Sequence[Turn]) -> None:
+        """Reports turns of this rank's conversations that have ended, in a command that takes replies."""
+        if self.replies is None:
+            raise RuntimeError("turns were reported, but the command takes no replies")
+        for some in divide(turns, _MAX_EVENT_BYTES):
+            self.announce(TurnsEnded(turns=some))
+        for _ in turns:
+            failpoints.hit(f"{self.point}.turn")
+
+    def take_replies(self, timeout_s: float) -> Sequence[TurnReply]:
+        """Takes the replies to this rank's turns that have arrived since the last call.
+
+        If there are none, it waits for the first one, at most for this time.
+        """
+        if self.replies is None:
+            raise RuntimeError("replies were asked for, but the command takes none")
+        taken: list[TurnReply] = []
+        with suppress(Empty):
+            taken += self.replies.get(timeout=timeout_s) or ()
+            while True:
+                taken += self.replies.get_nowait() or ()
+        for _ in taken:
+            failpoints.hit(f"{self.point}.reply")
+        return taken
 
 
 class CommandCancelled(Exception):

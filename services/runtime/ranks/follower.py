@@ -13,7 +13,7 @@ from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
-from services.runtime.ranks.replies import conversing, receiving_replies
+from services.runtime.ranks.replies import receiving_replies
 from services.runtime.ranks.streaming import num_parts_of, sending
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from splitppo import failpoints
@@ -70,9 +70,8 @@ class Follower:
             replies = stack.enter_context(receiving_replies(channel, self._lost)) if takes_replies else None
             sender = stack.enter_context(sending(channel, num_parts, takes_replies=takes_replies))
             stack.enter_context(suppress(CommandCancelled))
-            progress = CommandProgress(command.point, (self.activity.progress,), sender.send_part, is_cancelled)
-            if replies is not None:
-                progress = conversing(progress, sender.send_turns, replies)
+            tell, send_part, send_turns = (self.activity.progress,), sender.send_part, sender.send_turns
+            progress = CommandProgress(command.point, tell, send_part, is_cancelled, send_turns, replies)
             failpoints.hit(f"{command.point}.begin")
             return command.run(request, share, progress)
         return None

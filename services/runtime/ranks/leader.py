@@ -38,7 +38,7 @@ from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
-from services.runtime.ranks.replies import conversing, open_conversations, sending_replies
+from services.runtime.ranks.replies import open_conversations, sending_replies
 from services.runtime.ranks.results import keep_result
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
 from services.runtime.ranks.streaming import PartGatherer, num_parts_of
@@ -166,9 +166,8 @@ class Leader:
         command, conversations, outcome = call.command, call.conversations, None
         tell = (self.activity.progress, call.report)
         add_own = partial(gatherer.add, 0)
-        progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because))
-        if conversations is not None:
-            progress = conversing(progress, partial(conversations.turns_ended, 0), conversations.replies[0])
+        own = (partial(conversations.turns_ended, 0), conversations.replies[0]) if conversations is not None else ()
+        progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because), *own)
         share = self._deal(call, rows, shards)
 
         def lost(error: Exception) -> None:

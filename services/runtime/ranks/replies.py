@@ -10,49 +10,18 @@ left behind. Replies and parts use one process group, in opposite directions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.sharding import Indices
 from services.runtime.ranks.streaming import in_threads
-from services.runtime.role import CommandProgress
+from services.runtime.role import ReplyQueue
 from services.runtime.state.command_call import CommandCall
-from services.runtime.state.open_conversations import OpenConversations, ReplyQueue
-from splitppo import failpoints
+from services.runtime.state.open_conversations import OpenConversations
 from splitppo.batch import Batch
-from splitppo.rpc.wire_format import divide
 from splitppo.v1 import conversation_pb2
-from splitppo.v1.conversation_pb2 import Turn, TurnReply
-
-# The most bytes of an event with turns, far below the limit of a message.
-_MAX_EVENT_BYTES = 1 << 20
-
-
-def conversing(
-    progress: CommandProgress, announce: Callable[[conversation_pb2.TurnsEnded], None], replies: ReplyQueue
-) -> CommandProgress:
-    """Returns a command's progress on one rank that also reports turns, by `announce`, and takes replies."""
-
-    def turns_ended(turns: Sequence[Turn]) -> None:
-        for some in divide(turns, _MAX_EVENT_BYTES):
-            announce(conversation_pb2.TurnsEnded(turns=some))
-        for _ in turns:
-            failpoints.hit(f"{progress.point}.turn")
-
-    def take_replies(timeout_s: float) -> Sequence[TurnReply]:
-        taken: list[TurnReply] = []
-        with suppress(Empty):
-            taken += replies.get(timeout=timeout_s) or ()
-            while True:
-                taken += replies.get_nowait() or ()
-        for _ in taken:
-            failpoints.hit(f"{progress.point}.reply")
-        return taken
-
-    return replace(progress, turns_ended=turns_ended, take_replies=take_replies)
 
 
 def open_conversations(call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> OpenConversations | None:

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from services.runtime.role import ReplyLimits
+from services.runtime.role import ReplyLimits, ReplyQueue
 from splitppo.rpc.errors import InvalidArgument
 from splitppo.v1 import conversation_pb2
-
-# The replies for one rank; None is the end mark.
-ReplyQueue = SimpleQueue[Sequence[conversation_pb2.TurnReply] | None]
 
 
 @dataclass

@@ -11,10 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from services.runtime.ranks.control_channel import ControlChannel
-from services.runtime.ranks.replies import conversing, receiving_replies, sending_replies
+from services.runtime.ranks.replies import receiving_replies, sending_replies
 from services.runtime.ranks.streaming import PartGatherer, sending
-from services.runtime.role import CommandProgress, ReplyLimits
-from services.runtime.state.open_conversations import OpenConversations, ReplyQueue
+from services.runtime.role import CommandProgress, ReplyLimits, ReplyQueue
+from services.runtime.state.open_conversations import OpenConversations
 from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.config.sections.debug import DebugConfig
@@ -56,8 +56,7 @@ def _follow(channel: ControlChannel, *, answers: bool) -> list[conversation_pb2.
     """Another rank, with one response: its turns, a part in the midst of them, and the replies."""
     rank, taken = dist.get_rank(), list[conversation_pb2.TurnReply]()
     with receiving_replies(channel, _raise) as replies, sending(channel, 2, takes_replies=True) as sender:
-        progress = CommandProgress("test", (), sender.send_part, lambda: False)
-        progress = conversing(progress, sender.send_turns, replies)
+        progress = CommandProgress("test", (), sender.send_part, lambda: False, sender.send_turns, replies)
         for turn in range(1, NUM_TURNS + 1) if answers else (1,):
             progress.turns_ended([ended_turn(rank, turn, [1])])
             while answers and not any(reply.turn == turn for reply in taken):
@@ -104,8 +103,7 @@ def armed(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("armed")
 def test_each_turn_and_each_reply_passes_a_failpoint() -> None:
     announced, replies = list[conversation_pb2.TurnsEnded](), ReplyQueue()
-    progress = CommandProgress("generate", (), lambda *_: None, lambda: False)
-    progress = conversing(progress, announced.append, replies)
+    progress = CommandProgress("generate", (), lambda *_: None, lambda: False, announced.append, replies)
     progress.turns_ended([ended_turn(0, 1, [1])])
     with pytest.raises(FailpointError, match=r"generate\.turn"):
         progress.turns_ended([ended_turn(1, 1, [1])])
