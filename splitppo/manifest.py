@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +25,7 @@ _VERSION = 1
 # Network file systems keep a removed file under such a name while somebody reads it.
 _REMOVED_BUT_OPEN = ".nfs"
 _MAX_THREADS = 8
+R = TypeVar("R")
 _MAX_SEALED_BYTES = 256 << 20  # a manifest has about 200 bytes for each weight or file
 
 
@@ -113,7 +114,7 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
     """
     manifest = Manifest.read(folder / MANIFEST)
     if sha256 is not None:
-        _verify_digest(folder / MANIFEST, sha256, hashlib.sha256(manifest.serialise()).hexdigest())
+        verify_digest(folder / MANIFEST, sha256, hashlib.sha256(manifest.serialise()).hexdigest())
     return manifest
 
 
@@ -125,7 +126,7 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     files = {path.relative_to(folder).as_posix(): path for path in paths if not path.name.startswith(_REMOVED_BUT_OPEN)}
     files.pop(MANIFEST, None)
-    entries = {name: _measure(file, durable=True) for name, file in sorted(files.items())}
+    entries = {name: measure(file, durable=True) for name, file in sorted(files.items())}
     for inner in {file.parent for file in files.values()} | {folder, folder.parent}:
         sync_folder(inner)
     return entries
@@ -142,33 +143,41 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     """
     files = {folder / name: expected for name, expected in manifest.files.items()}
     for file, expected in files.items():
-        _verify_size(file, expected)
-    num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(files)))
+        verify_size(file, expected.size)
+    map_in_threads(verify_file, files, files.values())
+
+
+def map_in_threads(function: Callable[..., R], *arguments: Iterable[Any], most: int = _MAX_THREADS) -> list[R]:
+    """Returns the results of a function that reads and hashes, in the order of its arguments, on several threads."""
+    num_threads = max(1, min(most, _MAX_THREADS, len(os.sched_getaffinity(0))))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
-        list(threads.map(verify_file, files, files.values()))
+        return list(threads.map(function, *arguments))
 
 
 def verify_file(file: Path, expected: FileEntry) -> None:
     """Checks the size and the sha256 of one file against its manifest entry; raises the errors of `verify_files`."""
-    _verify_size(file, expected)
-    _verify_digest(file, expected.sha256, _measure(file).sha256)
+    verify_size(file, expected.size)
+    verify_digest(file, expected.sha256, measure(file).sha256)
 
 
-def _verify_size(file: Path, expected: FileEntry) -> None:
+def verify_size(file: Path, expected: int) -> None:
+    """Raises DamagedCheckpoint unless a file has the expected number of bytes."""
     try:
         size = file.stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, the file is missing") from error
-    if size != expected.size:
-        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, found {size}")
+        raise DamagedCheckpoint(f"{file}: expected {expected} bytes, the file is missing") from error
+    if size != expected:
+        raise DamagedCheckpoint(f"{file}: expected {expected} bytes, found {size}")
 
 
-def _verify_digest(file: Path, expected: str, actual: str) -> None:
+def verify_digest(file: Path, expected: str, actual: str) -> None:
+    """Raises DamagedCheckpoint unless the sha256 of a file is the expected one."""
     if actual != expected:
         raise DamagedCheckpoint(f"{file}: expected sha256 {expected[:16]}..., found {actual[:16]}...")
 
 
-def _measure(file: Path, *, durable: bool = False) -> FileEntry:
+def measure(file: Path, *, durable: bool = False) -> FileEntry:
+    """Reads a file's size and digest; `durable` writes it to the storage before (fsync)."""
     with _reading(file, was_promised=not durable), file.open("rb") as stream:
         if durable:
             os.fsync(stream.fileno())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from services.engine.model.adapter_checkpoint import (
     write_adapter,
 )
 from services.engine.model.adapters import rank_of, trained_parameters
-from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_whole
+from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_weights, stored_weights
 from services.engine.weights_digest import values_digest
 from splitppo import failpoints
 from splitppo.file_lock import any_lock
@@ -216,19 +217,9 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
     if (base := read_base(directory)) is not None:
         hf_folder.write_weights(folder, *merged_weights(directory, folder, base))
         return
-    entries = read_entries(directory).items()
-    prefix = "model."
-    num_bytes = {
-        name.removeprefix(prefix): entry.size.numel() * entry.properties.dtype.itemsize
-        for name, entry in entries
-        if name.startswith(prefix)
-    }
-
-    def read(names: Sequence[str]) -> dict[str, Tensor]:
-        tensors = read_whole(directory, [f"{prefix}{name}" for name in names])
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-    hf_folder.write_weights(folder, num_bytes, read)
+    entries = stored_weights(directory).items()
+    num_bytes = {name: entry.size.numel() * entry.properties.dtype.itemsize for name, entry in entries}
+    hf_folder.write_weights(folder, num_bytes, partial(read_weights, directory))
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
@@ -257,8 +248,7 @@ def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[T
     return {
         parameter: {
             "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
-            "exp_avg": torch.zeros_like(parameter.detach()),
-            "exp_avg_sq": torch.zeros_like(parameter.detach()),
+            **{moment: torch.zeros_like(parameter.detach()) for moment in MOMENTS},
         }
         for name, parameter in trained_parameters(model).items()
         if f"optimizer.{name}.step" in shapes

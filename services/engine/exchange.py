@@ -10,12 +10,10 @@ import copy
 import hashlib
 import itertools
 import json
-import os
 import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,12 +30,11 @@ from services.engine.model.adapters import base_parameters
 from services.engine.model.loading import describe_architecture
 from splitppo import failpoints
 from splitppo.hard_link import link_or_copy
-from splitppo.manifest import MANIFEST, DamagedCheckpoint, SealedFile
+from splitppo.manifest import MANIFEST, DamagedCheckpoint, SealedFile, map_in_threads, verify_digest, verify_size
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # the names of safetensors
 _PREFIX = "version_"
 _HEADER_ALIGNMENT = 8
-_MAX_THREADS = 8
 _BYTES_PER_THREAD = 64 << 20  # threads that hash less wait for each other longer than that takes
 _BUFFERS_FILE = "model-buffers.safetensors"
 
@@ -65,10 +62,6 @@ class WeightsManifest(SealedFile):
     dtype: str
     files: Mapping[str, int]  # size in bytes by name
     weights: Mapping[str, StoredWeight]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self.files.values())
 
 
 def version_folder(folder: Path, version: int) -> Path:
@@ -188,7 +181,9 @@ class Publisher:
                     if stream is None:
                         stream = file.open("xb")
                         stream.write(_header(own, self.dtype))
-                    digests[name] = _write(stream, tensor)
+                    values = _bytes_of(tensor.detach().cpu())
+                    stream.write(values)
+                    digests[name] = xxhash.xxh3_128_hexdigest(values)
                 except OSError as error:
                     failure = error
             report(number, len(shapes), "publish")
@@ -242,12 +237,6 @@ def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     return struct.pack("<Q", len(content)) + content
 
 
-def _write(stream: Any, tensor: Tensor) -> str:
-    values = _bytes_of(tensor.detach().cpu())
-    stream.write(values)
-    return xxhash.xxh3_128_hexdigest(values)
-
-
 def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
@@ -272,10 +261,7 @@ class PublishedWeights:
         if not own.is_dir():
             raise FileNotFoundError(f"there is no {own}: the version was never published here, or was removed")
         manifest = WeightsManifest.read(own / MANIFEST)
-        if (found := hashlib.sha256(manifest.serialise()).hexdigest()) != manifest_sha256:
-            raise DamagedCheckpoint(
-                f"{own / MANIFEST}: expected sha256 {manifest_sha256[:16]}..., found {found[:16]}..."
-            )
+        verify_digest(own / MANIFEST, manifest_sha256, hashlib.sha256(manifest.serialise()).hexdigest())
         if manifest.policy_version != version:
             raise DamagedCheckpoint(f"{own}: expected version {version}, found {manifest.policy_version}")
         files = {name: _open(own, name, size) for name, size in manifest.files.items()}
@@ -304,9 +290,8 @@ class PublishedWeights:
 
         A weight that has another shape or dtype in its file than in the manifest is damaged, too.
         """
-        num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), self.manifest.num_bytes // _BYTES_PER_THREAD)
-        with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="verify") as threads:
-            list(threads.map(self._verify, self.manifest.weights))
+        num_bytes = sum(self.manifest.files.values())
+        map_in_threads(self._verify, self.manifest.weights, most=num_bytes // _BYTES_PER_THREAD)
 
     def _verify(self, name: str) -> None:
         weight, tensor = self.manifest.weights[name], self.read(name)
@@ -341,11 +326,8 @@ def _open(folder: Path, name: str, size: int) -> Any:
         raise DamagedCheckpoint(f"{folder / MANIFEST}: expected the name of a file in its folder, found {name!r}")
     if file.is_symlink():
         raise DamagedCheckpoint(f"{file}: expected a file, found a link")
+    verify_size(file, size)
     try:
-        if (found := file.stat().st_size) != size:
-            raise DamagedCheckpoint(f"{file}: expected {size} bytes, found {found}")
         return safe_open(file, framework="pt")
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{file}: the file is missing") from error
     except SafetensorError as error:
         raise DamagedCheckpoint(f"{file}: expected a safetensors file, found: {error}") from error

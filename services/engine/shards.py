@@ -27,6 +27,8 @@ from services.engine.rest import values_at_rest
 from splitppo.file_lock import any_lock
 from splitppo.manifest import DamagedCheckpoint
 
+_MODEL = "model."  # the prefix of the model's weights in a checkpoint
+
 
 class ShardWriter(FileSystemWriter):
     """Writes this rank's tensors of a checkpoint to one file; each GPU tensor is copied just before it is written.
@@ -124,11 +126,17 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
             yield name, tensor
 
 
-def read_whole(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Reads whole tensors of a checkpoint by name; DamagedCheckpoint as `read_entries`."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    for name, part in read_parts(directory, names):
-        parts[name].append(part)
+def stored_weights(directory: Path) -> dict[str, TensorStorageMetadata]:
+    """Reads the shape and dtype of each weight of the model, by its name in the model; see `read_entries`."""
+    entries = read_entries(directory).items()
+    return {name.removeprefix(_MODEL): entry for name, entry in entries if name.startswith(_MODEL)}
+
+
+def read_weights(directory: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Reads weights of the model whole into memory, by their names in the model; raises the errors of `read_parts`."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    for key, part in read_parts(directory, [f"{_MODEL}{name}" for name in names]):
+        parts[key.removeprefix(_MODEL)].append(part)
     return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
 
 

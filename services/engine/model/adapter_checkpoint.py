@@ -5,11 +5,8 @@ what peft and vLLM read. It is not `huggingface/`: there transformers would add 
 """
 
 import functools
-import hashlib
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -25,15 +22,14 @@ from services.engine.model.adapters import describe_adapters, merge, peft_name, 
 from services.engine.model.loading import resolve_folder
 from services.engine.model.weight_files import open_file, shape_of
 from services.engine.model.weights import Kind, open_weights_of
-from services.engine.shards import read_entries, read_whole
+from services.engine.shards import read_entries, read_weights, stored_weights
 from splitppo.config import TrainedModelConfig
 from splitppo.config.adapter_files import ADAPTER_WEIGHTS
-from splitppo.manifest import DamagedCheckpoint, SealedFile
+from splitppo.manifest import DamagedCheckpoint, SealedFile, map_in_threads, measure
 from splitppo.weight_files import weight_files
 
 ADAPTER_FOLDER = "adapter"
 _BASE_FILE = "base.json"
-_MAX_THREADS = 8
 
 FileStates = tuple[tuple[str, int, int, int], ...]
 
@@ -82,13 +78,7 @@ def file_states(folder: Path) -> FileStates:
 @functools.cache
 def _digests(folder: Path, _: FileStates) -> Mapping[str, str]:
     files = weight_files(folder)
-    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="base") as threads:
-        return dict(zip((file.name for file in files), threads.map(_digest, files), strict=True))
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return {file.name: entry.sha256 for file, entry in zip(files, map_in_threads(measure, files), strict=True)}
 
 
 def read_base(directory: Path) -> AdapterBase | None:
@@ -187,5 +177,4 @@ def merged_weights(
 
 
 def _read_trained(directory: Path) -> dict[str, Tensor]:
-    names = [name for name in read_entries(directory) if name.startswith("model.")]
-    return {name.removeprefix("model."): tensor for name, tensor in read_whole(directory, names).items()}
+    return read_weights(directory, [*stored_weights(directory)])
