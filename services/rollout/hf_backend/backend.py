@@ -96,12 +96,10 @@ class HfRollout:
 
     def _begin(self, sampling: Sampling, conversations: Conversations | None, response: Response) -> "_Row":
         """Makes the row of a response's next turn, or of the whole response."""
-        if conversations is None:
-            max_tokens = self.stop_rule.max_tokens(response.seed, sampling)
-        else:
-            max_tokens = conversations.max_tokens(response)
+        rule = self.stop_rule
+        max_tokens = conversations.max_tokens(response) if conversations else rule.max_tokens(response.seed, sampling)
         context = response.context()
-        return _Row(response, context, self.stop_rule.begin(context), max_tokens)
+        return _Row(response, context, rule.begin(context), max_tokens)
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
         """Decodes queued rows as a batch until all of them have ended; yields in each step the rows with a new token.

@@ -166,12 +166,9 @@ class VllmRollout:
         """Submits a vLLM request for a response, or for its next turn: the tokens so far are the request's prompt."""
         from vllm.inputs.engine import tokens_input
 
-        position = len(response.tokens)
-        if conversations is None:
-            max_tokens = self._stop_rule.max_tokens(response.seed, sampling)
-        else:
-            max_tokens = conversations.max_tokens(response) - position
-        params = self._sampling_params(sampling, turn_seed(response.seed, position), max_tokens)
+        position, rule = len(response.tokens), self._stop_rule
+        most = conversations.max_tokens(response) if conversations else rule.max_tokens(response.seed, sampling)
+        params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position)
         request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
         if self._sampler is not None:
             self._sampler.add(request, response.seed, position)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
-from services.rollout.stop_tokens import load_tokenizer, stop_token_ids
+from services.rollout.stopping import load_tokenizer, stop_token_ids
 
 
 def model(config_eos: Any, generation_eos: Any) -> Any:
