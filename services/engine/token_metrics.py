@@ -84,15 +84,12 @@ class UpdateSteps:
     Attributes:
         num_empty: mini-batches in which no token counts on any rank.
         num_stopped: steps that were not applied because the update ended early.
+        steps: the sums and the gradient norm of each optimizer step, which was applied if the norm is finite.
     """
 
     num_empty: int = 0
     num_stopped: int = 0
-    _steps: list[tuple[MetricSums, float]] = field(default_factory=list)
-
-    def add(self, sums: MetricSums, norm: float) -> None:
-        """Adds an optimizer step's sums and gradient norm; the step was applied if the norm is finite, else skipped."""
-        self._steps.append((sums, norm))
+    steps: list[tuple[MetricSums, float]] = field(default_factory=list)
 
     def metrics(self, *, may_stop: bool) -> dict[str, float]:
         """Computes loss metrics and "grad_norm" (before clipping) as means over applied steps, and counts of steps.
@@ -100,15 +97,15 @@ class UpdateSteps:
         Without any applied step the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
         was computed for a step. "num_stopped_steps" is present if `may_stop`. Collective.
         """
-        made = [(sums, norm) for sums, norm in self._steps if math.isfinite(norm)]
+        made = [(sums, norm) for sums, norm in self.steps if math.isfinite(norm)]
         metrics = reduce_metrics([sums for sums, _ in made])
-        if self._steps:
+        if self.steps:
             metrics["grad_norm"] = sum(norm for _, norm in made) / len(made) if made else math.nan
         if may_stop:
             metrics["num_stopped_steps"] = float(self.num_stopped)
         return {
             **metrics,
-            "num_skipped_steps": float(len(self._steps) - len(made)),
+            "num_skipped_steps": float(len(self.steps) - len(made)),
             "num_empty_steps": float(self.num_empty),
         }
 

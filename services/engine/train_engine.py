@@ -153,7 +153,7 @@ class TrainEngine:
                     steps.num_stopped = len(mini_batches) - number
                     break
                 self._checkpointer.wait_until_written(progress)
-                steps.add(sums, self._optimizer_step(lr))
+                steps.steps.append((sums, self._optimizer_step(lr)))
         metrics = {
             **steps.metrics(may_stop=stop_above is not None),  # on the host: the device is done
             **rank_tokens(row_lengths(batch).sum(), self.device),

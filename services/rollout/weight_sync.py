@@ -14,8 +14,7 @@ from services.engine.model.loading import build_model, fill_model, set_attention
 from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import storage_errors
 from splitppo.config import Config
-from splitppo.manifest import DamagedCheckpoint
-from splitppo.rpc.errors import DataLoss, NotFound
+from splitppo.rpc.errors import NotFound
 from splitppo.v1 import rollout_pb2
 
 
@@ -53,7 +52,7 @@ class SyncedWeights:
 
         Raises:
             NotFound: the version is not there.
-            DataLoss: its files are not as they were published.
+            DamagedCheckpoint: its files are not as they were published.
             StorageFailed: they cannot be read.
             ValueError: it is of another run, model or dtype.
         """
@@ -93,8 +92,6 @@ class SyncedWeights:
                     published.verify()
             except FileNotFoundError as error:
                 raise NotFound(str(error)) from error
-            except DamagedCheckpoint as error:
-                raise DataLoss(str(error)) from error
         return published
 
 

@@ -16,6 +16,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 from grpc_status import rpc_status
 
+from splitppo.manifest import DamagedCheckpoint
+
 ERROR_DOMAIN = "splitppo"
 
 # gRPC refuses metadata of more than 8 KiB, and the message travels three times.
@@ -175,8 +177,9 @@ class Internal(WireError, code=StatusCode.INTERNAL):
     """The worker failed by a bug: an exception that no other error of this table stands for."""
 
 
-# Exceptions of Python that have a meaning of their own on the wire; any other exception is a bug.
-_BUILTIN: Mapping[type[Exception], type[WireError]] = {
+# Exceptions that have a meaning of their own on the wire; any other exception is a bug.
+_MEANINGS: Mapping[type[Exception], type[WireError]] = {
+    DamagedCheckpoint: DataLoss,
     ValueError: InvalidArgument,
     MemoryError: OutOfMemory,
     TimeoutError: DeadlineExceeded,
@@ -186,13 +189,13 @@ _BUILTIN: Mapping[type[Exception], type[WireError]] = {
 def wire_error(error: BaseException, place: Place = Place()) -> WireError:
     """Converts any exception to the `WireError` that is sent to the caller.
 
-    A WireError stays as it is; a ValueError is the caller's mistake; MemoryError and TimeoutError have errors of their
-    own; any other exception is a bug.
+    A WireError stays as it is; a DamagedCheckpoint is data loss, any other ValueError is the caller's mistake;
+    MemoryError and TimeoutError have errors of their own; any other exception is a bug.
     """
     if isinstance(error, WireError):
         return error.at(place)
-    for builtin, ours in _BUILTIN.items():
-        if isinstance(error, builtin):
+    for meant, ours in _MEANINGS.items():
+        if isinstance(error, meant):
             return ours(str(error) or ours.__doc__ or ours.reason, place)
     return Internal(f"{type(error).__name__}: {error}", place)
 

@@ -1,5 +1,6 @@
 """Checks once, before a command runs, that a model can take the rows of a batch (pure functions)."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     Raises:
         ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity.
     """
-    config = model.config.get_text_config()
-    vocab_size, max_positions = config.vocab_size, getattr(config, "max_position_embeddings", None)
     if batch.num_rows == 0:
         raise ValueError("the batch has no rows")
     lengths = batch["prompts"].lengths.astype(np.int64)
@@ -25,14 +24,13 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         raise ValueError(f"the prompt of row {int(np.argmin(lengths))} is empty")
     for name in ("prompts", "responses"):
         if name in batch:
-            ids = batch[name].values
-            _refuse(batch[name], (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
+            _check_ids(batch[name], name, model)
     if "responses" in batch:
         lengths = lengths + batch["responses"].lengths
-    longest = int(lengths.max()) + room
-    if max_positions is not None and longest > max_positions:
+    longest, most = int(lengths.max()) + room, _most_positions(model)
+    if longest > most:
         of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
-        raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {max_positions}")
+        raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")
@@ -45,18 +43,25 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
     Raises:
         ValueError: an empty row, a token id outside the vocabulary, a row too long.
     """
-    config = model.config.get_text_config()
-    column, vocab_size = batch[name], config.vocab_size
-    max_positions = getattr(config, "max_position_embeddings", None)
+    column, most = batch[name], _most_positions(model)
     if not column.lengths.all():
         raise ValueError(
             f"column {name!r}, row {int(np.argmin(column.lengths))}: expected at least one token, got none"
         )
-    _refuse(column, (column.values < 0) | (column.values >= vocab_size), name, f"a token id in [0, {vocab_size})")
+    _check_ids(column, name, model)
     longest = int(column.lengths.argmax())
-    if max_positions is not None and column.lengths[longest] > max_positions:
+    if column.lengths[longest] > most:
         length = f"{column.lengths[longest]} tokens"
-        raise ValueError(f"column {name!r}, row {longest}: expected at most {max_positions} tokens, got {length}")
+        raise ValueError(f"column {name!r}, row {longest}: expected at most {most} tokens, got {length}")
+
+
+def _check_ids(column: Column, name: str, model: Any) -> None:
+    vocab_size, ids = model.config.get_text_config().vocab_size, column.values
+    _refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
+
+
+def _most_positions(model: Any) -> float:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:

@@ -66,24 +66,21 @@ class Replica:
         if self._num_ranks > 1 and step % _STEPS_PER_QUESTION and not is_idle:
             return ()
         if not self.is_leader:
-            return self._receive()
+            if (replies := self._channel.receive(self._leader)) is None:
+                return None
+            tokens = [row.tolist() for row in replies["responses"].rows()]
+            return list(zip(replies["places"].values.tolist(), tokens, strict=True))
         try:
             due = conversations.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
         except CommandCancelled:
             for other in self._others:
                 self._channel.send_cancelled(other)
             raise
-        replies = [(response.index, tokens) for response, tokens, _ in due]
+        going_on = [(response.index, tokens) for response, tokens, _ in due]
         if self._others:
-            self._send(Batch.from_rows(places=[[index] for index, _ in replies], responses=[row for _, row in replies]))
-        return replies
-
-    def _receive(self) -> Sequence[tuple[int, Sequence[int]]] | None:
-        replies = self._channel.receive(self._leader)
-        if replies is None:
-            return None
-        tokens = [row.tolist() for row in replies["responses"].rows()]
-        return list(zip(replies["places"].values.tolist(), tokens, strict=True))
+            places, responses = [[index] for index, _ in going_on], [tokens for _, tokens in going_on]
+            self._send(Batch.from_rows(places=places, responses=responses))
+        return going_on
 
     def _send(self, rows: Batch | None) -> None:
         for other in self._others:

@@ -19,7 +19,7 @@ from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from splitppo import failpoints
 from splitppo.config.section import RoleName
-from splitppo.manifest import DamagedCheckpoint, Manifest, describe_files, read_manifest, verify_files, write_manifest
+from splitppo.manifest import Manifest, describe_files, read_manifest, verify_files, write_manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
 from splitppo.v1 import worker_pb2
 
@@ -95,20 +95,17 @@ class CheckpointCommands:
         directory = self._directory(step)
         if not directory.is_dir():
             raise NotFound(f"there is no checkpoint {directory}")
-        try:
-            with storage_errors(directory):
-                manifest = read_manifest(directory)
-                if (manifest.role, manifest.step) != (self._role_name, step):
-                    raise InvalidArgument(
-                        f"{directory} holds the {manifest.role} of step {manifest.step}, expected the"
-                        f" {self._role_name} of step {step}"
-                    )
-                if manifest.model != self._role.model:
-                    raise InvalidArgument(f"{directory} holds {manifest.model}, expected {self._role.model}")
-                verify_files(directory, manifest)
-                self._role.check_checkpoint(directory)
-        except DamagedCheckpoint as error:
-            raise DataLoss(str(error)) from error
+        with storage_errors(directory):
+            manifest = read_manifest(directory)
+            if (manifest.role, manifest.step) != (self._role_name, step):
+                raise InvalidArgument(
+                    f"{directory} holds the {manifest.role} of step {manifest.step}, expected the"
+                    f" {self._role_name} of step {step}"
+                )
+            if manifest.model != self._role.model:
+                raise InvalidArgument(f"{directory} holds {manifest.model}, expected {self._role.model}")
+            verify_files(directory, manifest)
+            self._role.check_checkpoint(directory)
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, progress: CommandProgress) -> Outcome:
         """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest."""
