@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
@@ -18,12 +17,10 @@ from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.exchange import Publisher, saved_buffers
-from services.engine.inference import ReportProgress
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.engine.model.loading import resolve_folder
 from services.engine.token_metrics import MetricLimit
-from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
@@ -53,7 +50,7 @@ def check_config(config: Config) -> None:
         try_policy_loss(phase.actor)
 
 
-class ActorRole:
+class ActorRole(TrainedRole):
     """The actor's role: implements ActorService, ReferenceService and RewardModelService; see `runtime.role.Role`.
 
     Raises:
@@ -63,36 +60,26 @@ class ActorRole:
     role = worker_pb2.ROLE_ACTOR
 
     def __init__(self, context: RankContext) -> None:
-        self._context, config = context, context.config
-        self._config, self._device = config.actor, context.device
+        config = context.config
         self._phase = ""
         self._generation: Generation | None = None
         if "actor" in config.samplers:
             BACKENDS[config.rollout.backend].check(config)
-        self._forward = policy_forward(config.rollout.temperature)
-        self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
-        self._policy = self._trained.engine
-        self._frozen = FrozenModels(context, self._policy, before=self._suspend_generation)
+        super().__init__(context, config.actor, kind="policy", forward=policy_forward(config.rollout.temperature))
+        self._config = config.actor
         if "actor" in config.samplers:
-            self._generation = Generation(context, self._policy)
+            self._generation = Generation(context, self._engine)
         self._publisher = Publisher(
-            config.weights_folder, self._policy.model, self._policy.whole_weights, dtype_of(config), context.device
+            config.weights_folder, self._engine.model, self._engine.whole_weights, dtype_of(config), context.device
         )
         self._source = resolve_folder(config.actor.model)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf_model")
         self._kept: Sequence[Future[str]] = ()
-        self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
-        self.num_trainable_parameters = self._policy.num_trainable_parameters
-        self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
         """Returns all commands of ActorService, and those of the frozen models."""
-        compute_log_probs = Command(
-            "ComputeLogProbs",
-            actor_pb2.ComputeLogProbsRequest,
-            self.compute_log_probs,
-            columns=("prompts", "responses"),
-            prepare=self._trained.prepare_forward,
+        compute_log_probs = self.forward_command(
+            "ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, self.compute_log_probs
         )
         update = Command(
             "Update",
@@ -121,9 +108,9 @@ class ActorRole:
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
         """Computes the log-probs of response tokens under the current policy, as the column `old_log_probs`."""
-        self._suspend_generation()
-        started_s, meter = time.perf_counter(), self._policy.flops_meter
-        computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
+        self.make_room()
+        started_s, meter = time.perf_counter(), self._engine.flops_meter
+        computed = self._engine.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
         seconds = time.perf_counter() - started_s
         return Outcome(
             columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}),
@@ -134,7 +121,7 @@ class ActorRole:
         """Trains the policy on all mini-batches and epochs of one step; on none for `advance_only` (critic warm-up)."""
         if request.advance_only:
             return Outcome()
-        self._suspend_generation(weights_change=True)
+        self.make_room(weights_change=True)
         config = self._config_of(request)
         coefficients = {"actor/entropy_coeff": config.entropy_coeff}
         if config.use_kl_loss:
@@ -143,8 +130,8 @@ class ActorRole:
             self._phase, loss_mode = request.loss_terms.phase, config.policy_loss.loss_mode
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
-        metrics = self._trained.update(batch, actor_loss(config), progress, stop_above=stop_above)
-        return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
+        metrics = self.train(batch, actor_loss(config), progress, stop_above=stop_above)
+        return Outcome(metrics={**metrics, **memory_metrics(self._context.device), **coefficients})
 
     def publish_weights(
         self, request: actor_pb2.PublishWeightsRequest, _attachment: bytes, progress: CommandProgress
@@ -153,7 +140,7 @@ class ActorRole:
 
         With `save_hf_model` rank 0 also keeps them as a Hugging Face folder, in the background.
         """
-        self._suspend_generation()
+        self.make_room()
         wait(self._kept)  # it reads a version that may be removed now
         started_s, header, published = time.perf_counter(), request.header, Future[str]()
         try:
@@ -161,7 +148,7 @@ class ActorRole:
             with storage_errors(publisher.folder):
                 manifest_sha256 = publisher.publish(header.run_id, header.base_step, request.keep_from, progress)
             if request.save_hf_model and self._context.rank == 0:
-                buffers = saved_buffers(self._policy.model)
+                buffers = saved_buffers(self._engine.model)
                 published = self._thread.submit(
                     self._save_hf_model, publisher, header.base_step, buffers, manifest_sha256
                 )
@@ -181,20 +168,7 @@ class ActorRole:
         log.info("the weights of step %d are kept in %s", version, folder)
         return manifest_sha256
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Starts to save the policy, see `Role.save_checkpoint`; other models of the group are not saved."""
-        self._suspend_generation()
-        return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
-
-    def load_checkpoint(self, directory: Path | None, progress: ReportProgress = lambda *_: None) -> bytes:
-        self._suspend_generation(weights_change=True)
-        return self._policy.load_checkpoint(directory, progress)
-
-    def compute_weights_digest(self) -> str:
-        self._suspend_generation()
-        return self._policy.compute_weights_digest()
-
-    def _suspend_generation(self, *, weights_change: bool = False) -> None:
+    def make_room(self, *, weights_change: bool = False) -> None:
         if self._generation is not None:
             self._generation.suspend(weights_change=weights_change)
 
@@ -206,7 +180,7 @@ class ActorRole:
         needed = ("advantages", *(("ref_log_probs",) if config.use_kl_loss else ()), *loss.prepared_from)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
-        batch = self._trained.prepare_update(request, batch)
+        batch = self.prepare_update(request, batch)
         if loss.prepare is None:
             return batch
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))

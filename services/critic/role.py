@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from services.critic.losses import critic_loss
 from services.engine.model.forward import value_forward
-from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch
@@ -16,7 +15,7 @@ from splitppo.batch import Batch
 from splitppo.v1 import critic_pb2, worker_pb2
 
 
-class CriticRole:
+class CriticRole(TrainedRole):
     """The critic's role: implements CriticService, ReferenceService and RewardModelService; see `runtime.role.Role`.
 
     Raises:
@@ -26,32 +25,19 @@ class CriticRole:
     role = worker_pb2.ROLE_CRITIC
 
     def __init__(self, context: RankContext) -> None:
-        config = context.config.critic
-        self._trained = TrainedRole(context, config, kind="value", forward=value_forward)
-        self._loss = critic_loss(config)
-        self._engine = engine = self._trained.engine
-        self._frozen = FrozenModels(context, engine)
-        self.num_parameters, self.model = engine.num_parameters, engine.architecture
-        self.num_trainable_parameters = engine.num_trainable_parameters
-        self.save_checkpoint, self.check_checkpoint = engine.save_checkpoint, engine.check_checkpoint
-        self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
+        super().__init__(context, context.config.critic, kind="value", forward=value_forward)
+        self._loss = critic_loss(context.config.critic)
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands ComputeValues, ComputeRefLogProbs, ComputeRewardScores and Update."""
-        compute_values = Command(
-            "ComputeValues",
-            critic_pb2.ComputeValuesRequest,
-            self.compute_values,
-            columns=("prompts", "responses"),
-            prepare=self._trained.prepare_forward,
-        )
+        compute_values = self.forward_command("ComputeValues", critic_pb2.ComputeValuesRequest, self.compute_values)
         update = Command(
             "Update",
             critic_pb2.CriticUpdateRequest,
             self.update,
             columns=("prompts", "responses", "values", "returns"),
             optional_columns=("response_mask",),
-            prepare=self._trained.prepare_update,
+            prepare=self.prepare_update,
             shard=shard_by_mini_batch,
             commits=True,
         )
@@ -66,4 +52,4 @@ class CriticRole:
 
     def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """Trains the value model on all mini-batches of all epochs of one step."""
-        return Outcome(metrics=self._trained.update(batch, self._loss, progress))
+        return Outcome(metrics=self.train(batch, self._loss, progress))

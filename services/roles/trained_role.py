@@ -1,29 +1,39 @@
-"""Implements what actor and critic share: a model in training, checks of its rows, its updates and metrics."""
+"""Implements what actor and critic share: a model in training, checks of its rows, updates, metrics, checkpoints."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from google.protobuf.message import Message
 
 from services.engine.batching.mini_batches import assign_mini_batches
 from services.engine.batching.row_checks import check_rows
+from services.engine.inference import ReportProgress
 from services.engine.model.forward import Forward
 from services.engine.model.weights import Kind
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TokenLoss, TrainEngine
+from services.roles.frozen_models import FrozenModels
 from services.runtime.context import RankContext
-from services.runtime.role import CommandProgress
+from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.config.sections.models import TrainedModelConfig
 
 
 class TrainedRole:
-    """The trained model of a role (policy or value model) on one rank; built on every rank together.
+    """A trained model (policy or value model) on one rank, its checkpoints, and the frozen models beside it.
+
+    Built on every rank together; see `runtime.role.CheckpointedRole`.
 
     Raises:
-        ValueError: the model cannot be loaded.
+        ValueError: a model cannot be loaded.
     """
 
     def __init__(self, context: RankContext, config: TrainedModelConfig, *, kind: Kind, forward: Forward) -> None:
-        self._context, self._config, self._forward = context, config, forward
-        self.engine = TrainEngine(
+        self._context, self._forward = context, forward
+        self._engine = engine = TrainEngine(
             config,
             kind=kind,
             seed=context.config.run.seed,
@@ -31,28 +41,53 @@ class TrainedRole:
             device=context.device,
             writer_locks=context.writer_locks,
         )
+        self._frozen = FrozenModels(context, engine, before=self.make_room)
+        self.num_parameters, self.model = engine.num_parameters, engine.architecture
+        self.num_trainable_parameters = engine.num_trainable_parameters
+        self.check_checkpoint = engine.check_checkpoint
 
-    def prepare_forward(self, _request: Any, batch: Batch) -> Batch:
-        """Raises ValueError for rows that the model cannot take, else returns them; see `Command.prepare`."""
-        return check_rows(batch, self.engine.model)
+    def make_room(self, *, weights_change: bool = False) -> None:
+        """Called before a model of this role computes, is saved or loaded: what samples beside it gives memory back."""
+
+    def forward_command(self, method: str, request_type: type[Message], run: Callable[..., Outcome]) -> Command:
+        """Makes a command that runs forward passes of the trained model over rows that it can take."""
+        prepare = partial(_checked_rows, self._engine.model)
+        return Command(method, request_type, run, columns=("prompts", "responses"), prepare=prepare)
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """Starts to save the trained model, see `Role.save_checkpoint`; other models of the group are not saved."""
+        self.make_room()
+        return self._engine.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
+
+    def load_checkpoint(self, directory: Path | None, progress: ReportProgress = lambda *_: None) -> bytes:
+        self.make_room(weights_change=True)
+        return self._engine.load_checkpoint(directory, progress)
+
+    def compute_weights_digest(self) -> str:
+        self.make_room()
+        return self._engine.compute_weights_digest()
 
     def prepare_update(self, request: Any, batch: Batch) -> Batch:
         """Raises ValueError for rows that cannot be trained on; adds the column `mini_batches` to the rows."""
-        check_rows(batch, self.engine.model)
-        prompts = self._config.ppo_mini_batch_size
+        check_rows(batch, self._engine.model)
+        config, prompts = self._engine.config, self._engine.config.ppo_mini_batch_size
         mini_batches = assign_mini_batches(
             batch.num_rows,
             prompts and prompts * self._context.config.rollout.n,
-            self._config.ppo_epochs,
-            shuffle=self._config.shuffle,
+            config.ppo_epochs,
+            shuffle=config.shuffle,
             seed=self._context.config.run.seed,
             step=request.slot.step,
         )
         return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
 
-    def update(
+    def train(
         self, batch: Batch, loss: TokenLoss, progress: CommandProgress, *, stop_above: MetricLimit | None = None
     ) -> dict[str, float]:
         """Trains on all mini-batches of all epochs of one PPO step; returns metrics with the role's prefix."""
-        metrics = self.engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
+        metrics = self._engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
         return metrics_of_role(self._context.role_name, metrics)
+
+
+def _checked_rows(model: Any, _request: Any, batch: Batch) -> Batch:
+    return check_rows(batch, model)

@@ -116,7 +116,7 @@ class Actor(Sampler):
         return lists(response_rows(response for step in steps for response in step.ended))
 
     def _policy_engine(self) -> HfRollout:
-        policy = self.role._policy
+        policy = self.role._engine
         stop_rule = load_stop_rule(policy.model, self.config)
         engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
         engine.sync_weights(self.step)
@@ -232,8 +232,8 @@ def conversations(actor: Actor) -> dict[str, Any]:
             "reply_steps": reply_steps,
             "vllm": [lists(rollouts), rollouts["response_mask"].values.tolist()],
             "hf": [lists(expected), expected["response_mask"].values.tolist()],
-            "turns": report.turns,
-            "hf_turns": by_policy.turns,
+            "turns": turns_of(report),
+            "hf_turns": turns_of(by_policy),
             "log_prob_diff": float(diff[mask].max(initial=0.0)),
             "log_probs": rollouts["rollout_log_probs"].values.tolist(),
         }
@@ -245,6 +245,10 @@ def conversations(actor: Actor) -> dict[str, Any]:
         phase = silent.phases[-1]
     again = lists(talk(actor, prompts, scripted(), 8)[1])
     return {"rows": rows, "runs": found, "cancelled_in": phase, "again": again}
+
+
+def turns_of(report: ScriptedReplies) -> list[Any]:
+    return [[turn.place, turn.turn, list(turn.tokens), turn.is_last] for turn in report.turns]
 
 
 def scripted(most_late: int = 0) -> ScriptedReplies:
