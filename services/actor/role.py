@@ -134,7 +134,7 @@ class ActorRole(TrainedRole):
         return Outcome(metrics={**metrics, **memory_metrics(self._context.device), **coefficients})
 
     def publish_weights(
-        self, request: actor_pb2.PublishWeightsRequest, _attachment: bytes, progress: CommandProgress
+        self, request: actor_pb2.PublishWeightsRequest, _rows: None, progress: CommandProgress
     ) -> Outcome:
         """Writes the weights of the committed step for the rollout group; see `Publisher.publish`.
 

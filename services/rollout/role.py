@@ -52,9 +52,7 @@ class RolloutRole:
         service = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"]
         return sync, self._generation.command(service)
 
-    def sync_weights(
-        self, request: rollout_pb2.SyncWeightsRequest, _attachment: bytes, progress: CommandProgress
-    ) -> Outcome:
+    def sync_weights(self, request: rollout_pb2.SyncWeightsRequest, _rows: None, progress: CommandProgress) -> Outcome:
         """Loads a published version into the backend, which forgets all that it computed with another one."""
         started_s = time.perf_counter()
         self._generation.suspend(weights_change=True)

@@ -147,7 +147,7 @@ class Command:
 
     Attributes:
         request_type: has `header` and, where it works on rows, `slot`.
-        run: called on every rank with its rows; without a slot, with the bytes of `attach`. A ValueError in it is a
+        run: called on every rank with its rows; without a slot, with None. A ValueError in it is a
             bug: mistakes of the caller are refused by `check` and `prepare`.
         columns: without them in the slot the call is refused (FAILED_PRECONDITION).
         optional_columns: passed on if the slot has them.
@@ -159,7 +159,6 @@ class Command:
             the rows have the column `places`.
         reply_limits: takes the request of a command whose conversations take replies, and returns the limits of the
             replies; None for any other request. The rows must have the column `places`.
-        attach: called on rank 0; returns bytes that go to every rank.
         shard: (batch, num_ranks) -> num_ranks index arrays that contain every row once; default
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
         commits: it is an Update, which requires step == committed + 1 and commits it.
@@ -180,7 +179,6 @@ class Command:
     prepare: Callable[[Any, Batch], Batch] = lambda _, rows: rows
     num_parts: Callable[[Any], int] = lambda _: 0
     reply_limits: Callable[[Any], ReplyLimits | None] = lambda _: None
-    attach: Callable[[], bytes] = bytes
     shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
     commits: bool = False
     cancellable: bool = False

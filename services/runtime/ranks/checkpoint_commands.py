@@ -43,7 +43,7 @@ class CheckpointCommands:
         """Returns the commands SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest, bound to this role."""
         save, load = worker_pb2.SaveCheckpointRequest, worker_pb2.LoadCheckpointRequest
         return (
-            Command("SaveCheckpoint", save, self._save, check=self._check_save, attach=self._ledger.serialise),
+            Command("SaveCheckpoint", save, self._save, check=self._check_save),
             Command("LoadCheckpoint", load, self._load, check=self._check_load, repairs=True),
             Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, self._digest),
         )
@@ -60,8 +60,8 @@ class CheckpointCommands:
             probe.write_bytes(bytes(1))
             probe.unlink()
 
-    def _save(self, request: worker_pb2.SaveCheckpointRequest, ledger: bytes, _: CommandProgress) -> Outcome:
-        step = request.header.base_step
+    def _save(self, request: worker_pb2.SaveCheckpointRequest, _: None, __: CommandProgress) -> Outcome:
+        step, ledger = request.header.base_step, self._ledger.serialise()
         directory = self._directory(step)
         saved = self._role.save_checkpoint(directory, ledger, with_hf_model=request.with_hf_model)
         durable: Future[str] = saved if self._rank else Future()
@@ -107,7 +107,7 @@ class CheckpointCommands:
             verify_files(directory, manifest)
             self._role.check_checkpoint(directory)
 
-    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, progress: CommandProgress) -> Outcome:
+    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: None, progress: CommandProgress) -> Outcome:
         """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest."""
         directory = self._directory(request.step) if request.step else None
         ledger = self._role.load_checkpoint(directory, progress)

@@ -28,14 +28,10 @@ NOTHING, LEAVE = -1, -2
 
 @dataclass(frozen=True)
 class Order:
-    """The next order of rank 0 to every rank: a command (its index in the table of commands), NOTHING, or LEAVE.
-
-    `attachment` is what `Command.attach` returned.
-    """
+    """The next order of rank 0 to every rank: a command (its index in the table of commands), NOTHING, or LEAVE."""
 
     command: int
     request: bytes = b""
-    attachment: bytes = b""
 
 
 class ControlChannel:
@@ -54,10 +50,9 @@ class ControlChannel:
         """Broadcasts an order to all other ranks; called on rank 0 alone."""
         if self.world_size == 1:
             return
-        sizes = len(order.request), len(order.attachment)
-        self._broadcast(torch.tensor([_MAGIC, self.num_orders, order.command, *sizes]))
-        if any(sizes):
-            self._broadcast(torch.frombuffer(bytearray(order.request + order.attachment), dtype=torch.uint8))
+        self._broadcast(torch.tensor([_MAGIC, self.num_orders, order.command, len(order.request)]))
+        if order.request:
+            self._broadcast(torch.frombuffer(bytearray(order.request), dtype=torch.uint8))
         self.num_orders += 1
 
     def next_order(self) -> Order:
@@ -66,15 +61,14 @@ class ControlChannel:
         Raises:
             RuntimeError: rank 0 has gone, or the ranks have lost step with each other.
         """
-        header = self._broadcast(torch.empty(5, dtype=torch.int64))
-        magic, number, command, request_bytes, attachment_bytes = header.tolist()
+        header = self._broadcast(torch.empty(4, dtype=torch.int64))
+        magic, number, command, num_bytes = header.tolist()
         if magic != _MAGIC or number != self.num_orders:
             raise RuntimeError(f"expected order {self.num_orders}, got {number} with mark {magic:#x}")
         self.num_orders += 1
-        payload = b""
-        if num_bytes := request_bytes + attachment_bytes:
-            payload = self._broadcast(torch.empty(num_bytes, dtype=torch.uint8)).numpy().tobytes()
-        return Order(command, payload[:request_bytes], payload[request_bytes:])
+        if not num_bytes:
+            return Order(command)
+        return Order(command, self._broadcast(torch.empty(num_bytes, dtype=torch.uint8)).numpy().tobytes())
 
     def scatter(self, shares: Sequence[Batch]) -> None:
         """Sends every other rank its share of a batch, `shares[rank]`; called on rank 0, which keeps `shares[0]`."""

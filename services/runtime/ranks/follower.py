@@ -48,7 +48,7 @@ class Follower:
         request: Any = command.request_type.FromString(order.request)
         step = step_of(request)
         with self.activity.command(command.place_of(request)):
-            share = self.channel.receive(0) if command.works_on_slot else order.attachment
+            share = self.channel.receive(0) if command.works_on_slot else None
             with working_on(step, request.header.request_id), failpoints.at_step(step):
                 outcome = self._run(command, request, share)
             if outcome is None:

@@ -27,7 +27,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -191,16 +190,13 @@ class Leader:
             raise RuntimeError(f"{command.method} has ended without its parts {gatherer.missing}")
         return outcome, results
 
-    def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Any:
-        """Announces the command and sends each rank its rows; returns rank 0's rows, or the attachment if no rows."""
-        command, attachment = call.command, call.command.attach()
-        request = call.request.SerializeToString()
-        self._announce(Order(self.commands.index(command), request, attachment))
+    def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Batch | None:
+        """Announces the command and sends each rank its rows; returns rank 0's rows, if there are rows."""
+        command = call.command
+        self._announce(Order(self.commands.index(command), call.request.SerializeToString()))
         if command.cancellable and self.channel.world_size > 1:
             call.on_cancel(partial(self.failure.cancel, self.channel.num_orders))
-        if rows is None:
-            return attachment
-        if len(shards) == 1:
+        if rows is None or len(shards) == 1:
             return rows
         shares = [rows.take(shard) for shard in shards]
         self.channel.scatter(shares)
