@@ -37,7 +37,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -68,6 +68,11 @@ test-trackers: setup-dev  ## test every tracker by its own client, also with a s
 	@test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
 	@.venv-trackers/bin/python -m pip install --quiet -r tests/integration/trackers/requirements.txt
 	$(PY) -m pytest tests/integration/trackers $(ARGS)
+
+test-openenv: setup-dev  ## test sessions with a server of OpenEnv, also one that is killed, in an environment of its own, .venv-openenv
+	@test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
+	@.venv-openenv/bin/python -m pip install --quiet -r tests/integration/openenv/requirements.txt
+	$(PY) -m pytest tests/integration/openenv $(ARGS)
 
 check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages
 	$(VENV)/bin/ruff check .

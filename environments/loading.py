@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ from environments.chat import Chat, ToolCall
 from environments.loops import Environment, converse_with_tools
 from environments.messages import Schemas
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
-from environments.tools import Tool
+from environments.tools import Tool, message_of
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from splitppo.config_error import ConfigError
 from splitppo.user_file import callable_of, import_file
@@ -47,9 +48,12 @@ class Loaded:
     is_users_coroutine: bool = False
 
 
-def load_environments(configs: Mapping[str, EnvironmentConfig]) -> dict[str, Loaded]:
-    """Loads all environments; ConfigError names the key and says in one sentence what is wrong."""
-    return {name: _load(f"{_KEY}.environments.{name}", config) for name, config in configs.items()}
+def load_environments(configs: Mapping[str, EnvironmentConfig], *, is_start: bool = True) -> dict[str, Loaded]:
+    """Loads all environments; ConfigError names the key and says in one sentence what is wrong.
+
+    `is_start` is True at the start of a run, when servers must be there.
+    """
+    return {name: _load(f"{_KEY}.environments.{name}", config, is_start) for name, config in configs.items()}
 
 
 def load_parser(tool_format: str | None) -> Parse:
@@ -60,8 +64,8 @@ def load_parser(tool_format: str | None) -> Parse:
     return parse
 
 
-def _load(key: str, config: EnvironmentConfig) -> Loaded:
-    if config.path is None or config.name is None:
+def _load(key: str, config: EnvironmentConfig, is_start: bool) -> Loaded:
+    if config.name is None:
         found = [_tool(f"{key}.tools: {tool}", _load_function(f"{key}.tools", tool)) for tool in config.tools]
         tools = {tool.name: tool for tool in found}
         if len(tools) < len(config.tools):
@@ -69,6 +73,8 @@ def _load(key: str, config: EnvironmentConfig) -> Loaded:
                 f"{key}.tools: two tools have one name; expected names that differ, got {', '.join(config.tools)}"
             )
         return Loaded(", ".join(config.tools), partial(converse_with_tools, tools), [tool.schema for tool in found])
+    if config.path is None:
+        return _load_adapter(f"key '{key}.kwargs': {config.name}", config.name, config.kwargs, is_start)
     user_code = callable_of(_import(config.path, f"{key}.path"), config.name, f"{key}.name")
     name = f"{config.name} of {config.path}"
     if inspect.iscoroutinefunction(user_code):
@@ -82,6 +88,17 @@ def _load(key: str, config: EnvironmentConfig) -> Loaded:
     tools = _tools_of(user_code, f"key '{key}.name': {name}")
     environment = Environment(partial(user_code, **config.kwargs), name, tools)
     return Loaded(name, environment.converse, [tool.schema for tool in tools.values()])
+
+
+def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bool) -> Loaded:
+    try:
+        adapter = import_module(f"environments.adapters.{name}").Adapter
+        inspect.signature(adapter).bind(**kwargs)
+        if is_start:
+            adapter(**kwargs).check()
+    except Exception as error:
+        raise ConfigError(f"{label}: {message_of(error).splitlines()[0]}") from error
+    return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
 
 
 def _tools_of(user_class: type, label: str) -> dict[str, Tool]:

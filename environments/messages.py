@@ -116,8 +116,10 @@ class Setup:
     Attributes:
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
         output: the file that gets what the user's code prints; None: the controller's error output.
+        is_start: True at the start of a run, when servers must be there.
     """
 
     config: MultiTurnConfig
     tool_format: str | None
     output: Path | None
+    is_start: bool = True

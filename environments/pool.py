@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,9 +35,9 @@ class EnvironmentProcesses:
     def __init__(self, config: MultiTurnConfig, *, tool_format: str | None, output: Path | None = None) -> None:
         self._setup = Setup(config, tool_format, output)
         workers = config.num_workers
-        num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
-        self._processes = [EnvironmentProcess(self._setup) for _ in range(num_workers)]
-        self._may_be_alone = asyncio.Semaphore(num_workers)
+        self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
+        self._processes = [EnvironmentProcess(self._setup)]
+        self._may_be_alone = asyncio.Semaphore(self._num_workers)
         self._alone: set[EnvironmentProcess] = set()
         self._schemas: Mapping[str, Schemas] = {}
         self._is_open = True
@@ -47,6 +48,8 @@ class EnvironmentProcesses:
             self._schemas = await self._processes[0].load()
         except ProcessLost as lost:
             raise ConfigError(f"rollout.multi_turn.environments: a process that loaded them {lost}") from lost
+        self._setup = replace(self._setup, is_start=False)
+        self._processes += [EnvironmentProcess(self._setup) for _ in range(self._num_workers - 1)]
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,10 +5,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from splitppo.config.section import IS_WORK, MAY_CHANGE, NumberOrAuto, OneOrMany, PositiveInt, Section, Share, expected
+from splitppo.config.section import (
+    IS_WORK,
+    MAY_CHANGE,
+    NumberOrAuto,
+    OneOrMany,
+    PositiveInt,
+    Section,
+    Share,
+    did_you_mean,
+    expected,
+)
 
 # The ways in which models write calls of tools; any other name is that of a user's parser, "file.py:function".
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3_json")
+ADAPTERS = ("gymnasium", "openenv")  # environments that are built in
 MAX_OBSERVATION_LENGTH = 8192  # tokens; replies travel in messages of bounded size
 
 
@@ -30,17 +41,17 @@ FileAndName = Annotated[str, BeforeValidator(expected("file.py:function", is_fil
 
 
 class EnvironmentConfig(Section):
-    """The environment that the model talks with: one of your own, or tools.
+    """The environment that the model talks with: one of your own, a built-in one, or tools.
 
-    Either `path` and `name`, or `tools` must be given.
+    Either `name`, with `path` if it is your own, or `tools` must be given.
     """
 
     path: Path | None = None
-    """The Python file of the environment."""
+    """The Python file of your environment. null: name is that of a built-in one."""
 
     name: str | None = None
     """The name in that file: a class with reset, and with tool methods or step; or a coroutine
-    converse(chat, row)."""
+    converse(chat, row). Without path: gymnasium or openenv."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """The arguments that the class is called with."""
@@ -48,13 +59,21 @@ class EnvironmentConfig(Section):
     tools: Annotated[tuple[FileAndName, ...], OneOrMany] = ()
     """Typed functions that the model may call, each as file.py:function."""
 
+    @property
+    def is_remote(self) -> bool:
+        """True if a server answers, or a part of it, so that nothing here says that it answers the same again."""
+        return (self.path is None and self.name == "openenv") or any(tool.startswith("mcp:") for tool in self.tools)
+
     def _check_keys(self) -> None:
-        if (self.path is None) != (self.name is None):
+        if self.path is not None and self.name is None:
             raise ValueError("path and name belong together: expected both, or neither")
-        if (self.path is None) == (not self.tools):
-            raise ValueError("expected either path and name, or tools")
-        if self.kwargs and self.path is None:
-            raise ValueError("kwargs: they are those of a class, and there is no path and name")
+        if (self.name is None) == (not self.tools):
+            raise ValueError("expected either name, with path if it is your own, or tools")
+        if self.path is None and self.name not in (None, *ADAPTERS):
+            hint = did_you_mean(str(self.name), ADAPTERS)
+            raise ValueError(f"name: expected {' or '.join(ADAPTERS)}, or a path beside it, got {self.name!r}{hint}")
+        if self.kwargs and self.name is None:
+            raise ValueError("kwargs: they are those of a class, and there is no name")
         if twice := [tool for tool in self.tools if self.tools.count(tool) > 1]:
             raise ValueError(
                 f"tools: expected each tool once, {twice[0]} stands there {self.tools.count(twice[0])} times"
@@ -66,7 +85,8 @@ class MultiTurnConfig(Section):
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
     """The environment that the model talks with, by data_source, and under `default` for all others: {path, name,
-    kwargs} of an environment of your own, or {tools: [file.py:function]}. Empty: a response has one turn."""
+    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function]}. Empty: a
+    response has one turn."""
 
     tool_format: Annotated[
         str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))

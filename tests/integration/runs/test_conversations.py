@@ -10,6 +10,7 @@ import pytest
 
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
+from tests.support import text_game
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import EACH_STEP, Inputs, RunFolder
 
@@ -71,6 +72,16 @@ def test_an_environment_that_ends_after_one_turn_changes_nothing(
             digests.append(controller.complete().summary["weights_sha256"])
     assert digests[0] == digests[1]
     assert controller.folder.metrics[-1]["num_turns/max"] == 1.0
+
+
+def test_a_text_game_of_gymnasium_is_played(groups: ExternalGroups) -> None:
+    game = "{name: gymnasium, kwargs: {id: 'tests.support.text_game:Letters-v0'}}"
+    with groups.started(*LIMITS, f"rollout.multi_turn.environments={{default: {game}}}") as controller:
+        line = controller.complete().metrics[-1]
+    assert (line["num_turns/min"], line["num_turns/max"]) == (text_game.NUM_TURNS, text_game.NUM_TURNS)
+    assert line["environment/num_lost"] == 0.0
+    assert 0.0 < line["reward_extra/length/max"] <= 6.0
+    assert line["critic/score/max"] > 0.0
 
 
 def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups: ExternalGroups) -> None:

@@ -56,16 +56,21 @@ KNOWN = (
             f"key '{SECTION}.environments.math': path and name belong together: expected both, or neither",
         ),
         (
+            (f"{SECTION}.environments.math={{name: gymnasum}}",),
+            f"key '{SECTION}.environments.math.name': expected gymnasium or openenv, or a path beside it, got"
+            " 'gymnasum' (did you mean gymnasium?)",
+        ),
+        (
             (f"{SECTION}.environments.math={{path: a.py, name: A, tools: a.py:b}}",),
-            f"key '{SECTION}.environments.math': expected either path and name, or tools",
+            f"key '{SECTION}.environments.math': expected either name, with path if it is your own, or tools",
         ),
         (
             (f"{SECTION}.environments.math={{}}",),
-            f"key '{SECTION}.environments.math': expected either path and name, or tools",
+            f"key '{SECTION}.environments.math': expected either name, with path if it is your own, or tools",
         ),
         (
             (f"{SECTION}.environments.math={{tools: a.py:b, kwargs: {{a: 1}}}}",),
-            f"key '{SECTION}.environments.math.kwargs': they are those of a class, and there is no path and name",
+            f"key '{SECTION}.environments.math.kwargs': they are those of a class, and there is no name",
         ),
         (
             (f"{SECTION}.tool_format=herms",),
@@ -97,6 +102,20 @@ def test_a_data_source_has_its_environment_or_that_of_all_others(tmp_path: Path)
     assert of_math.tools == ("my_tools.py:lookup",)
     assert (of_others.path, of_others.name, of_others.kwargs) == (Path("guess.py"), "Guess", {"top": 31})
     assert load(tmp_path, TOOLS).rollout.multi_turn.environment_of("guess") is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_remote"),
+    [
+        ("{name: openenv, kwargs: {url: 'http://there'}}", True),
+        ("{name: gymnasium, kwargs: {id: Game-v0}}", False),
+        ("{path: a.py, name: openenv}", False),
+        ("{tools: [a.py:b]}", False),
+    ],
+)
+def test_an_environment_that_a_server_holds_is_remote(tmp_path: Path, environment: str, is_remote: bool) -> None:
+    config = load(tmp_path, f"{SECTION}.environments.default={environment}")
+    assert config.rollout.multi_turn.environments["default"].is_remote == is_remote
 
 
 def test_a_stored_configuration_has_its_environments(tmp_path: Path) -> None:

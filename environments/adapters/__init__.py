@@ -1,0 +1,1 @@
+"""Adapters: environments and tools of other projects, as this one's."""
