@@ -126,6 +126,7 @@ def load_inputs(config: Config) -> Inputs:
             f"the tokenizer (data.tokenizer) has {tokenizer.vocab_size} tokens,"
             f" actor.model a vocabulary of {vocab_size}"
         )
+    multi_turn = config.rollout.multi_turn
     tools_of = load_tools(config, tokenizer)
     table = load_prompts(data, tokenizer, "train", tools_of)
     prompts = _prompt_source(config, table)
@@ -133,11 +134,11 @@ def load_inputs(config: Config) -> Inputs:
     reward_tokenizer = None
     if config.reward_model_host is not None:
         is_model_here = config.services.launch == "local"
-        reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
-        if val_prompts and not config.rollout.multi_turn.environments:
+        roles = {"tool" if tools_of(source) else "user" for source in table.data_sources if multi_turn.environments}
+        reward_tokenizer = load_reward_tokenizer(config.reward_model, table, roles, is_model_here=is_model_here)
+        if val_prompts and not multi_turn.environments:
             val_prompts = _with_functions(val_prompts, config)
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
-    multi_turn = config.rollout.multi_turn
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, multi_turn)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     check_conversations(config, tokenizer, rows)

@@ -23,6 +23,7 @@ class Sample:
     extra_info: Any = None
     prompt: str = ""  # as the policy reads it; for the log and for a judge
     messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
+    last_turn: str = ""  # the last turn of a conversation; of one turn: the response
     scorer: str = ""  # the scorer that is asked, a name of the registry; set by the manager
     token_spans: Sequence[Span] = ()  # the part of `response` that each response token stands for; together all of it
 

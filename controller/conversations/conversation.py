@@ -34,6 +34,7 @@ class Conversation:
             `num_tool_errors` raised, `num_timeouts` took too long.
         is_truncated: True if the conversation did not fit into the response.
         lost: why the environment failed, as a sentence; empty if it did not fail.
+        beginning: the text by which the environment began, which the prompt ends with.
     """
 
     turn_rewards: Sequence[float] = ()
@@ -47,6 +48,13 @@ class Conversation:
     num_timeouts: int = 0
     is_truncated: bool = False
     lost: str = ""
+    beginning: str = ""
+
+    @property
+    def last_turn(self) -> Sequence[Mapping[str, Any]]:
+        """The message of the policy's last turn, an empty one if it had none."""
+        said = [message for message in self.messages if message["role"] == "assistant"]
+        return said[-1:] or [{"role": "assistant", "content": ""}]
 
     @property
     def num_turns(self) -> int:

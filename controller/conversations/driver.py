@@ -368,5 +368,6 @@ class _Row:
             messages=tuple(self.messages),
             is_truncated=self.is_truncated,
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
+            beginning=self.whole.asked.rows[self.place].observation,
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in counts},
         )

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from controller.data.environment_text import EnvironmentText, Tokens, clean
-from controller.data.prompt_files import PromptRow
+from controller.data.prompt_files import PromptRow, appended
 from controller.data.prompts import PromptBatch, ToolsOf, no_tools
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Column
@@ -34,7 +33,7 @@ def with_observations(
     encoder, template = EnvironmentText(tokenizer), tokenizer.chat_template
 
     def rendered(row: PromptRow, text: str) -> str:
-        return template.render(_appended(row.prompt, text), tools_of(row.data_source))
+        return template.render(appended(row.prompt, text), tools_of(row.data_source))
 
     def with_text(row: PromptRow, text: str) -> tuple[str, Tokens, PromptRow]:
         def encode(parts: Sequence[str]) -> Tokens:
@@ -46,7 +45,7 @@ def with_observations(
                 f"{row.place}: the prompt has {alone} tokens, which leaves no room in data.max_prompt_length"
                 f" ({max_prompt_length}) for the text that the environment begins with; raise it"
             )
-        return rendered(row, parts[0]), ids, replace(row, prompt=_appended(row.prompt, parts[0]))
+        return rendered(row, parts[0]), ids, replace(row, observation=parts[0])
 
     shown, prompts, rows = list(batch.texts), list(batch.prompts.rows()), list(batch.rows)
     for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
@@ -54,14 +53,3 @@ def with_observations(
             shown[place], prompts[place], rows[place] = with_text(row, text)
     prompts_B = Column.from_rows(prompts, COLUMN_DTYPES["prompts"])
     return replace(batch, prompts=prompts_B, texts=tuple(shown), rows=tuple(rows))
-
-
-def _appended(prompt: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
-    """Returns a prompt with a text at the end of the last message of the user, or of the last one."""
-    if isinstance(prompt, str):
-        return prompt + text
-    of_user = [place for place, message in enumerate(prompt) if message["role"] == "user"]
-    place = of_user[-1] if of_user else len(prompt) - 1
-    content = prompt[place]["content"]
-    content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
-    return [*prompt[:place], {**prompt[place], "content": content}, *prompt[place + 1 :]]

@@ -27,6 +27,7 @@ class PromptRow:
         prompt: chat messages, or text.
         data_source, ground_truth, extra_info: the input of the scorer.
         file_index: the index of its file in the split.
+        observation: the text by which its environment began, which follows the prompt.
     """
 
     place: str
@@ -35,6 +36,23 @@ class PromptRow:
     ground_truth: Any
     extra_info: dict[str, Any]
     file_index: int = 0
+    observation: str = ""
+
+    @property
+    def begun_prompt(self) -> str | list[dict[str, Any]]:
+        """The prompt with the text by which its environment began."""
+        return appended(self.prompt, self.observation) if self.observation else self.prompt
+
+
+def appended(prompt: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    """Returns a prompt with a text at the end of the last message of the user, or of the last one."""
+    if isinstance(prompt, str):
+        return prompt + text
+    of_user = [place for place, message in enumerate(prompt) if message["role"] == "user"]
+    place = of_user[-1] if of_user else len(prompt) - 1
+    content = prompt[place]["content"]
+    content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return [*prompt[:place], {**prompt[place], "content": content}, *prompt[place + 1 :]]
 
 
 def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:

@@ -1,14 +1,18 @@
 """Makes the input of the reward model: prompt and response in the reward model's own chat template and token ids."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from controller.data.chat_template import Prompt
+from controller.data.chat_template import Messages, Prompt
+from controller.data.environment_text import BREAK, EnvironmentText, clean
 from controller.data.model_folder import read_description
+from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from splitppo.batch import Batch
 from splitppo.config import ConfigError
+from splitppo.config.section import ScoredTurns
 from splitppo.config.sections.reward_model import RewardModelConfig
 
 _HF_NUM_LABELS = 2  # if config.json does not give the number
@@ -25,27 +29,57 @@ class RewardTokenizer:
     Attributes:
         tokenizer: the tokenizer of the reward model; its template renders without a generation prompt.
         max_length: the maximum number of tokens of a row; a longer row loses its first tokens. None: no limit.
+        conversation: the part of a conversation that is scored.
     """
 
     tokenizer: Tokenizer
     max_length: int | None
+    conversation: ScoredTurns = "all"
 
-    def encode(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Batch:
-        """Encodes each prompt with its response as token ids for the reward model, in the batch column reward_tokens.
+    def encode(self, rows: Sequence[PromptRow], responses: Sequence[Messages]) -> Batch:
+        """Encodes prompts with their responses as token ids for the reward model, in the batch column reward_tokens.
 
-        The response is the assistant's message. A response to a plain string continues the string, and the tokenizer
-        adds its special tokens.
+        A response is the assistant's message, or several with those of tools and environments in between, whose texts
+        cannot spell special tokens. A response to a plain string continues the string, and the tokenizer adds its
+        special tokens.
+
+        Raises:
+            ConfigError: the chat template refuses a response.
         """
-        asked = [_with_response(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
-        texts = [self.tokenizer.chat_template.render(prompt) for prompt in asked]
         first = None if self.max_length is None else -self.max_length
-        return Batch.from_rows(reward_tokens=[ids[first:] for ids in self.tokenizer.encode_batch(asked, texts)])
+        rendered = [self.render(row, said) for row, said in zip(rows, responses, strict=True)]
+        encoded = self.tokenizer.encode_batch([asked for asked, _ in rendered], [text for _, text in rendered])
+        for place, (asked, text) in enumerate(rendered):
+            if BREAK in text:
+                encoded[place] = self._text.encode(text, add_special_tokens=isinstance(asked, str))
+        return Batch.from_rows(reward_tokens=[ids[first:] for ids in encoded])
+
+    def render(self, row: PromptRow, response: Messages) -> tuple[Prompt, str]:
+        """Joins a prompt and its response, as messages or as text, and renders them; returns both."""
+        asked, template = _with_response(row, response, self._text.disarm), self.tokenizer.chat_template
+        if template.template is None and not isinstance(asked, str):
+            raise ConfigError(
+                f"{row.place}: the prompt has messages, and the tokenizer of the reward model has no chat template;"
+                " set reward_model.chat_template to a Jinja file"
+            )
+        try:
+            return asked, template.render(asked)
+        except ValueError as error:
+            hint = "; reward_model.conversation: last_turn needs no other roles" if len(response) > 1 else ""
+            raise ConfigError(f"{row.place}: reward_model: {error}{hint}") from error
+
+    @cached_property
+    def _text(self) -> EnvironmentText:
+        return EnvironmentText(self.tokenizer)
 
 
-def load_reward_tokenizer(config: RewardModelConfig, prompts: PromptBatch, *, is_model_here: bool) -> RewardTokenizer:
+def load_reward_tokenizer(
+    config: RewardModelConfig, prompts: PromptBatch, roles: Iterable[str] = (), *, is_model_here: bool
+) -> RewardTokenizer:
     """Loads the reward model's tokenizer, and checks that its chat template accepts all prompts.
 
-    `is_model_here` is True if the model's folder must be on this machine; else only its tokenizer is read.
+    `is_model_here` is True if the model's folder must be on this machine; else only its tokenizer is read. `roles` are
+    those that answer the policy in conversations.
 
     Raises:
         ConfigError: a file is missing or unreadable; the model has several labels, or a smaller vocabulary than the
@@ -59,24 +93,26 @@ def load_reward_tokenizer(config: RewardModelConfig, prompts: PromptBatch, *, is
         model_key="reward_model.model",
     )
     max_length = _checked_max_length(config, tokenizer) if is_model_here else config.max_length
-    reward_tokenizer = RewardTokenizer(tokenizer, max_length)
+    reward_tokenizer = RewardTokenizer(tokenizer, max_length, config.conversation)
+    followed = [each for role in roles for each in ({"role": role, "content": ""}, *as_answer(""))]
     for row in prompts.rows:
-        if tokenizer.chat_template.template is None and not isinstance(row.prompt, str):
-            raise ConfigError(
-                f"{row.place}: the prompt has messages, and the tokenizer of the reward model has no chat template;"
-                " set reward_model.chat_template to a Jinja file"
-            )
-        try:
-            tokenizer.chat_template.render(_with_response(row.prompt, ""))
-        except ValueError as error:
-            raise ConfigError(f"{row.place}: reward_model: {error}") from error
+        reward_tokenizer.render(row, [*as_answer(""), *(followed if config.conversation == "all" else ())])
     return reward_tokenizer
 
 
-def _with_response(prompt: Prompt, response: str) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt + response
-    return [*prompt, {"role": "assistant", "content": response}]
+def as_answer(text: str) -> Messages:
+    """Returns a text as the assistant's only message."""
+    return [{"role": "assistant", "content": text}]
+
+
+def _with_response(row: PromptRow, response: Messages, disarm: Callable[[str], str]) -> Prompt:
+    """Returns a prompt with its response, in which the texts of tools and environments are disarmed."""
+    said = [
+        message if message["role"] == "assistant" else {**message, "content": disarm(clean(message["content"]))}
+        for message in response
+    ]
+    prompt = replace(row, observation=disarm(row.observation)).begun_prompt
+    return prompt + "".join(each["content"] for each in said) if isinstance(prompt, str) else [*prompt, *said]
 
 
 def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int | None:

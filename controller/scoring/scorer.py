@@ -13,7 +13,7 @@ import numpy as np
 from controller.conversations.conversation import Conversation
 from controller.data.chat_template import as_messages
 from controller.data.prompts import PromptBatch
-from controller.data.reward_rows import RewardTokenizer
+from controller.data.reward_rows import RewardTokenizer, as_answer
 from controller.data.token_spans import TokenSpans
 from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, Text, objects
@@ -47,12 +47,17 @@ class Scorer:
         """The longest row, in tokens, that the reward model reads; None without a limit or a reward model."""
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
 
-    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
+    async def reward_rows(
+        self, prompts: PromptBatch, rollouts: Batch, conversations: Sequence[Conversation] = ()
+    ) -> Batch:
         """Encodes prompts and responses as the column reward_tokens for the reward model; one prompt per response."""
         assert self.reward_tokenizer is not None
-        texts = self.tokenizer.decode_batch(rollouts["responses"].rows())
-        asked = [row.prompt for row in prompts.rows]
-        return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
+        if conversations:
+            which = self.reward_tokenizer.conversation
+            said = [talk.last_turn if which == "last_turn" else talk.messages for talk in conversations]
+        else:
+            said = [as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows())]
+        return await asyncio.to_thread(self.reward_tokenizer.encode, prompts.rows, said)
 
     async def score(
         self,
@@ -80,7 +85,8 @@ class Scorer:
                 ground_truth=row.ground_truth,
                 extra_info=row.extra_info if talk is None else {**row.extra_info, **talk.facts},
                 prompt=prompt,
-                messages=as_messages(row.prompt),
+                messages=as_messages(row.begun_prompt),
+                last_turn=response if talk is None else talk.last_turn[0]["content"],
                 token_spans=TokenSpans(self.tokenizer, ids, response),
             )
             for row, prompt, ids, response, talk in zip(

@@ -8,6 +8,7 @@ were taken before.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,8 +136,12 @@ class KeptRollouts:
         return self._rollouts.select(of_controller(self._rollouts))
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
+        assert self.scores is not None
         asked = self.prompts.repeated(len(self.order) // self.prompts.num_prompts)
-        yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(of_controller(self._rollouts)))
+        if talks := [talk for talk in self.scores.conversations if talk is not None]:
+            rows = (replace(row, observation=talk.beginning) for row, talk in zip(asked.rows, talks, strict=True))
+            asked = replace(asked, rows=tuple(rows))
+        yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(of_controller(self._rollouts)), talks)
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
         """Returns all prompts that were taken for the step, also dropped ones, with scores before penalties."""

@@ -188,7 +188,7 @@ class PartCalls:
         scorer, are_longest = self.step.scorer, list[bool]()
 
         async def send(part: RolloutPart) -> None:
-            rows = await scorer.reward_rows(part.prompts, part.rollouts)
+            rows = await scorer.reward_rows(part.prompts, part.rollouts, part.conversations)
             are_longest.extend(length == scorer.max_reward_length for length in rows["reward_tokens"].lengths)
             await host.put_batch(part.slot, rows)
 

@@ -53,6 +53,8 @@ class Questions:
     def ask(self, sample: Sample) -> bytes:
         """Writes the JSON body of a request to the judge about a sample; ValueError if the template does not work."""
         fields = {name: getattr(sample, name) for name in _FIELDS}
+        if self._config.conversation == "last_turn":
+            fields["response"] = sample.last_turn
         try:
             content = self._template.render(fields | self._limits)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

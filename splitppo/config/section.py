@@ -119,5 +119,7 @@ Range = Annotated[
 ]
 
 
+ScoredTurns = Literal["all", "last_turn"]  # of a conversation
+
 # Lets a single entry stand for a list of one.
 OneOrMany = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])

@@ -314,7 +314,9 @@ class FakeScorer(Scorer):
     def max_reward_length(self) -> int | None:
         return MAX_REWARD_LENGTH
 
-    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
+    async def reward_rows(
+        self, prompts: PromptBatch, rollouts: Batch, conversations: Sequence[Conversation] = ()
+    ) -> Batch:
         """Returns the tokens of prompts and responses, cut to the last ones if there are too many."""
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
         return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, PositiveInt
+from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, PositiveInt, ScoredTurns
 from splitppo.config.sections.models import ComputedModelConfig
 
 DEFAULT_COEF = "default"
@@ -30,6 +30,10 @@ class RewardModelConfig(ComputedModelConfig):
     max_length: Annotated[PositiveInt | None, CONTROLLER_ONLY] = None
     """The largest number of tokens that the reward model reads of a response with its messages. A longer row loses its
     first tokens. null: as many as the model has positions."""
+
+    conversation: Annotated[ScoredTurns, CONTROLLER_ONLY] = "all"
+    """The part of a conversation of several turns that is scored: all, with the answers of tools and environments, as
+    chat messages; or last_turn, the model's last turn alone, as the answer to the prompt."""
 
     coef: Annotated[float | dict[str, float], CONTROLLER_ONLY] = 1.0
     """The number that the score of the reward model is multiplied by before it is added to the score of the scorers:

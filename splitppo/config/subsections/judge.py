@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from splitppo.config.section import MAY_CHANGE, PositiveInt, Range, Section
+from splitppo.config.section import MAY_CHANGE, PositiveInt, Range, ScoredTurns, Section
 
 
 class JudgeConfig(Section):
@@ -22,6 +22,10 @@ class JudgeConfig(Section):
     prompt_template: Path | None = None
     """A Jinja file with the question to the judge. It can use messages, prompt, response, ground_truth, data_source,
     extra_info, lowest and highest. null: a question that asks for a mark and a reason."""
+
+    conversation: ScoredTurns = "all"
+    """The part of a conversation of several turns that is the response in the question: all, with the answers of tools
+    and environments; or last_turn, the model's last turn alone."""
 
     score_pattern: str = r"(?i)score:\s*(-?\d+(?:\.\d+)?)"
     """A regular expression with one group, which finds the mark in the judge's answer. The last match counts."""

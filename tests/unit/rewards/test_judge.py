@@ -204,6 +204,17 @@ def test_a_template_of_ones_own_sees_the_sample(tmp_path: Path) -> None:
     assert json.loads(request)["messages"][0]["content"] == "<user>Is it?|it is|it was|essays|3|10"
 
 
+def test_of_a_conversation_the_whole_or_the_last_turn_is_asked_about(tmp_path: Path) -> None:
+    (file := tmp_path / "ask.jinja").write_text("{{ response }}")
+    sample = Sample("games", "up, wall, down", None, last_turn="down")
+
+    def asked(**keys: Any) -> str:
+        return str(json.loads(Questions(config(prompt_template=file, **keys)).ask(sample))["messages"][0]["content"])
+
+    assert asked() == "up, wall, down"
+    assert asked(conversation="last_turn") == "down"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -26,7 +26,9 @@ from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
 from controller.ppo.scores import Scores, objects
 from controller.step.context import StepContext
+from controller.step.dynamic_sampling import KeptRollouts
 from controller.step.generation import SampledRollouts
+from controller.step.kept_groups import Groups
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.metric_names import check_declared
 from controller.tracking.rollout_dump import rollout_rows
@@ -143,6 +145,22 @@ async def test_what_reset_says_belongs_to_the_prompt(tmp_path: Path) -> None:
     run = Run(tmp_path, told, says(5))
     texts = [run.tokenizer.decode(prompt.tolist()) for prompt in rollouts["prompts"].rows()]
     assert texts == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
+
+
+async def test_rollouts_of_an_earlier_step_still_have_their_conversations(tmp_path: Path) -> None:
+    """A reward model reads them then, also how they began."""
+
+    def told(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+        yield Answer(messages=user(f": {row['row'] + 3}"))
+        yield Answer(is_over=True)
+
+    run = Run(tmp_path, told, says(5))
+    rollouts, conversations = await run.rollouts()
+    scores = Scores.of(np.zeros(4, np.float32), conversations=objects(conversations))
+    kept = KeptRollouts(run.step, Groups(run.prompts, rollouts, scores), [])
+    [part] = [part async for part in kept.parts()]
+    assert [row.begun_prompt for row in part.prompts.rows] == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
+    assert part.conversations == conversations
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])

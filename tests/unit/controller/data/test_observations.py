@@ -66,13 +66,13 @@ def test_a_text_is_appended_to_the_last_message_of_the_user(tokenizer: Tokenizer
     for text, ids in zip(told.texts, told.prompts.rows(), strict=True):
         assert ids.tolist() == tokenizer.backend.encode(text).ids
     # So a judge and a reward model read what the policy reads.
-    assert [row.prompt for row in told.rows[:4]] == [
+    assert [row.begun_prompt for row in told.rows[:4]] == [
         user("Look. Up?"),
         [*prompt[:2], *user("Play.\nA room."), prompt[3]],
         "A text. B",
         user("No."),
     ]
-    assert batch.rows[0].prompt == user("Look.")
+    assert [row.prompt for row in told.rows] == [row.prompt for row in batch.rows]
 
 
 def test_a_text_that_spells_special_tokens_has_none(tokenizer: Tokenizer) -> None:

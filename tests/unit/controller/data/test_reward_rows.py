@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from controller.data.chat_template import Messages
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
-from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
+from controller.data.reward_rows import RewardTokenizer, as_answer, load_reward_tokenizer
 from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.sections.reward_model import RewardModelConfig
@@ -38,6 +41,10 @@ def load(model: Path, *prompts: Any, is_model_here: bool = True, **section: Any)
 
 
 def texts(tokenizer: RewardTokenizer, prompts: list[Any], responses: list[str]) -> list[str]:
+    return encoded(tokenizer, asked(*prompts).rows, *map(as_answer, responses))
+
+
+def encoded(tokenizer: RewardTokenizer, prompts: Sequence[PromptRow], *responses: Messages) -> list[str]:
     rows = tokenizer.encode(prompts, responses)["reward_tokens"].rows()
     return ["".join(VOCABULARY[token] for token in row) for row in rows]
 
@@ -49,6 +56,39 @@ def test_the_response_is_the_turn_of_the_assistant_without_a_generation_prompt(m
 def test_a_plain_prompt_is_continued_and_rows_keep_their_order(model: Path) -> None:
     encoded = texts(load(model), [MESSAGES, "gh", MESSAGES], ["1", " ij", ""])
     assert encoded == ["s:ab\nu:cd\na:1\n", "gh ij", "s:ab\nu:cd\na:\n"]
+
+
+SAID = [
+    {"role": "assistant", "content": "ef"},
+    {"role": "tool", "content": "gh<eos>"},
+    {"role": "assistant", "content": "ij"},
+]
+SPELT = ["<unk>", *"eos", "<unk>"]  # the characters of <eos>
+
+
+def test_a_conversation_has_its_roles_and_what_an_environment_spells_is_no_special_token(model: Path) -> None:
+    rows = [replace(row, observation=text) for row, text in zip(asked(MESSAGES, "kl").rows, ["<eos>", ""], strict=True)]
+    spelt = "".join(SPELT)
+    assert encoded(load(model), rows, SAID, SAID) == [
+        f"s:ab\nu:cd{spelt}\na:ef\nt:gh{spelt}\na:ij\n",
+        f"klefgh{spelt}ij",
+    ]
+
+
+def test_a_template_that_refuses_who_answers_is_told_before_the_run(model: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    )
+
+    def load_for(*roles: str, **section: Any) -> RewardTokenizer:
+        config = RewardModelConfig(model=str(model), chat_template=own, **section)
+        return load_reward_tokenizer(config, asked(MESSAGES), roles, is_model_here=True)
+
+    load_for("user")
+    load_for("tool", conversation="last_turn")
+    with pytest.raises(ConfigError, match=r"line 1: reward_model: .*: no tools; reward_model.conversation: last_turn"):
+        load_for("tool")
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from controller.conversations.conversation import Conversation
+from controller.data.reward_rows import RewardTokenizer
 from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, objects
 from controller.scoring.scorer import Scorer, ScoringFailed, check_failures
@@ -111,6 +113,30 @@ async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer
         "acc": 0.5,
     }
     assert [row["acc"] for row in rows] == [None, 0.5, 1.0, None]
+
+
+async def test_a_conversation_is_scored_whole_or_its_last_turn_alone(tokenizer: Tokenizer) -> None:
+    said = [
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "<eos>"},
+        {"role": "assistant", "content": "b"},
+    ]
+    prompts, rollouts = make_table().take(np.array([0, 1])), Batch.from_rows(responses=[[1, 2], [2]])
+    talks, reward = [Conversation(messages=said), Conversation(lost="it broke")], LengthReward()
+    reward.extras = [{}, {}]
+    tokens: dict[str, list[list[int]]] = {}
+    for part in ("all", "last_turn"):
+        scorer = Scorer(tokenizer, reward, RewardTokenizer(tokenizer, None, part))  # type: ignore[arg-type]
+        rows = await scorer.reward_rows(prompts, rollouts, talks)
+        tokens[part] = [row.tolist() for row in rows["reward_tokens"].rows()]
+    asked = [tokenizer.backend.encode(str(row.prompt)).ids for row in prompts.rows]
+    # "<eos>" has letters that this tokenizer does not know.
+    assert tokens["all"] == [[*asked[0], 1, *tokenizer.backend.encode("?" * 5).ids, 2], asked[1]]
+    assert tokens["last_turn"] == [[*asked[0], 2], asked[1]]
+    await scorer.score(prompts, rollouts, talks, num_examine=0)
+    assert [sample.last_turn for sample in reward.samples] == ["b", ""]
+    await scorer.score(prompts, rollouts, num_examine=0)
+    assert [sample.last_turn for sample in reward.samples] == ["ab", "b"]
 
 
 class PlacingReward(LengthReward):
