@@ -36,32 +36,22 @@ def find(facts: Facts) -> list[Finding]:
 
 
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
-    free, needed = run.disk_free_bytes, run.next_checkpoint_bytes
-    if free is not None and needed is not None and free < needed:
-        yield Finding(
-            "disk",
-            "run",
-            f"the disk of {run.dir} has {size(free)} free, and the next checkpoint takes about {size(needed)}",
-            "make room there, lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk",
-        )
-    free, needed = run.weights_free_bytes, run.weights_needed_bytes
-    if free is not None and needed is not None and free < needed:
-        yield Finding(
-            "disk",
-            "run",
-            f"the disk of {run.weights_dir} has {size(free)} free, and two versions of the weights need {size(needed)}"
-            " more there",
-            "make room there, or give a folder with more room in rollout.sync_dir",
-        )
+    room = "lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk"
+    elsewhere = "or give a folder with more room in rollout.sync_dir"
+    takes, need = "the next checkpoint takes about {}", "two versions of the weights need {} more there"
+    for folder, free, needed, what, advice in (
+        (run.dir, run.disk_free_bytes, run.next_checkpoint_bytes, takes, room),
+        (run.weights_dir, run.weights_free_bytes, run.weights_needed_bytes, need, elsewhere),
+    ):
+        if free is not None and needed is not None and free < needed:
+            sentence = f"the disk of {folder} has {size(free)} free, and {what.format(size(needed))}"
+            yield Finding("disk", "run", sentence, f"make room there, {advice}")
     if run.step is not None and not run.is_completed and not run.controller_runs:
         saved = run.last_checkpoint_step
         where = f"goes on from the checkpoint of step {saved}" if saved else "starts again: there is no checkpoint"
-        yield Finding(
-            "unfinished",
-            "run",
-            f"the run is not finished: step {run.step} is its last one so far, and no controller runs",
-            f"the command that started it {where}; {run.dir}/logs/controller_0.log may say why it ended",
-        )
+        sentence = f"the run is not finished: step {run.step} is its last one so far, and no controller runs"
+        advice = f"the command that started it {where}; {run.dir}/logs/controller_0.log may say why it ended"
+        yield Finding("unfinished", "run", sentence, advice)
     yield from _certificate("run", "the controller's certificate", run.certificate_ends_unix_s, now_unix_s)
 
 
@@ -87,12 +77,9 @@ def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
         sentence, _, advice = because.rpartition(": ")
         yield Finding("version", role, sentence, advice)
     elif group.role == role and group.config_digest != group.expected_config_digest:
-        yield Finding(
-            "config",
-            role,
-            f"{the} was started with another configuration: {_differences(role, group)}",
-            f"restart it with this configuration, or give the one that it runs with ({facts.run.dir}/config.yaml)",
-        )
+        sentence = f"{the} was started with another configuration: {_differences(role, group)}"
+        advice = f"restart it with this configuration, or give the one that it runs with ({facts.run.dir}/config.yaml)"
+        yield Finding("config", role, sentence, advice)
     if group.state in _STATES:
         what, advice = _STATES[group.state]
         yield Finding("state", role, f"{the} {what}", advice)
@@ -129,13 +116,10 @@ def _advice(role: str, code: str, run: RunFacts) -> str:
 def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
     offset_s, uncertainty_s = group.clock_offset_s, (group.round_trip_min_s or 0.0) / 2
     if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
-        yield Finding(
-            "clock",
-            role,
-            f"the clock of {the} is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's:"
-            " certificates may count as expired or not valid yet, and logs of two machines do not fit together",
-            "set both clocks (NTP), then restart the run",
-        )
+        off = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
+        so = "certificates may count as expired or not valid yet, and logs of two machines do not fit together"
+        advice = "set both clocks (NTP), then restart the run"
+        yield Finding("clock", role, f"the clock of {the} is {off}: {so}", advice)
 
 
 def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterator[Finding]:
@@ -153,25 +137,19 @@ def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterat
 
 def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
     for rank, pid in group.stopped_pids.items():
-        yield Finding(
-            "stopped",
-            role,
-            f"rank {rank} of the {role} (pid {pid} on this machine) is stopped (state T), by a signal or a debugger",
-            f"kill -CONT {pid} lets it go on; kill -KILL {pid} ends its group, which is then started again",
-        )
+        where = f"pid {pid} on this machine"
+        sentence = f"rank {rank} of the {role} ({where}) is stopped (state T), by a signal or a debugger"
+        advice = f"kill -CONT {pid} lets it go on; kill -KILL {pid} ends its group, which is then started again"
+        yield Finding("stopped", role, sentence, advice)
 
 
 def _silent_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
     for rank in group.ranks:
         if rank.silent_s > MAX_SILENCE_S and rank.rank not in group.stopped_pids:
             where = f"pid {rank.pid} on {rank.host}"
-            yield Finding(
-                "silent_rank",
-                role,
-                f"rank {rank.rank} of the {role} ({where}) has given no sign of life for {rank.silent_s:.0f} s",
-                f"look at {where}: stopped, or its machine away; its group ends by itself after"
-                " services.progress_timeout_s",
-            )
+            sentence = f"rank {rank.rank} of the {role} ({where}) has given no sign of life for {rank.silent_s:.0f} s"
+            until = "its group ends by itself after services.progress_timeout_s"
+            yield Finding("silent_rank", role, sentence, f"look at {where}: stopped, or its machine away; {until}")
 
 
 def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: float) -> Iterator[Finding]:
@@ -193,9 +171,6 @@ def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
     epoch = max((group.epoch or 0 for group in groups.values()), default=0)
     for role, group in groups.items():
         if group.is_reached and not group.epoch and epoch:
-            yield Finding(
-                "restarted",
-                role,
-                f"the {role} at {group.address} was restarted and knows no controller; others work for epoch {epoch}",
-                "a controller that runs restores its weights at its next call; else start the run again",
-            )
+            knows = f"was restarted and knows no controller; others work for epoch {epoch}"
+            advice = "a controller that runs restores its weights at its next call; else start the run again"
+            yield Finding("restarted", role, f"the {role} at {group.address} {knows}", advice)
