@@ -57,6 +57,7 @@ from rewards.manager import RewardManager
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from splitppo.config.load import validate
+from tests.support.scores import make_scores
 
 SIZES = ("1024x1024", "8192x1024", "1024x8192", "4096x4096", "8192x4096")
 SAMPLES = 8  # per prompt
@@ -93,11 +94,11 @@ class StandInScorer(Scorer):
     def __init__(self) -> None:
         self.last: tuple[PromptBatch, Batch] | None = None
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:  # noqa: ARG002
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *_: Any, num_examine: int) -> Scores:  # noqa: ARG002
         """Scores every other response as right."""
         self.last = prompts, rollouts
         num_rows = len(prompts.row_indices)
-        return Scores.of(
+        return make_scores(
             (np.arange(num_rows) % 2).astype(np.float32),
             data_sources=objects("gsm8k" for _ in range(num_rows)),
             prompt_indices=prompts.row_indices,

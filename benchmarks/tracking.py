@@ -31,6 +31,7 @@ from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1.worker_pb2 import CommandResult
+from tests.support.scores import make_scores
 
 NUM_RESPONSES, NUM_PARTS, STEP_S = 64, 6, 10.0
 VALIDATION_FREQ, SAVE_FREQ = 10, 5
@@ -117,7 +118,7 @@ def _reply(started_s: float, duration_s: float) -> CommandReply:
 
 def _scores() -> Scores:
     rows = range(NUM_RESPONSES)
-    return Scores.of(
+    return make_scores(
         np.arange(NUM_RESPONSES, dtype=np.float32),
         data_sources=objects("source" for _ in rows),
         texts=objects(Text(f"prompt {row}", f"response {row}", f"truth {row}") for row in rows),

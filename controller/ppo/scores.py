@@ -68,31 +68,6 @@ class Scores:
     texts: Objects
 
     @classmethod
-    def of(cls, scores_B: Float32s, **columns: Any) -> Self:
-        """Makes `Scores` from given columns; the other columns say: ended by EOS, no failure."""
-        num_rows = len(scores_B)
-        no_tokens = Column(np.empty(0, np.float32), np.zeros(num_rows, np.int32))
-        nothing, no = np.full(num_rows, "", np.object_), np.zeros(num_rows, np.bool_)
-        neutral: dict[str, Any] = {
-            "rule_scores": scores_B,
-            "model_scores": None,
-            "token_scores": columns.get("rule_token_scores", no_tokens),
-            "rule_token_scores": no_tokens,
-            "has_eos": ~no,
-            "has_stopped": no,
-            "is_truncated": no,
-            "data_sources": nothing,
-            "prompt_indices": np.arange(num_rows),
-            "places": nothing,
-            "failures": np.full(num_rows, None, np.object_),
-            "messages": nothing,
-            "extra": np.full(num_rows, {}, np.object_),
-            "conversations": np.full(num_rows, None, np.object_),
-            "texts": np.full(num_rows, Text("", "", None), np.object_),
-        }
-        return cls(scores_B, **neutral | columns)
-
-    @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenates the rows of several `Scores` into one, in order."""
         names = [field.name for field in fields(cls)]

@@ -103,10 +103,13 @@ class Scorer:
             ]
         scores_B = np.array([result.total for result in results], np.float32)
         eos_ids = self.tokenizer.eos_token_ids
-        return Scores.of(
+        token_scores = Column.from_rows([result.token_scores for result in results], np.dtype(np.float32))
+        return Scores(
             scores_B,
             rule_scores=np.where(has_scorer_B | bool(conversations), scores_B, np.float32(np.nan)),
-            rule_token_scores=Column.from_rows([result.token_scores for result in results], np.dtype(np.float32)),
+            model_scores=None,
+            token_scores=token_scores,
+            rule_token_scores=token_scores,
             has_eos=np.array([len(ids) > 0 and int(ids[-1]) in eos_ids for ids in responses], np.bool_),
             has_stopped=np.array([any(stop in text for stop in self.stop) for text in texts], np.bool_),
             is_truncated=np.array([talk is not None and talk.is_truncated for talk in talks], np.bool_),

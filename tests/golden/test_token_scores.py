@@ -14,10 +14,10 @@ import pytest
 
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import Moments, Normalization, RunningMoments
-from controller.ppo.scores import Scores
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
+from tests.support.scores import make_scores
 
 Rows = list[list[float]]
 FLOAT32 = np.dtype(np.float32)
@@ -43,7 +43,7 @@ def test_gae_of_scores_on_tokens() -> None:
     experience = assemble_experience(
         algorithm(gamma=0.5, lam=0.5),
         rollouts,
-        Scores.of(np.array([3.0, 1.0], np.float32), token_scores=column([[1.0, 0.0, 0.5], [0.0, 0.0]])),
+        make_scores(np.array([3.0, 1.0], np.float32), token_scores=column([[1.0, 0.0, 0.5], [0.0, 0.0]])),
         num_samples=1,
     )
     # Of 3, 1 and 0.5 are placed, and 1.5 is left for the end; the second response's score is all of its end.
@@ -61,7 +61,7 @@ def test_the_score_of_a_rejected_token_moves_on_else_back() -> None:
     placed = column([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0], [1.0, 2.0], [0.0], []])
     scores = np.array([31.0, 15.0, 9.0, 3.0, 7.0], np.float32)  # 16, 8, 6, 3 and 7 at the ends
     experience = assemble_experience(
-        algorithm(adv_estimator="rloo"), rollouts, Scores.of(scores, token_scores=placed), num_samples=1
+        algorithm(adv_estimator="rloo"), rollouts, make_scores(scores, token_scores=placed), num_samples=1
     )
     assert rows_of(experience.rewards) == [[0, 3, 0, 28], [0, 15, 0], [0, 0], [3], []]
 
@@ -73,7 +73,7 @@ def test_groups_compare_the_sums_wherever_scores_are_placed(estimator: str) -> N
     placed = column([[0.5, 0.25], [-1.0, 0.0, 2.0], [0.0], [3.0, 0.0]])
     advantages = [
         assemble_experience(algorithm(adv_estimator=estimator), rollouts, given, num_samples=2).batch["advantages"]
-        for given in (Scores.of(scores), Scores.of(scores, token_scores=placed))
+        for given in (make_scores(scores), make_scores(scores, token_scores=placed))
     ]
     np.testing.assert_allclose(advantages[1].values, advantages[0].values, rtol=1e-6)
 
@@ -84,7 +84,7 @@ def test_every_part_of_a_score_is_scaled_and_clipped_by_itself_and_the_score_sta
         algorithm(adv_estimator="rloo"),
         rollouts,
         # 4.75 is left for the first end.
-        Scores.of(np.array([3.0, -9.0], np.float32), token_scores=column([[0.25, -4.0, 2.0], [0.0, 0.0]])),
+        make_scores(np.array([3.0, -9.0], np.float32), token_scores=column([[0.25, -4.0, 2.0], [0.0, 0.0]])),
         num_samples=2,
         normalization=Normalization(RewardShapingConfig(scale=2.0, clip_range=(-3.0, 5.0))),
     )
@@ -97,7 +97,7 @@ def test_a_token_without_a_score_is_not_clipped_into_one() -> None:
     experience = assemble_experience(
         algorithm(adv_estimator="reinforce_plus_plus"),
         rollouts,
-        Scores.of(np.array([3.0], np.float32), token_scores=column([[0.0, 0.25, 0.0]])),
+        make_scores(np.array([3.0], np.float32), token_scores=column([[0.0, 0.25, 0.0]])),
         num_samples=1,
         normalization=Normalization(RewardShapingConfig(clip_range=(0.5, 2.0))),
     )
@@ -109,7 +109,7 @@ def test_the_score_of_a_greedy_response_is_shaped_as_that_which_it_is_compared_w
     experience = assemble_experience(
         algorithm(adv_estimator="remax"),
         rollouts,
-        Scores.of(np.array([0.5, 1.0, -4.0, 2.0], np.float32)),
+        make_scores(np.array([0.5, 1.0, -4.0, 2.0], np.float32)),
         num_samples=2,
         greedy_scores_P=np.array([0.25, 9.0], np.float32),
         normalization=Normalization(RewardShapingConfig(scale=2.0, clip_range=(-5.0, 5.0))),
@@ -125,7 +125,7 @@ def test_the_running_deviation_is_that_of_all_scores_so_far() -> None:
         experience = assemble_experience(
             algorithm(adv_estimator="rloo"),
             rollouts,
-            Scores.of(np.array(scores, np.float32)),
+            make_scores(np.array(scores, np.float32)),
             num_samples=2,
             normalization=Normalization(shaping, running=running),
         )
@@ -239,7 +239,7 @@ def test_three_steps_of_everything_at_once_are_those_of_the_reference() -> None:
         experience = assemble_experience(
             config,
             rollouts,
-            Scores.of(scores, token_scores=column(token_scores)),
+            make_scores(scores, token_scores=column(token_scores)),
             num_samples=2,
             normalization=Normalization(shaping, normalize_values=True, running=running),
         )
@@ -287,7 +287,7 @@ def step_of_values(normalize_values: bool, running: RunningMoments, values: Rows
     return assemble_experience(
         algorithm(),
         rollouts,
-        Scores.of(np.array([10.0, 40.0], np.float32)),
+        make_scores(np.array([10.0, 40.0], np.float32)),
         num_samples=1,
         normalization=Normalization(normalize_values=normalize_values, running=running),
     )

@@ -36,6 +36,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, SL
 from splitppo.v1.conversation_pb2 import TurnsEnded
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.call_log import CallLog, Stream
+from tests.support.scores import make_scores
 
 NUM_PROMPTS = 6
 
@@ -334,7 +335,7 @@ class FakeScorer(Scorer):
         self.examined.append(num_examine)
         rows, lengths_B = prompts.rows, rollouts["responses"].lengths.astype(np.float32)
         has_scorer_B = np.array([row.data_source == "a" for row in rows])
-        scores = Scores.of(
+        scores = make_scores(
             np.where(has_scorer_B, lengths_B, np.float32(0.0)),
             rule_scores=np.where(has_scorer_B, lengths_B, np.float32(np.nan)),
             has_eos=np.full(len(rows), self.have_ended),

@@ -24,7 +24,7 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
-from controller.ppo.scores import Scores, objects
+from controller.ppo.scores import objects
 from controller.step.context import StepContext
 from controller.step.dynamic_sampling import KeptRollouts
 from controller.step.generation import SampledRollouts
@@ -42,6 +42,7 @@ from splitppo.rpc.errors import Place, Unavailable
 from tests.support import models
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeScorer, make_config
+from tests.support.scores import make_scores
 from tests.support.talking import FunctionEnvironments, Speak, TalkingActor, TalkingRollout
 
 NUM_SAMPLES = 2
@@ -243,7 +244,7 @@ async def test_of_a_lost_conversation_nothing_is_learned(
     masks = rollouts["response_mask"].rows()
     assert [bool(mask.any()) for mask in masks] == [False, False, True, True]
     assert [one.added_to(Scored(5.0), 8).total for one in conversations] == [0.0, 0.0, 6.0, 6.0]
-    scores = Scores.of(np.zeros(4, np.float32), conversations=objects(conversations), places=objects("abcd"))
+    scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations), places=objects("abcd"))
     with caplog.at_level("WARNING"):
         check_lost(scores, 0.5, "step 3")
     assert caplog.messages == ["the environment failed in 2 of 4 conversations of step 3; first a: it broke"]

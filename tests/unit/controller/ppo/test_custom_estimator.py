@@ -9,9 +9,9 @@ import pytest
 
 from controller.ppo.advantages.registry import estimator_of
 from controller.ppo.experience import assemble_experience
-from controller.ppo.scores import Scores
 from splitppo.batch import Batch
 from splitppo.config import AlgorithmConfig, ConfigError
+from tests.support.scores import make_scores
 
 FILE = """
 import numpy as np
@@ -45,7 +45,7 @@ def assembled(config: AlgorithmConfig, longest: int = 3) -> Batch:
     responses = [[5], np.arange(longest), [], [5, 6]]
     rollouts = Batch.from_rows(prompts=[[1], [1], [2], [2]], responses=responses)
     scores_B = np.array([0.0, 1.0, 8.0, 2.0], np.float32)
-    return assemble_experience(config, rollouts, Scores.of(scores_B), num_samples=2).batch
+    return assemble_experience(config, rollouts, make_scores(scores_B), num_samples=2).batch
 
 
 @pytest.mark.parametrize("longest", [3, 300_000])

@@ -12,10 +12,11 @@ import pytest
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
-from controller.ppo.scores import Scores, objects
+from controller.ppo.scores import objects
 from splitppo.batch import Batch
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 from tests.support.fake_services import make_config
+from tests.support.scores import make_scores
 
 # Four responses to two prompts: of 3, 1, 0 and 2 tokens.
 RESPONSES = [[5, 6, 7], [5], [], [5, 6]]
@@ -36,7 +37,7 @@ def assemble(
     return assemble_experience(
         make_config(tmp_path, algorithm__kl_coef=0.5, **changes).algorithm,
         rollouts,
-        Scores.of(SCORES, extra=objects(extra)),
+        make_scores(SCORES, extra=objects(extra)),
         num_samples=num_samples,
         greedy_scores_P=None if greedy_scores is None else np.array(greedy_scores, np.float32),
         normalization=normalization,
@@ -196,7 +197,7 @@ TRUNCATED = np.array([False, False, False, True])
 def assemble_truncated(tmp_path: Path, columns: dict[str, Any], **changes: Any) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
     algorithm = make_config(tmp_path, **changes).algorithm
-    return assemble_experience(algorithm, rollouts, Scores.of(SCORES, is_truncated=TRUNCATED), num_samples=2)
+    return assemble_experience(algorithm, rollouts, make_scores(SCORES, is_truncated=TRUNCATED), num_samples=2)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -300,11 +301,11 @@ def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) ->
     rollouts = Batch.from_rows(prompts=[[1]] * 6, responses=[np.arange(n) for n in lengths], **rows)
     algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True, algorithm__kl_coef=0.5).algorithm
     scores = np.arange(6, dtype=np.float32)
-    together = assemble_experience(algorithm, rollouts, Scores.of(scores), num_samples=2)
+    together = assemble_experience(algorithm, rollouts, make_scores(scores), num_samples=2)
     for start in (0, 2, 4):
         pair = slice(start, start + 2)
         alone = assemble_experience(
-            algorithm, rollouts.take(np.arange(6)[pair]), Scores.of(scores[pair]), num_samples=2
+            algorithm, rollouts.take(np.arange(6)[pair]), make_scores(scores[pair]), num_samples=2
         )
         for column, expected in (
             (together.rewards, alone.rewards),

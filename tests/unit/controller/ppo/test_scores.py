@@ -10,6 +10,7 @@ import pytest
 from controller.ppo.scores import Scores, Text, objects
 from splitppo.batch import Column
 from splitppo.config import ConfigError
+from tests.support.scores import make_scores
 
 
 def scores_of(*scores: float, extra: dict[str, Any] | None = None, **columns: Any) -> Scores:
@@ -18,7 +19,7 @@ def scores_of(*scores: float, extra: dict[str, Any] | None = None, **columns: An
         "extra": objects([extra or {}] * len(scores)),
         "data_sources": objects(["letters"] * len(scores)),
     }
-    return Scores.of(np.array(scores, np.float32), **{**fields, **columns})
+    return make_scores(np.array(scores, np.float32), **{**fields, **columns})
 
 
 def test_parts_are_joined_in_their_order_and_rows_are_taken_in_any() -> None:

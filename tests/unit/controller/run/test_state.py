@@ -10,12 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from controller.ppo.experience import Experience, assemble_experience
-from controller.ppo.scores import Scores
 from controller.run.state import RunState
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import Accuracy, ValidationResult
 from splitppo.batch import Batch, Column
 from tests.support.fake_services import make_config
+from tests.support.scores import make_scores
 
 
 def experience(kl: float | None) -> Experience:
@@ -35,7 +35,9 @@ def record(done: Experience, step_s: float = 1.0, entropy: float | None = None) 
 
 
 def validation(accuracy: float, **by_source: float) -> ValidationResult:
-    return ValidationResult(Accuracy(overall=accuracy, by_source=by_source), {}, Scores.of(np.zeros(0, np.float32)), {})
+    return ValidationResult(
+        Accuracy(overall=accuracy, by_source=by_source), {}, make_scores(np.zeros(0, np.float32)), {}
+    )
 
 
 def test_a_run_starts_with_the_configured_coefficient(tmp_path: Path) -> None:
@@ -175,7 +177,11 @@ def test_running_statistics_go_on_bit_for_bit_from_a_stored_state(tmp_path: Path
         restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
         experiences = [
             assemble_experience(
-                config.algorithm, rollouts, Scores.of(scores), num_samples=2, normalization=state.normalization(config)
+                config.algorithm,
+                rollouts,
+                make_scores(scores),
+                num_samples=2,
+                normalization=state.normalization(config),
             )
             for state in (straight, restored)
         ]

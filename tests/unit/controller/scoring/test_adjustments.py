@@ -22,6 +22,7 @@ from controller.tracking.step_metrics import reward_model_metrics
 from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.sections.reward import OverlongBuffer
+from tests.support.scores import make_scores
 
 
 def floats(*values: float) -> np.ndarray:
@@ -29,7 +30,7 @@ def floats(*values: float) -> np.ndarray:
 
 
 def scores_of(*scores: float, **columns: Any) -> Scores:
-    return Scores.of(floats(*scores), **columns)
+    return make_scores(floats(*scores), **columns)
 
 
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:

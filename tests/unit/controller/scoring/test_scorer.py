@@ -20,6 +20,7 @@ from controller.tracking.step_file import json_line
 from rewards.samples import Failure, Sample, Scored
 from splitppo.batch import Batch
 from tests.support.fake_services import make_table
+from tests.support.scores import make_scores
 
 EOS, EOS_TOO = 3, 4
 # Prompt 0 is answered by "ab" and "a<eos>", prompt 1 by "" and "b<eos2>".
@@ -182,7 +183,7 @@ def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reas
         "places": objects(["", "", "", "train.jsonl, line 7"]),
         "data_sources": objects(["letters"] * 4),
     }
-    scored = Scores.of(np.array([1.0, 2.0, 3.0, 0.0], np.float32), **columns)
+    scored = make_scores(np.array([1.0, 2.0, 3.0, 0.0], np.float32), **columns)
     check_failures(scored, 0.25, "step 3")
     with pytest.raises(ScoringFailed) as ended:
         check_failures(scored, 0.2, "step 3")
@@ -191,4 +192,4 @@ def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reas
         " first train.jsonl, line 7, data_source 'letters': KeyError: 'x'"
     )
     check_failures(scored.take(np.array([3])), 1.0, "step 3")
-    check_failures(Scores.of(np.empty(0, np.float32)), 0.0, "step 3")
+    check_failures(make_scores(np.empty(0, np.float32)), 0.0, "step 3")

@@ -16,10 +16,11 @@ from splitppo.batch import Batch
 from splitppo.config import ConfigError
 from splitppo.config.subsections.filter_groups import FilterGroupsConfig
 from tests.support.fake_services import make_table
+from tests.support.scores import make_scores
 
 
 def scored(*scores: float, extra: list[dict[str, Any]] | None = None, failure: Failure | None = None) -> Scores:
-    return Scores.of(
+    return make_scores(
         np.array(scores, np.float32),
         extra=objects(extra or [{}] * len(scores)),
         failures=objects([failure] * len(scores)),

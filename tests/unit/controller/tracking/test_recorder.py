@@ -30,6 +30,7 @@ from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeActor, make_config
+from tests.support.scores import make_scores
 
 
 class Book:
@@ -78,7 +79,7 @@ def scores_of(responses: dict[str, float], **columns: Any) -> Scores:
     """Responses of data source "a" with their scores."""
     texts = objects(Text("", response, "t") for response in responses)
     sources = objects("a" for _ in responses)
-    return Scores.of(np.array(list(responses.values()), np.float32), texts=texts, data_sources=sources, **columns)
+    return make_scores(np.array(list(responses.values()), np.float32), texts=texts, data_sources=sources, **columns)
 
 
 def fill(record: StepRecord, config: Config) -> None:

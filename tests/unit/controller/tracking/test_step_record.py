@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from controller.ppo.experience import assemble_experience
-from controller.ppo.scores import Scores, objects
+from controller.ppo.scores import objects
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.validation.result import Accuracy, ValidationResult
@@ -21,6 +21,7 @@ from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.fake_services import make_config
+from tests.support.scores import make_scores
 
 
 def reply(started_s: float, finished_s: float, **metrics: float) -> CommandReply:
@@ -38,7 +39,7 @@ def closed_record(config: Config, **changes: Any) -> StepRecord:
     )
     extra = objects([{"acc": 1.0, "note": "x"}, {"acc": 0.0}])
     record = StepRecord(3, 100.0, 110.0, epoch=1)
-    record.scores = Scores.of(np.array([1.0, 2.0], np.float32), has_eos=np.array([True, False]), extra=extra)
+    record.scores = make_scores(np.array([1.0, 2.0], np.float32), has_eos=np.array([True, False]), extra=extra)
     record.experience = assemble_experience(config.algorithm, rollouts, record.scores, num_samples=2)
     record.traffic = Traffic(bytes_sent=100, bytes_received=50, transfer_s=0.5)
     for name, value in changes.items():
@@ -124,7 +125,7 @@ def test_the_line_holds_what_was_learned_generated_and_moved(tmp_path: Path) -> 
 )
 def test_failures_of_the_scorers_are_counted_by_reason(tmp_path: Path, failure: Failure, metric: str) -> None:
     config = make_config(tmp_path)
-    failed = Scores.of(np.zeros(2, np.float32), failures=objects([failure, failure]))
+    failed = make_scores(np.zeros(2, np.float32), failures=objects([failure, failure]))
     record = closed_record(config, scores=failed)
     metrics = metrics_line(record, [], config)
     counts = {name: count for name, count in metrics.items() if name.startswith("reward/num_")}
@@ -135,7 +136,7 @@ def test_failures_of_the_scorers_are_counted_by_reason(tmp_path: Path, failure: 
 
 def test_validation_of_the_step_joins_its_line(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    scores = Scores.of(np.empty(0, np.float32))
+    scores = make_scores(np.empty(0, np.float32))
     validation = ValidationResult(Accuracy(overall=0.5), {"val/accuracy": 0.5}, scores, {"testing": 1.0})
     assert metrics_line(closed_record(config, validation=validation), [], config)["val/accuracy"] == 0.5
     assert "val/accuracy" not in metrics_line(closed_record(config), [], config)
@@ -148,7 +149,7 @@ def test_without_a_critic_there_are_no_values_and_one_pool(tmp_path: Path) -> No
     batch = record.experience.batch
     without_values = Batch(batch.num_rows, {name: batch[name] for name in batch.columns if name != "values"})
     record.experience = assemble_experience(
-        config.algorithm, without_values, Scores.of(record.experience.scores), num_samples=2
+        config.algorithm, without_values, make_scores(record.experience.scores), num_samples=2
     )
     metrics = metrics_line(record, [], config)
     assert not [name for name in metrics if name.startswith(("critic/values", "critic/vf"))]

@@ -14,11 +14,12 @@ from controller.tracking.metric_names import check_declared
 from controller.tracking.step_metrics import reward_extra_metrics
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from rewards.scorers import math_dapo
+from tests.support.scores import make_scores
 
 
 def answers(source: str, prompt: int, *fields: dict[str, Any]) -> Scores:
     """Responses to one prompt, each with its reward and the scorer's other fields."""
-    return Scores.of(
+    return make_scores(
         np.array([extra.pop("reward") for extra in fields], np.float32),
         data_sources=objects(source for _ in fields),
         prompt_indices=np.full(len(fields), prompt),
@@ -165,4 +166,4 @@ def test_a_field_that_a_scorer_left_empty_is_no_answer() -> None:
 
 def test_a_validation_without_responses_is_refused() -> None:
     with pytest.raises(ValueError, match="without any response"):
-        accuracy_by_source(Scores.of(np.empty(0, np.float32)))
+        accuracy_by_source(make_scores(np.empty(0, np.float32)))
