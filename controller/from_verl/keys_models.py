@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from controller.from_verl.keys_trained import ACTOR, COMPUTE, SHARDED, compute_dtype, rank_of_adapters, trained
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of, only_if
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 from splitppo.config.subsections.policy_loss import LOSS_MODES, PolicyLossConfig
@@ -61,18 +61,13 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield from trained(actor, model=_MODEL, engine=f"{ACTOR}.fsdp_config")
 
 
-def _reference_offload(value: Any, run: VerlRun) -> Any:
-    if rank_of_adapters(run, _MODEL):
-        raise NotNeeded("with LoRA the reference is the policy without its adapters")
-    return value
-
-
 def _reference(reference: Section) -> Iterator[Row]:
     yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
-    offloaded = "placement.reference_param_offload"
-    yield reference.renamed("{fsdp_config,megatron,veomni}.param_offload", offloaded, convert=_reference_offload)
+    offloaded, lora = "placement.reference_param_offload", "with LoRA the reference is the policy without its adapters"
+    of_own = only_if(lambda run: not rank_of_adapters(run, _MODEL), lora)
+    yield reference.renamed("{fsdp_config,megatron,veomni}.param_offload", offloaded, convert=of_own)
     yield reference.not_needed("fsdp_config.**", "the reference is sharded over its group (placement.reference)")
     yield reference.not_needed("**", "the reference is computed like the actor, in the group of placement.reference")
 

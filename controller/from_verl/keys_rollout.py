@@ -1,9 +1,10 @@
 """Converts verl's keys about rollouts and their engine (`actor_rollout_ref.rollout`) into keys of SplitPPO."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, one_of, only_if, same_as
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, one_of, only_if, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.subsections.multi_turn import MAX_OBSERVATION_LENGTH, TOOL_FORMATS
@@ -16,20 +17,13 @@ _TEMPLATE_TOKENS = 32  # of a chat template, around the texts of tools
 ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
-_vllm_only = only_if(lambda run: run.uses_vllm, "only with rollout.backend vllm")
-
-
-def _tensor_parallel(value: Any, run: VerlRun) -> Any:
-    _vllm_only(value, run)
-    return run.groups.tensor_parallel
+_with_vllm = partial(only_if, lambda run: run.uses_vllm, "only with rollout.backend vllm")
+_vllm_only = _with_vllm()
+_if_turns = partial(only_if, lambda run: run.has_turns, "only with multi_turn.enable, or an agent loop")
 
 
 def _top_k(value: Any, _: VerlRun) -> int:
     return 0 if value is None else max(0, int(value))
-
-
-def _sleep_level(value: Any, run: VerlRun) -> int:
-    return 1 if _vllm_only(value, run) else 0
 
 
 def _sampled(value: Any, _: VerlRun) -> Any:
@@ -48,7 +42,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.checked("do_sample", "true is not needed, false not supported", _sampled)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
     size, divisor = "tensor_model_parallel_size", "a divisor of the GPUs that sample"
-    yield vllm.changed(size, size, divisor, _tensor_parallel, 2)
+    yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)
     yield vllm.taken("gpu_memory_utilization", 0.5, _vllm_only)
     yield vllm.taken("max_num_seqs", 256, _vllm_only)
     yield vllm.taken("max_num_batched_tokens", 8192, _vllm_only)
@@ -57,7 +51,8 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield vllm.taken("enable_chunked_prefill", True, _vllm_only)
     yield vllm.taken("enable_prefix_caching", True, _vllm_only)
     sleep = "1: gives memory back while it does not generate; 0: keeps it"
-    yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, "${actor_rollout_ref.hybrid_engine}")
+    level, hybrid = _with_vllm(lambda value, _: 1 if value else 0), "${actor_rollout_ref.hybrid_engine}"
+    yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)
     for name in ("prompt_length", "response_length"):
         yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
     validation = Section(f"{rollout.verl}.val_kwargs", "evaluation")
@@ -119,17 +114,6 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     agents = "agent.{default_agent_loop,agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, ENVIRONMENTS, "single_turn_agent")
     yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
-
-
-def _if_turns(convert: Convert = lambda value, _: value) -> Convert:
-    """Makes a conversion that applies to a verl run whose responses have several turns; others do not need the key."""
-
-    def converted(value: Any, run: VerlRun) -> Any:
-        if not run.has_turns:
-            raise NotNeeded("only with multi_turn.enable, or an agent loop")
-        return convert(value, run)
-
-    return converted
 
 
 def _max_turns(value: Any, run: VerlRun) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if, unless_off
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.section import KlEstimator
@@ -31,10 +31,15 @@ def _reinforces(run: VerlRun) -> bool:
     return bool(policy_gradient) or run.value(f"{_CORRECTION}.loss_type") == "reinforce"
 
 
-def _weights(value: Any, run: VerlRun) -> Any:
-    if run.value(f"{_CORRECTION}.bypass_mode") and not _reinforces(run):
-        raise NotNeeded("with bypass_mode and ppo_clip verl only measures weights: the ratio includes them")
-    return value
+def _bypasses(run: VerlRun) -> bool:
+    return bool(run.value(f"{_CORRECTION}.bypass_mode"))
+
+
+_weights = only_if(
+    lambda run: _reinforces(run) or not _bypasses(run),
+    "with bypass_mode and ppo_clip verl only measures weights: the ratio includes them",
+)
+_loss_type = only_if(_bypasses, "only with bypass_mode", lambda value, run: "reinforce" if _reinforces(run) else value)
 
 
 def _is_threshold(value: Any, run: VerlRun) -> Any:
@@ -49,7 +54,7 @@ def _is_threshold(value: Any, run: VerlRun) -> Any:
 
 def _normalizes(value: Any, run: VerlRun) -> Any:
     _weights(value, run)
-    if value and run.value(f"{_CORRECTION}.bypass_mode") and run.value(f"{_CORRECTION}.rollout_is"):
+    if value and _bypasses(run) and run.value(f"{_CORRECTION}.rollout_is"):
         raise NotSupported("with bypass_mode verl divides the weights by the mean of each micro-batch")
     return value
 
@@ -67,24 +72,6 @@ def _rejection_bounds(value: Any, run: VerlRun) -> Any:
         return value
     upper, lower = num_of(value, f"{_CORRECTION}.rollout_rs_threshold"), run.value(f"{_CORRECTION}.{_LOWER}")
     return f"{1.0 / upper!r}_{1.0 / num_of(lower, _LOWER) if lower is not None else upper!r}"
-
-
-def _bypass(value: Any, _: VerlRun) -> Any:
-    if not value:
-        raise NotNeeded("auto, the default here: log-probs of the policy, from the trainer or the rollout backend")
-    return True
-
-
-def _loss_type(value: Any, run: VerlRun) -> Any:
-    if not run.value(f"{_CORRECTION}.bypass_mode"):
-        raise NotNeeded("only with bypass_mode")
-    return "reinforce" if _reinforces(run) else value
-
-
-def _policy_gradient(value: Any, run: VerlRun) -> Any:
-    if not value:
-        raise NotNeeded("loss_type sets it")
-    return _loss_type(value, run)
 
 
 def _freq(value: Any, _: VerlRun) -> int:
@@ -166,8 +153,12 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
     yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
-    yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", _policy_gradient, False)
-    yield correction.taken("bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", _bypass)
+    gradient = unless_off("loss_type sets it", _loss_type)
+    yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", gradient, False)
+    auto = "auto, the default here: log-probs of the policy, from the trainer or the rollout backend"
+    yield correction.taken(
+        "bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", unless_off(auto, lambda *_: True)
+    )
     yield correction.taken("loss_type", "ppo_clip", _loss_type)
     moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs replaces mask and veto"
     yield algorithm.unsupported("rollout_is_threshold", moved)
