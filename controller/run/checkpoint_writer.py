@@ -76,14 +76,21 @@ class CheckpointWriter(BackgroundTask):
     async def _write(
         self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]], rollouts: Callable[[], bytes] | None
     ) -> None:
-        metrics = await awaited_metrics
+        metrics, part, keep = await awaited_metrics, state.model_dump(mode="json"), self.config.checkpoint.keep
         try:
             saves = [lambda client=client: self._save(client, state.step) for client in self.clients]
             replies: list[CommandReply] = await run_calls(self.config.run.schedule, *saves)
             saved = {client.role: reply for client, reply in zip(self.clients, replies, strict=True)}
             self.on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
             manifests: dict[str, str] = {role: reply.result.manifest_sha256 for role, reply in saved.items()}
-            await self._commit(state, metrics, manifests, rollouts)
+
+            def commit() -> None:
+                content = rollouts() if rollouts else None
+                self.store.commit(
+                    state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step, rollouts=content
+                )
+
+            await _to_its_end(commit)
         except (StorageFailed, OSError) as error:
             raise CheckpointFailed(
                 f"the checkpoint of step {state.step} could not be written: {error}; {self.store.last_good()}"
@@ -96,22 +103,11 @@ class CheckpointWriter(BackgroundTask):
         failpoints.hit("save_checkpoint.half", step)
         return reply
 
-    async def _commit(
-        self,
-        state: RunState,
-        metrics: Mapping[str, float],
-        manifests: Mapping[str, str],
-        rollouts: Callable[[], bytes] | None,
-    ) -> None:
-        """Commits the checkpoint in a thread. If cancelled, waits for the thread, which cannot be stopped."""
-        part, keep, best = state.model_dump(mode="json"), self.config.checkpoint.keep, state.best_step
 
-        def commit() -> None:
-            content = rollouts() if rollouts else None
-            self.store.commit(state.step, part, metrics, manifests=manifests, keep=keep, best=best, rollouts=content)
-
-        committing = asyncio.create_task(asyncio.to_thread(commit))
-        try:
-            await asyncio.shield(committing)
-        finally:
-            await asyncio.wait([committing])
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """Runs `work` in a thread. If cancelled, waits for the thread, which cannot be stopped."""
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    finally:
+        await asyncio.wait([running])

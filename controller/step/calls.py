@@ -8,7 +8,7 @@ from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.step.context import StepContext
-from controller.step.greedy import GreedyRollouts
+from controller.step.generation import SampledRollouts
 from controller.step.parts import Compute, PartCalls, PendingRollouts, RolloutPart
 from controller.workers.actor_client import ActorClient, loss_terms
 from controller.workers.client import WorkerClient
@@ -37,8 +37,8 @@ class StepCalls:
         self._part_calls = PartCalls(step, rollouts, is_learned_from=True, num_examine=num_examine)
         # The actor samples the greedy rollouts first, so that they are scored while it computes.
         needs_greedy = step.config.algorithm.needs_greedy_scores and rollouts.greedy_scores is None
-        self._greedy = GreedyRollouts(step, rollouts.prompts) if needs_greedy else None
-        self._sampled_last = self._greedy.rollouts if self._greedy else rollouts
+        self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
+        self._sampled_last: PendingRollouts = self._greedy or rollouts
         self._critic_rows = RowsSentOnce()
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
@@ -50,7 +50,7 @@ class StepCalls:
         if self._greedy is None:
             return self.rollouts.greedy_scores
         await self.rollouts.on_actor.wait()
-        return await self._greedy.scores()
+        return await PartCalls(self.step, self._greedy, is_baseline=True).greedy_scores()
 
     async def old_log_probs(self) -> Batch:
         """Returns the responses' log-probs under policy and rollout backend: the columns that the algorithm needs.

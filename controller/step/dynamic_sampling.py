@@ -8,7 +8,7 @@ were taken before.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from controller.run.end import RunEnd
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts, Origin
 from controller.step.generation import SampledRollouts
-from controller.step.greedy import GreedyRollouts
 from controller.step.kept_groups import Groups, KeptGroups
 from controller.step.parts import PartCalls, PendingRollouts, RolloutPart, of_controller
 from splitppo.batch import Batch
@@ -70,7 +69,8 @@ class StepRollouts:
             groups = await self._generation(step, first_draw, 1, NO_ROWS)
             answered = [(groups.prompts, groups.scores.scores)]
         if config.algorithm.needs_greedy_scores:
-            greedy_scores = await GreedyRollouts(step, groups.prompts).scores()
+            greedy = SampledRollouts.greedy(step, groups.prompts)
+            greedy_scores = await PartCalls(step, greedy, is_baseline=True).greedy_scores()
         origin = Origin(step.number, step.base_step, step.record.epoch, step.record.metrics)
         return FinishedRollouts(origin, groups, answered, greedy_scores)
 
@@ -108,32 +108,32 @@ class StepRollouts:
         return Groups(prompts, *await calls.generate_and_score())
 
 
+@dataclass(eq=False)
 class KeptRollouts:
-    """Rollouts of a step that are already sampled and scored; a `PendingRollouts` that has only one part."""
+    """Rollouts of a step that are already sampled and scored; a `PendingRollouts` that has only one part.
 
-    def __init__(
-        self,
-        step: StepContext,
-        groups: Groups,
-        answered: Sequence[Answered],
-        greedy_scores: Float32s | None = None,
-    ) -> None:
-        self._step = step
-        self._rollouts = groups.rollouts
-        self._answered = answered
-        self.slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number)
-        self.prompts = groups.prompts
-        self.scores: Scores | None = groups.scores
-        self.greedy_scores = greedy_scores
-        self.on_actor = asyncio.Event()
-        self.order = np.arange(groups.rollouts.num_rows)
+    Attributes:
+        all_answered: all prompts that were taken for the step, also dropped ones, with scores before penalties.
+    """
+
+    step: StepContext
+    groups: Groups
+    all_answered: Sequence[Answered]
+    greedy_scores: Float32s | None = None
+
+    def __post_init__(self) -> None:
+        self.slot, self.on_actor = Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step.number), asyncio.Event()
+        self.prompts = self.groups.prompts
+        self.scores: Scores | None = self.groups.scores
+        self.order = np.arange(self.groups.rollouts.num_rows)
+        self._kept = self.groups.rollouts.select(of_controller(self.groups.rollouts))
 
     async def generate(self) -> Batch:
         """Puts the kept rollouts into the actor's slot for the step, and returns prompts and responses."""
-        with self._step.record.timed("gen"):
-            await self._step.workers.actor.put_batch(self.slot, self._rollouts)
+        with self.step.record.timed("gen"):
+            await self.step.workers.actor.put_batch(self.slot, self.groups.rollouts)
         self.on_actor.set()
-        return self._rollouts.select(of_controller(self._rollouts))
+        return self._kept
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
         assert self.scores is not None
@@ -141,8 +141,8 @@ class KeptRollouts:
         if talks := [talk for talk in self.scores.conversations if talk is not None]:
             rows = (replace(row, observation=talk.beginning) for row, talk in zip(asked.rows, talks, strict=True))
             asked = replace(asked, rows=tuple(rows))
-        yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(of_controller(self._rollouts)), talks)
+        yield RolloutPart(self.slot, self.order, asked, self._kept, talks)
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
-        """Returns all prompts that were taken for the step, also dropped ones, with scores before penalties."""
-        return self._answered
+        """Returns `all_answered`."""
+        return self.all_answered

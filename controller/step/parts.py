@@ -141,6 +141,15 @@ class PartCalls:
         rollouts, scores = await run_calls(self.step.config.run.schedule, self.rollouts.generate, self.scores)
         return rollouts, scores
 
+    async def greedy_scores(self) -> Float32s:
+        """Generates and scores greedy rollouts, a response to each prompt; returns the scores, [P], without penalties.
+
+        They are ReMax's baseline.
+        """
+        _, greedy = await self.generate_and_score()
+        self.step.record.metrics["critic/greedy_score/mean"] = float(greedy.scores.mean())
+        return greedy.scores
+
     async def scores(self) -> Scores:
         """Scores each response by the reward functions, and by the reward model if there is one.
 
