@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal, NoReturn
 
 import uvloop
@@ -151,7 +153,7 @@ class Session:
         rewards = RewardManager(config.reward, sources, answers)
         async with rewards, open_environments(config, inputs.tokenizer) as environments:
             scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
-            await self._train_recovering(point, inputs, scorer, environments)
+            await self._train_recovering(partial(self._train_from, point, inputs, scorer, environments))
 
     def _is_completed(self, inputs: Inputs) -> bool:
         """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
@@ -175,13 +177,11 @@ class Session:
         )
         return True
 
-    async def _train_recovering(
-        self, point: RestorePoint, inputs: Inputs, scorer: Scorer, environments: Environments | None
-    ) -> None:
+    async def _train_recovering(self, train: Callable[[], Awaitable[None]]) -> None:
         """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
         while True:
             try:
-                return await self._train_from(point, inputs, scorer, environments)
+                return await train()
             except (WireError, GroupFailed) as error:
                 if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise

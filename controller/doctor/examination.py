@@ -16,7 +16,7 @@ from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.probe import examine
 from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
 from controller.run.checkpoint_store import CheckpointStore
-from controller.run.folder import NONCE_PREFIX, RunFolder, is_held
+from controller.run.folder import NONCE_PREFIX, RunFolder, differences, is_held
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.summary import Summary
 from controller.workers.worker_groups import configured_addresses
@@ -24,7 +24,6 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
-from splitppo.dotted_keys import leaves
 from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
@@ -92,12 +91,9 @@ def _compare_configs(config: Config, facts: Facts) -> None:
         stored = load_config(RunFolder(config).config_file, is_stored=True)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
-                there, here = (dict(leaves(worker_sections(tree, role))) for tree in (stored, config))
-                group.config_differences = [
-                    f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
-                    for key in sorted({**there, **here})
-                    if there.get(key) != here.get(key)
-                ]
+                different = differences(*(worker_sections(tree, role) for tree in (stored, config)))
+                shown = {key: f"{key} is {there!r} there, {here!r} here" for key, there, here in different}
+                group.config_differences = [shown[key] for key in sorted(shown)]
 
 
 @contextmanager
@@ -135,8 +131,7 @@ def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
         sentence = f"the groups of this run are on {host}, and listen on that machine alone (services.launch: local)"
         facts.mistakes.append(Finding("other_machine", "run", sentence, f"ask the same there, on {host}"))
         return {}
-    announced = {role: _read_json(_announcement(config, role), dict) for role in config.roles}
-    return {role: str(content.get("address", "")) for role, content in announced.items()}
+    return {role: str(_read_json(_announcement(config, role), dict).get("address", "")) for role in config.roles}
 
 
 def _announcement(config: Config, role: RoleName) -> Path:
@@ -148,15 +143,18 @@ def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
 
     The file processes.json of the run folder lists the processes.
     """
-    rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
-    here = [row for row in rows if row.get("role") == role and row.get("host") == os.uname().nodename]
+    here = [row for row in _processes(run_dir, role) if row.get("host") == os.uname().nodename]
     return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
 
 
 def _controllers_host(run_dir: Path) -> str:
     """Returns the host name of the controller from the run folder's processes.json; "" if no controller is listed."""
-    rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
-    return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
+    return next((str(row.get("host", "")) for row in _processes(run_dir, "controller")), "")
+
+
+def _processes(run_dir: Path, role: str) -> list[dict[str, Any]]:
+    rows = _read_json(run_dir / "processes.json", list)
+    return [row for row in rows if isinstance(row, dict) and row.get("role") == role]
 
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
@@ -201,7 +199,7 @@ def _run_facts(config: Config) -> RunFacts:
         facts.is_completed = summary is not None and summary.finished and summary.global_step == facts.step
     store = CheckpointStore(run_dir / "checkpoints")
     facts.last_checkpoint_step = store.latest_step() or None
-    facts.next_checkpoint_bytes = _size_of_last(store) or _size_by_models(config)
+    facts.next_checkpoint_bytes = _size_of_files(store.folder(store.latest_step())) or _size_by_models(config)
     disk = _disk_of(run_dir)
     facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
     # A folder of its own may be on the groups' machine alone.
@@ -226,12 +224,6 @@ def _has_new_epoch(run_dir: Path) -> bool:
     if not record.exists():
         return False
     return not processes.exists() or processes.stat().st_mtime_ns < record.stat().st_mtime_ns
-
-
-def _size_of_last(store: CheckpointStore) -> int | None:
-    """Returns the size in bytes of the newest checkpoint; None if none exists, or it is removed during the count."""
-    step = store.latest_step()
-    return _size_of_files(store.folder(step)) if step else None
 
 
 def _size_of_files(folder: Path, pattern: str = "**/*") -> int | None:

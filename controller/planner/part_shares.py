@@ -14,7 +14,12 @@ def part_shares(num_parts: int) -> list[float]:
 
     `part_ends` divides the responses among the parts; the number of responses is taken to be large.
     """
-    return [(end - begin) / _MANY for begin, end in pairwise((0, *part_ends(_MANY, num_parts)))]
+    return [end - begin for begin, end in _parts(num_parts)]
+
+
+def _parts(num_parts: int) -> list[tuple[float, float]]:
+    """Returns the shares of the responses that have ended before each part, and at its end."""
+    return [(begin / _MANY, end / _MANY) for begin, end in pairwise((0, *part_ends(_MANY, num_parts)))]
 
 
 def part_work_shares(num_parts: int, response_share: float) -> list[float]:
@@ -25,12 +30,10 @@ def part_work_shares(num_parts: int, response_share: float) -> list[float]:
     `before` and `up_to` are the shares of the responses before a part and up to its end. Lengths of responses are taken
     to be spread evenly from 0 to the longest. `response_share` is the share of response tokens in all tokens of a step.
     """
-    work, before = [], 0.0
-    for share in part_shares(num_parts):
-        up_to = before + share
-        work.append(share * (1.0 - response_share + response_share * (before + up_to)))
-        before = up_to
-    return work
+    return [
+        (up_to - before) * (1.0 - response_share + response_share * (before + up_to))
+        for before, up_to in _parts(num_parts)
+    ]
 
 
 def response_share(config: Config) -> float:

@@ -128,16 +128,7 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
                 f" lengths, on other devices; different: {', '.join(different)}"
             )
     model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
-    run_places = [
-        Place(
-            run.config.run.schedule,
-            run.devices,
-            run.config.reference_host,
-            run.share,
-            run.config.rollout_shares_devices,
-        )
-        for run in measurements
-    ]
+    run_places = [_place_of(run, run.config) for run in measurements]
     rows, refused = [], []
     for place in _places(first, total):
         try:
@@ -150,6 +141,11 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     fitted_s = model.plan(run_places[0], {}).step_s
     shares = tuple(model.plan(place, {}) for place in _shares(config, run_places[0])) if "gen" in times else ()
     return Plans(first, fitted_s, slowdown, tuple(rows), tuple(refused), shares, times)
+
+
+def _place_of(run: Measurement, config: Config) -> Place:
+    """Returns how a measured run was placed."""
+    return Place(config.run.schedule, run.devices, config.reference_host, run.share, config.rollout_shares_devices)
 
 
 def _own_devices(measured: Measurement) -> dict[str, int]:

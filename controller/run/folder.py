@@ -191,8 +191,8 @@ class RunFolder:
             advice = "remove it, choose another folder, or set run.resume=auto"
             raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
         before = stored if used is None else yaml.safe_load(dump_config(used))
-        differences = list(_differences(before, yaml.safe_load(dump_config(self.config))))
-        lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in differences}
+        changed = differences(before, yaml.safe_load(dump_config(self.config)))
+        lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in changed}
         if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
             way = self.checkpoints.way_to_other_keys()
             raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
@@ -258,10 +258,10 @@ class RunFolder:
         write_atomically(self.path / "processes.json", json.dumps(content, indent=2))
 
 
-def _differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yields (dotted key, stored value, new value) for every key in which two configurations differ."""
     if isinstance(stored, dict) and isinstance(resolved, dict):
         for key in {**stored, **resolved}:
-            yield from _differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))
+            yield from differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))
     elif stored != resolved:
         yield path, stored, resolved

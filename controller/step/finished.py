@@ -68,12 +68,11 @@ class FinishedRollouts:
         """Converts the rollouts into bytes, the content of a safetensors file."""
         groups, scores = self.groups, self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
-        arrays |= _of_column("prompts", groups.prompts.prompts)
-        for name, column in groups.rollouts.columns.items():
-            arrays |= _of_column(f"rollouts.{name}", column)
         arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
-        for name in _SCORE_COLUMNS:
-            arrays |= _of_column(f"scores.{name}", getattr(scores, name))
+        columns = {f"rollouts.{name}": column for name, column in groups.rollouts.columns.items()}
+        columns |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_COLUMNS}
+        for name, column in (columns | {"prompts": groups.prompts.prompts}).items():
+            arrays |= {f"{name}.values": column.values, f"{name}.lengths": column.lengths}
         if scores.model_scores is not None:
             arrays["scores.model_scores"] = scores.model_scores
         if self.greedy_scores is not None:
@@ -147,10 +146,6 @@ def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
         found = f"{table.num_prompts} training prompts"
         raise ConfigError(f"data.train_files: the checkpoint holds responses to row {row_indices.max()}, got {found}")
     return table.take(row_indices)
-
-
-def _of_column(name: str, column: Column) -> dict[str, NDArray[Any]]:
-    return {f"{name}.values": column.values, f"{name}.lengths": column.lengths}
 
 
 def _column(arrays: Arrays, name: str) -> Column:
