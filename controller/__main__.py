@@ -9,6 +9,7 @@
 import argparse
 import asyncio
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -56,9 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
+def _parser(command: str, description: str, *, takes_config: bool = False) -> argparse.ArgumentParser:
     prog = f"python -m controller {command}".rstrip()
-    return argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
+    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
+    if takes_config:
+        parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
+        parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
+    return parser
 
 
 # Each command imports what it needs when it is called, so that a mistake is reported before the rest is loaded.
@@ -66,13 +71,11 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 def _run(arguments: list[str]) -> int:
     """Trains, or with `--check` only checks the inputs: the action of `python -m controller` without a command."""
-    parser = _parser("", str(__doc__))
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
+    parser = _parser("", str(__doc__), takes_config=True)
     parser.add_argument(
         "--check", action="store_true", help="check config, models, data, rewards; print batch plan and memory; exit"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="with --check: also keys at their defaults")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
     if options.check:
@@ -136,17 +139,31 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    """Runs `doctor`, which diagnoses a run; returns 0 if it is healthy, 1 if not, 2 for an unusable configuration."""
-    from controller.doctor.command import doctor
+    """Runs `doctor`, which diagnoses a run; returns 0 if it is healthy, 1 if not; an unusable config is ConfigError."""
+    asks = "Asks every group of a run for its state, without disturbing it; prints faults and advice."
+    parser = _parser("doctor", asks, takes_config=True)
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    options = parser.parse_intermixed_args(arguments)
+    config = load_config(options.config, options.overrides)
+    # The findings have what gRPC would log of failed handshakes. gRPC reads this variable when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from controller.doctor.examination import examine_run
+    from controller.doctor.findings import find
+    from controller.doctor.report import as_json, as_text
 
-    return doctor(arguments)
+    facts = asyncio.run(examine_run(config))
+    findings = find(facts)
+    sys.stdout.write(as_json(facts, findings) if options.json else as_text(facts, findings))
+    return 1 if findings else 0
 
 
 def _from_verl(arguments: list[str]) -> int:
     """Runs `from-verl`, which translates a verl run; returns 0, 1 if the user must decide first, 2 for bad input."""
+    translates = "Translates a verl configuration; a launch script runs in a sandbox, and trains nothing."
+    parser = _parser("from-verl", translates)
     from controller.from_verl.command import from_verl
 
-    return from_verl(arguments)
+    return from_verl(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _LONG_NAMES = {"cp": "config-path", "cn": "config-name"}
 _NO_FILE = Path("-")
 
 
-def from_verl(arguments: Sequence[str]) -> int:
+def from_verl(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     """Runs the command from-verl: writes the report and the configuration; returns exit code 0, or 1 without a file.
 
     Exit code 1: the user must first decide about keys that cannot be translated.
@@ -34,11 +34,6 @@ def from_verl(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the script or YAML file cannot be used.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m controller from-verl",
-        allow_abbrev=False,
-        description="Translates a verl configuration; a launch script runs in a sandbox, and trains nothing.",
-    )
     parser.add_argument(
         "source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script or Hydra configuration; -: only overrides"
     )

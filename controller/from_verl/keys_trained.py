@@ -1,6 +1,7 @@
 """Converts the verl keys that policy and value model share (optimizer, batches, loss, engine) into keys of SplitPPO."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as, only_if
@@ -47,6 +48,10 @@ class _Trained:
 
     def __init__(self, section: Section) -> None:
         self.verl, self.ours = section.verl, section.ours
+        decays = "only with a learning rate that decays"
+        decaying = partial(only_if, lambda run: self._schedule(run) != "constant", decays)
+        self.decay_steps, self.min_lr = decaying(self._decay_steps), decaying(self._min_lr)
+        self.min_ratio = decaying(lambda value, _: value or 0.0)
 
     def _of(self, run: VerlRun, key: str) -> Any:
         return run.value(f"{self.verl}.{key}")
@@ -111,12 +116,7 @@ class _Trained:
         size = int(num_of(value, f"{self.verl}.fsdp_size"))
         return size if 0 < size < ranks and ranks % size == 0 else -1
 
-    def _must_decay(self, run: VerlRun) -> None:
-        if self._schedule(run) == "constant":
-            raise NotNeeded("only with a learning rate that decays")
-
-    def decay_steps(self, _: Any, run: VerlRun) -> Any:
-        self._must_decay(run)
+    def _decay_steps(self, _: Any, run: VerlRun) -> Any:
         return self._of(run, "optim.lr_decay_steps") or _steps_or_refuse(run, "a decay over the whole run")
 
     def stable_steps(self, _: Any, run: VerlRun) -> Any:
@@ -125,12 +125,7 @@ class _Trained:
         warmup = max(0, int(self._number(run, "optim.lr_warmup_steps")))
         return int(self.decay_steps(None, run)) - warmup - int(self._number(run, "optim.lr_wsd_decay_steps"))
 
-    def min_ratio(self, value: Any, run: VerlRun) -> Any:
-        self._must_decay(run)
-        return value or 0.0
-
-    def min_lr(self, _: Any, run: VerlRun) -> Any:
-        self._must_decay(run)
+    def _min_lr(self, _: Any, run: VerlRun) -> Any:
         return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
 
     def aggregation(self, value: Any, run: VerlRun) -> Any:
