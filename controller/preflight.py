@@ -30,6 +30,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
+from splitppo.config_error import config_errors
 from splitppo.rpc.credentials import load_credentials
 from splitppo.weight_files import EXPECTED
 
@@ -169,10 +170,8 @@ def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
     """Checks that every prompt row whose answers are run as programs has test cases; ConfigError if one has none."""
     for row in rows:
         if runs_code(config, row.data_source):
-            try:
+            with config_errors(ValueError, before=f"{row.place}: reward_model.ground_truth: "):
                 parse_cases(row.ground_truth)
-            except ValueError as error:
-                raise ConfigError(f"{row.place}: reward_model.ground_truth: {error}") from error
 
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
@@ -275,10 +274,8 @@ def _check_adapter(model: TrainedModelConfig, role: str) -> None:
                 )
     if model.lora_adapter_path is not None:
         folder = model_folder(model.lora_adapter_path, f"{role}.lora_adapter_path")
-        try:
+        with config_errors(ValueError):
             check_adapter(folder, role, model)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:

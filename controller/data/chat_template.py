@@ -15,6 +15,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from splitppo.config import ConfigError
+from splitppo.config_error import config_errors
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -140,10 +141,8 @@ def _compile(template: str, source: Path) -> jinja2.Template:
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
     environment.globals.update(raise_exception=_raise_exception, strftime_now=time.strftime)
-    try:
+    with config_errors(jinja2.TemplateError, before=f"{source}: the chat template is not valid Jinja: "):
         return environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{source}: the chat template is not valid Jinja: {error}") from error
 
 
 def _raise_exception(message: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from splitppo.config import ConfigError
 from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from splitppo.config_error import config_errors
 from splitppo.model_folder import local_folder
 
 _HUB_FILES = [
@@ -28,20 +29,16 @@ def model_folder(source: str, key: str) -> Path:
     Raises:
         ConfigError: there is no such folder, and no such model on the hub.
     """
-    try:
+    with config_errors(ValueError, after=f" (key {key})"):
         return local_folder(source, _HUB_FILES)
-    except ValueError as error:
-        raise ConfigError(f"{error} (key {key})") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """Reads a JSON object from a file; {} if the file does not exist, ConfigError if the file has no JSON object."""
     if not file.is_file():
         return {}
-    try:
+    with config_errors(ValueError, before=f"{file} is not valid JSON: "):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(content).__name__}")
     return content

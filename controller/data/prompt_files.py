@@ -8,6 +8,7 @@ from typing import Any, Literal
 from controller.data.chat_template import as_messages
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.subsections.row_filters import Condition, ValueRange, passes
+from splitppo.config_error import config_errors
 from splitppo.jsonl import read_jsonl
 from splitppo.user_file import describe, load_from_file
 
@@ -118,11 +119,9 @@ def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     if file.suffix == ".parquet":
         yield from _parquet_rows(file, wanted)
     elif file.suffix in {".jsonl", ".json"}:
-        try:
+        with config_errors(ValueError):
             for number, content in read_jsonl(file):
                 yield f"{file}, line {number}", content
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
     else:
         raise ConfigError(f"{file}: expected a .parquet or .jsonl file")
 
@@ -131,16 +130,14 @@ def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
     from pyarrow import ArrowException
 
-    try:
-        with pq.ParquetFile(file) as table:
-            of_all = {"data_source", "reward_model", "extra_info", *_MEDIA_COLUMNS, *wanted}
-            of_all |= {name.split(".")[0] for name in wanted}
-            columns = [name for name in table.schema_arrow.names if name in of_all]
-            batches = table.iter_batches(batch_size=4096, columns=columns)
-            for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-                yield f"{file}, row {number}", content
-    except (ArrowException, OSError) as error:
-        raise ConfigError(f"{file} is not a readable parquet file: {error}") from error
+    unreadable = config_errors(ArrowException, OSError, before=f"{file} is not a readable parquet file: ")
+    with unreadable, pq.ParquetFile(file) as table:
+        of_all = {"data_source", "reward_model", "extra_info", *_MEDIA_COLUMNS, *wanted}
+        of_all |= {name.split(".")[0] for name in wanted}
+        columns = [name for name in table.schema_arrow.names if name in of_all]
+        batches = table.iter_batches(batch_size=4096, columns=columns)
+        for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+            yield f"{file}, row {number}", content
 
 
 def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index: int) -> PromptRow:

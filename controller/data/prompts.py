@@ -14,6 +14,7 @@ from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import ConfigError, DataConfig
+from splitppo.config_error import config_errors
 from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
@@ -243,10 +244,8 @@ def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer, tools: Tools) -> str:
-    try:
+    with config_errors(ValueError, before=f"{row.place}: column {prompt_key!r}: "):
         return tokenizer.chat_template.render(row.prompt, tools)
-    except ValueError as error:
-        raise ConfigError(f"{row.place}: column {prompt_key!r}: {error}") from error
 
 
 def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArray[np.int32]:

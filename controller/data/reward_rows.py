@@ -14,6 +14,7 @@ from splitppo.batch import Batch
 from splitppo.config import ConfigError
 from splitppo.config.section import ScoredTurns
 from splitppo.config.sections.reward_model import RewardModelConfig
+from splitppo.config_error import config_errors
 
 _HF_NUM_LABELS = 2  # if config.json does not give the number
 
@@ -62,11 +63,9 @@ class RewardTokenizer:
                 f"{row.place}: the prompt has messages, and the tokenizer of the reward model has no chat template;"
                 " set reward_model.chat_template to a Jinja file"
             )
-        try:
+        hint = "; reward_model.conversation: last_turn needs no other roles" if len(response) > 1 else ""
+        with config_errors(ValueError, before=f"{row.place}: reward_model: ", after=hint):
             return asked, template.render(asked)
-        except ValueError as error:
-            hint = "; reward_model.conversation: last_turn needs no other roles" if len(response) > 1 else ""
-            raise ConfigError(f"{row.place}: reward_model: {error}{hint}") from error
 
     @cached_property
     def _text(self) -> EnvironmentText:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from controller.data.chat_template import ChatTemplate, Prompt, load_chat_template
 from controller.data.model_folder import model_folder, read_json
 from splitppo.config import ConfigError
+from splitppo.config_error import config_errors
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ENCODE_CHUNK = 4096  # at most so many encodings are in memory
@@ -101,10 +102,8 @@ def load_tokenizer(
             f" (AutoTokenizer.from_pretrained(...).save_pretrained(...)) or set {section}.tokenizer to a model that has"
             " one"
         )
-    try:
+    with config_errors(Exception, before=f"{file} is not a readable tokenizer: "):  # the library raises no other kind
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     config = read_json(folder / "tokenizer_config.json")

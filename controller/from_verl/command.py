@@ -19,6 +19,7 @@ from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
+from splitppo.config_error import config_errors
 from splitppo.dotted_keys import nested
 
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
@@ -58,10 +59,8 @@ def from_verl(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     if options.output is None:
         sys.stdout.write(text)
     else:
-        try:
+        with config_errors(OSError, before=f"cannot write {options.output}: "):
             write_atomically(options.output, text)
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.output}: {error}") from error
         out.write(f"\n{options.output} is written; next: python -m controller --config {options.output} --check\n")
     return 0
 
@@ -110,10 +109,8 @@ def translated_yaml(translation: Translation, name: str) -> str:
 
 
 def _read(file: Path) -> str:
-    try:
+    with config_errors(OSError, UnicodeDecodeError, before=f"cannot read {file}: "):
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from error
 
 
 def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:

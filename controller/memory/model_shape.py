@@ -11,7 +11,8 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from controller.data.model_folder import read_json
-from splitppo.config import ConfigError, TrainedModelConfig
+from splitppo.config import TrainedModelConfig
+from splitppo.config_error import config_errors
 from splitppo.weight_files import weight_files
 
 Kind = Literal["policy", "value"]
@@ -121,11 +122,9 @@ def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
         ConfigError: a file is incomplete, or the index names a file that does not exist.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    try:
+    with config_errors(ValueError, before=f"{key}: "):
         for file in weight_files(folder):
             shapes.update(_shapes_in(file))
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
     return shapes
 
 

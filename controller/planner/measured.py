@@ -13,6 +13,7 @@ from controller.tracking.timeline import read_trace
 from controller.workers.span import Span, busy_s
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
+from splitppo.config_error import config_errors
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
 # actor publishes weights, and a rollout group loads them ("sync") and samples ("gen_rollout").
@@ -91,10 +92,8 @@ def read_measurement(run_dir: Path) -> Measurement:
     config_file = run_dir / "config.yaml"
     if not config_file.exists():
         raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and {METRICS_FILE} in it")
-    try:
+    with config_errors(ConfigError, before=f"{run_dir} was left by another version: "):
         config = load_config(config_file, is_stored=True)
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir} was left by another version: {error}") from error
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if line["step"] > 0]
     if not lines:
         raise ConfigError(f"{run_dir} holds no step: expected a line with a step from 1 on in {METRICS_FILE}")

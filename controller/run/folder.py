@@ -27,6 +27,7 @@ from splitppo.config.keys import may_change
 from splitppo.config.load import validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
 from splitppo.config.rules.table import check_rules
+from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
 
@@ -201,11 +202,9 @@ class RunFolder:
 
     def _checked(self, config: Config) -> Config:
         """Returns `config`; ConfigError if values that a resumed run keeps break a rule between keys."""
-        try:
+        kept = f"with the values of {self.config_file}, which a resumed run keeps"
+        with config_errors(ValueError, before=f"run.dir: {kept}, "):
             check_rules(config)
-        except ValueError as error:
-            kept = f"with the values of {self.config_file}, which a resumed run keeps"
-            raise ConfigError(f"run.dir: {kept}, {error}") from error
         return config
 
     def _used(self, stored: Any) -> Config | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
-from splitppo.config_error import ConfigError
+from splitppo.config_error import config_errors
 from splitppo.jsonl import read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
@@ -68,15 +68,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    try:
+    with config_errors(ValueError, after="; mend or remove this line; nothing was changed"):
         for number, row in read_jsonl(path, until_torn=True):
             place = f"{path}, line {number}"
             rows.append(check_step(row, place))
             if rows[1:] and row["step"] <= rows[-2]["step"]:
                 raise ValueError(f"{place}: expected a step after {rows[-2]['step']}, got {row['step']}")
-        return rows
-    except ValueError as error:
-        raise ConfigError(f"{error}; mend or remove this line; nothing was changed") from error
+    return rows
 
 
 def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:

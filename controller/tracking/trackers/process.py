@@ -19,6 +19,7 @@ import yaml
 from controller.tracking.trackers.protocol import Run
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.sections.tracking import TrackingConfig
+from splitppo.config_error import config_errors
 from splitppo.machine.process_tree import kill_tree
 
 log = logging.getLogger(__name__)
@@ -121,10 +122,8 @@ def check_trackers(config: TrackingConfig) -> None:
     if not names:
         return
     command = _command(config, "check", names)
-    try:
+    with config_errors(OSError, before="tracking.python: cannot be started: "):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False)
-    except OSError as error:
-        raise ConfigError(f"tracking.python: cannot be started: {error}") from error
     if done.returncode == 2:
         raise ConfigError("tracking.trackers: " + done.stdout.replace("\n", "; "))
     if done.returncode != 0:

@@ -157,7 +157,7 @@ async def test_rollouts_of_an_earlier_step_still_have_their_conversations(tmp_pa
 
     run = Run(tmp_path, told, says(5))
     rollouts, conversations = await run.rollouts()
-    scores = Scores.of(np.zeros(4, np.float32), conversations=objects(conversations))
+    scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations))
     kept = KeptRollouts(run.step, Groups(run.prompts, rollouts, scores), [])
     [part] = [part async for part in kept.parts()]
     assert [row.begun_prompt for row in part.prompts.rows] == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
