@@ -91,7 +91,7 @@ def _compare_configs(config: Config, facts: Facts) -> None:
         stored = load_config(RunFolder(config).config_file, is_stored=True)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
-                different = differences(*(worker_sections(tree, role) for tree in (stored, config)))
+                different = differences(worker_sections(stored, role), worker_sections(config, role))
                 shown = {key: f"{key} is {there!r} there, {here!r} here" for key, there, here in different}
                 group.config_differences = [shown[key] for key in sorted(shown)]
 

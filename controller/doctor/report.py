@@ -15,15 +15,8 @@ _DIGEST_CHARACTERS = 12
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
     """Converts all facts and faults of a run into JSON text, by the names of their attributes."""
-    content = {
-        "format": FORMAT,
-        "healthy": not findings,
-        "findings": [asdict(finding) for finding in findings],
-        "notes": facts.notes,
-        "now_unix_s": facts.now_unix_s,
-        "run": asdict(facts.run),
-        "groups": {role: asdict(group) for role, group in facts.groups.items()},
-    }
+    content = {"format": FORMAT, "healthy": not findings, "findings": [asdict(finding) for finding in findings]}
+    content |= {name: part for name, part in asdict(facts).items() if name != "mistakes"}  # they are among the findings
     return json.dumps(content, indent=1) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar
 
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller, WorkerClient
@@ -30,6 +30,7 @@ from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
 
 log = logging.getLogger(__name__)
+Client = TypeVar("Client", bound=WorkerClient)
 
 WATCH_INTERVAL_S = 0.2
 # The additional time in which a group's own heartbeat can name the rank that hangs.
@@ -141,19 +142,17 @@ class WorkerGroups:
             addresses = {role: endpoint.address for role, endpoint in (await self._launcher.start()).items()}
         await self._close_channels()
         self._caller = replace(self._caller, connection=self._caller.connection + 1)
-        callers = {role: replace(self._caller, config_digest=worker_digest(self._config, role)) for role in addresses}
-        shared = (self._limits, self._on_progress, self._credentials)
-        actor = ActorClient(addresses["actor"], callers["actor"], *shared)
-        rollout = RolloutClient(addresses["rollout"], callers["rollout"], *shared) if "rollout" in addresses else None
-        self._workers = Workers.of(
-            self._config,
-            actor,
-            CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
-            RewardClient(addresses["reward"], callers["reward"], *shared) if "reward" in addresses else None,
-            Sampler(
-                self._config, actor, rollout, watch=partial(self.watch, ("rollout",)), restart=self._on_rollout_lost
-            ),
-        )
+
+        def client(kind: type[Client]) -> Client | None:
+            if (role := kind.role) not in addresses:
+                return None
+            caller = replace(self._caller, config_digest=worker_digest(self._config, role))
+            return kind(addresses[role], caller, self._limits, self._on_progress, self._credentials)
+
+        actor, watch = client(ActorClient), partial(self.watch, ("rollout",))
+        assert actor is not None, "every run has an actor"
+        sampler = Sampler(self._config, actor, client(RolloutClient), watch=watch, restart=self._on_rollout_lost)
+        self._workers = Workers.of(self._config, actor, client(CriticClient), client(RewardClient), sampler)
         # A group may have ended while another group started.
         await run_watched(self._greet(), self.watch(ROLES))
         return self._workers
