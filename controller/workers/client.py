@@ -16,12 +16,11 @@ import grpc.aio
 from controller.workers.command import (
     DEFAULT_LIMITS,
     CommandReply,
+    EventCallback,
     Limits,
-    PartCallback,
     ProgressCallback,
     ReconnectDeadline,
     RunningCommand,
-    TurnsCallback,
     clock_offset_s,
     repeat_until_answered,
 )
@@ -316,8 +315,7 @@ class WorkerClient:
         *,
         step: int | None = None,
         service: Any = None,
-        on_part: PartCallback = lambda _: None,
-        on_turns: TurnsCallback = lambda _: None,
+        on_event: EventCallback = lambda _: None,
     ) -> CommandReply:
         """Fills in the header of a command's request, sends the request, and waits for the command's reply.
 
@@ -333,8 +331,8 @@ class WorkerClient:
         header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
         request.header.CopyFrom(header)
         place = Place(role=self.role, step=step, method=method)
-        offset_s, tell = self._clock_offset_s, (self._on_progress, on_part, on_turns)
-        command = RunningCommand(place, self._limits, offset_s, self.get_status, *tell)
+        offset_s, on_progress = self._clock_offset_s, self._on_progress
+        command = RunningCommand(place, self._limits, offset_s, self.get_status, on_progress, on_event)
         reply = await command.run(lambda: getattr(service or self._role, method)(request))
         if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done
             self.committed_step = reply.result.committed_step

@@ -14,13 +14,12 @@ import grpc.aio
 from controller.workers.span import Span
 from splitppo import failpoints
 from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
-from splitppo.v1 import conversation_pb2, worker_pb2
+from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, method, progress
-PartCallback = Callable[[worker_pb2.PartReady], None]
-TurnsCallback = Callable[[conversation_pb2.TurnsEnded], None]
+EventCallback = Callable[[worker_pb2.CommandEvent], None]
 
 _RETRY_PAUSE_S = 0.1
 _MAX_BUSY_PAUSE_S = 1.6
@@ -133,8 +132,7 @@ class RunningCommand:
     Attributes:
         place: role, step and method of the command, for error messages.
         clock_offset_s: the worker's clock minus the controller's, in seconds.
-        on_part: called with every part of the output that is ready, perhaps several times.
-        on_turns: likewise, with turns of conversations that have ended.
+        on_event: called with every event that is neither progress nor the result, perhaps several times.
         last: the newest progress event.
     """
 
@@ -143,8 +141,7 @@ class RunningCommand:
     clock_offset_s: float
     get_status: Callable[[], Awaitable[worker_pb2.GetStatusResponse]]
     on_progress: ProgressCallback
-    on_part: PartCallback
-    on_turns: TurnsCallback
+    on_event: EventCallback
     last: worker_pb2.Progress | None = None
 
     async def run(self, call: Callable[[], Any]) -> CommandReply:
@@ -190,14 +187,12 @@ class RunningCommand:
                     case "result":
                         result: worker_pb2.CommandResult = event.result
                         return result
-                    case "part":
-                        self.on_part(event.part)
-                    case "turns":
-                        self.on_turns(event.turns)
                     case "progress":
                         self.last = event.progress
                         self._hit()
                         self.on_progress(self.place.role, self.place.method, event.progress)
+                    case _:
+                        self.on_event(event)
                 reading = asyncio.ensure_future(call.read())
         finally:
             if not call.done():

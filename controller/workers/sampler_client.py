@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from controller.workers.client import UNARY_TIMEOUT_S, WorkerClient
-from controller.workers.command import CommandReply, TurnsCallback
+from controller.workers.command import CommandReply
 from splitppo.config import DataConfig
 from splitppo.config.sections.evaluation import EvaluationConfig
 from splitppo.config.sections.rollout import RolloutConfig
@@ -26,7 +26,7 @@ class SamplerClient(WorkerClient):
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
         conversation: conversation_pb2.Conversation | None = None,
-        on_turns: TurnsCallback = lambda _: None,
+        on_turns: Callable[[conversation_pb2.TurnsEnded], None] = lambda _: None,
     ) -> CommandReply:
         """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
 
@@ -47,9 +47,12 @@ class SamplerClient(WorkerClient):
                 place = Place(role=self.role, step=slot.step, method="Generate")
                 raise WrongPolicy(f"{sampled}, expected those of step {base_step}", place)
 
-        def on_ready(part: worker_pb2.PartReady) -> None:
-            check_policy(part.policy_version)
-            on_part(part.part)
+        def on_event(event: worker_pb2.CommandEvent) -> None:
+            if event.HasField("part"):
+                check_policy(event.part.policy_version)
+                on_part(event.part.part)
+            elif event.HasField("turns"):
+                on_turns(event.turns)
 
         request = actor_pb2.GenerateRequest(
             slot=slot,
@@ -58,7 +61,7 @@ class SamplerClient(WorkerClient):
             sleep_after=sleep_after,
             conversation=conversation,
         )
-        reply = await self._command("Generate", request, base_step, on_part=on_ready, on_turns=on_turns)
+        reply = await self._command("Generate", request, base_step, on_event=on_event)
         check_policy(reply.result.policy_version)
         return reply
 

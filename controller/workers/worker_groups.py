@@ -181,8 +181,7 @@ class WorkerGroups:
 
         After the loss of a rollout group it goes on as it is, else from the last checkpoint that all roles have.
         """
-        has_lost_group = bool(self._gone_roles(roles))
-        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=has_lost_group)
+        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles(roles)))
 
     def _gone_roles(self, roles: Collection[str] = ROLES) -> set[str]:
         """Returns those of `roles` whose groups were started here and of which at least one process has ended."""

@@ -102,8 +102,7 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
     if "rollout" in places and "rollout" in gpus:
         takes_turns = not set(gpus["rollout"]).isdisjoint(gpus["critic"])
         more.append(f"services.allow_shared_devices={str(takes_turns).lower()}")
-    run_dir = f"/runs/{run_name(environment)}"
-    return overrides(run_dir, "/secrets", places, environment, more)
+    return overrides(f"/runs/{run_name(environment)}", "/secrets", places, environment, more)
 
 
 def has_rollout_group(environment: Mapping[str, str]) -> bool:

@@ -41,8 +41,7 @@ class TensorBoardTracker(Tracker):
         if samples:
             text = TensorProto(dtype=DT_STRING, string_val=[_markdown(samples).encode()])
             text.tensor_shape.SetInParent()
-            metadata = create_summary_metadata("samples", "")
-            values.append(Summary.Value(tag="samples", metadata=metadata, tensor=text))
+            values.append(Summary.Value(tag="samples", metadata=create_summary_metadata("samples", ""), tensor=text))
         self._write(step=step, summary=Summary(value=values))
 
     def log_report(self, step: int, report: Path) -> None:
