@@ -19,7 +19,8 @@ from controller.workers.command import CommandReply
 from controller.workers.concurrency import run_watched
 from controller.workers.rollout_client import RolloutClient
 from controller.workers.sampler_client import SamplerClient
-from splitppo.config import Config, ConfigError
+from splitppo.config import Config
+from splitppo.config_error import config_errors
 from splitppo.rpc.errors import DataLoss, Dirty, NotFound, WireError, WrongStep
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Sampler:
         self, rollout: RolloutClient, version: int, on_reply: OnReply, attempt: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
         async def hold_and_try() -> T:
-            await self.hold(version, on_reply)
+            await self.hold(rollout, version, on_reply)
             return await attempt()
 
         while True:
@@ -128,31 +129,22 @@ class Sampler:
             except WireError as error:
                 if error.place.role != rollout.role:
                     raise
-                await self._restart(error, connection)
+                async with self._lock:
+                    if rollout.connection == connection:  # else another call has had it started again
+                        await self.restart(error)
 
-    async def _restart(self, error: WireError, connection: int) -> None:
-        """Has the rollout group started again if the error was its loss, unless another call has done so already."""
-        assert self.rollout is not None
-        async with self._lock:
-            if self.rollout.connection == connection:
-                await self.restart(error)
-
-    async def hold(self, version: int, on_reply: OnReply) -> None:
+    async def hold(self, rollout: RolloutClient, version: int, on_reply: OnReply) -> None:
         """Makes the rollout group hold a version, which the actor has or has published; it is not loaded twice."""
-        if (rollout := self.rollout) is None:
-            return
         async with self._lock:
             if self._held == (rollout.connection, version):
                 return
             self._held = None
             await self._publish_once(version, on_reply)
+            key = "rollout.sync_dir" if self.config.rollout.sync_dir else "run.dir"
+            expected = f"; expected a folder {key} that the actor and the rollout group share"
             try:
-                reply = await rollout.sync_weights(version, self._manifests[version])
-            except NotFound as error:
-                key = "rollout.sync_dir" if self.config.rollout.sync_dir else "run.dir"
-                raise ConfigError(
-                    f"{error}; expected a folder {key} that the actor and the rollout group share"
-                ) from error
+                with config_errors(NotFound, after=expected):
+                    reply = await rollout.sync_weights(version, self._manifests[version])
             except DataLoss as error:
                 reply = await self._load_again(rollout, version, on_reply, error)
             on_reply("rollout", "sync", reply)

@@ -55,7 +55,7 @@ class Samplers:
         self.replies.append((pool, name))
 
     async def hold(self, version: int) -> None:
-        await self.sampler.hold(version, self.note)
+        await self.sampler.hold(self.rollout, version, self.note)
 
     async def sample(self, version: int, *outcomes: WireError | str) -> str:
         """Makes one attempt after the other end in these ways."""
