@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -88,39 +88,37 @@ def _cells(plan: Plan, best_s: float, roles: Sequence[str]) -> tuple[str, ...]:
 
 def explain(plans: Plans) -> list[str]:
     """Returns sentences that explain the plans: split or colocated, measured or scaled, and the reference's host."""
-    sentences = []
+    return [*_sentences(plans)]
+
+
+def _sentences(plans: Plans) -> Iterator[str]:
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:
-        sentences.append(_split_or_colocated(split, colocated, plans.error))
+        yield _split_or_colocated(split, colocated, plans.error)
     if plans.slowdown > 1.0:
-        sentences.append(
-            f"in these runs work takes {plans.slowdown:.2f} times as long while the other group works, too."
-        )
+        yield f"in these runs work takes {plans.slowdown:.2f} times as long while the other group works, too."
     elif plans.measured.config.uses_critic or plans.measured.share:
-        sentences.append(
+        yield (
             "one schedule alone does not show how much parallel work slows each group down: name the folders of a"
             " serial run and of a run with another schedule."
         )
     laws = {law for plan in plans.rows for law in plan.laws}
     if not all(plan.laws or plan.is_measured for plan in plans.rows):
-        sentences.append(
-            "measured phases: nobody has run this layout; its step is computed from phases measured on these devices."
-        )
+        yield "measured phases: nobody has run this layout; its step is computed from phases measured on these devices."
     if "1/n" in laws:
-        sentences.append(
+        yield (
             "1/n: seconds were measured on one number of devices, and scaled as if all work were divided among devices;"
             " fixed costs make layouts on many devices slower than this. A run on another number of devices shows"
             " these costs: name its folder too."
         )
     if "a+b/n" in laws:
-        sentences.append("a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices.")
+        yield "a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices."
     if plans.measured.config.uses_reference:
-        sentences.append(_reference(plans))
+        yield _reference(plans)
     if plans.shares:
-        sentences.append(_share(plans))
+        yield _share(plans)
     if plans.measured.share and not plans.measured.config.rollout_shares_devices:
-        sentences.append(_rollout_devices(plans))
-    return sentences
+        yield _rollout_devices(plans)
 
 
 def _share(plans: Plans) -> str:

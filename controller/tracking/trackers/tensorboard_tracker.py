@@ -22,7 +22,7 @@ from controller.tracking.trackers.protocol import Run, Tracker
 _NUMBERS = itertools.count()  # the event files of this process
 
 
-class TensorBoardTracker(Tracker):
+class TensorboardTracker(Tracker):
     """Writes scalars, samples and the report by TensorBoard's own writer, because tensorboardX loads torch."""
 
     def __init__(self, run: Run, sent_step: int) -> None:
