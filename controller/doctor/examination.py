@@ -48,8 +48,7 @@ async def examine_run(config: Config) -> Facts:
     config = RunFolder(config).resolve()
     facts = Facts(_run_facts(config), time.time())
     credentials = _credentials(config, facts)
-    addresses = _addresses(config, facts)
-    for role, address in addresses.items():
+    for role, address in _addresses(config, facts).items():
         group = facts.groups[role] = GroupFacts(address, worker_digest(config, role))
         if not group.address:
             group.failure_code = "not_announced"

@@ -178,8 +178,7 @@ def _layers(value: Any) -> Any:
 
 
 def _hf_model(value: Any, _: VerlRun) -> bool:
-    contents = value if isinstance(value, list) else [value]
-    return "hf_model" in contents
+    return "hf_model" in (value if isinstance(value, list) else [value])
 
 
 def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:

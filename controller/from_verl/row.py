@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any, Literal
 
 from controller.from_verl.run import VerlRun
@@ -53,17 +53,13 @@ class Row:
     changes_results: bool = True
     is_section: bool = False
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(_regex(self.key))
-
     @property
     def is_pattern(self) -> bool:
         return any(sign in self.key for sign in "*{")
 
     def matches(self, key: str) -> bool:
         """Returns True if this row is the rule for the verl key `key`, by name or by pattern."""
-        return key == self.key or (self.is_pattern and self._pattern.fullmatch(key) is not None)
+        return key == self.key or (self.is_pattern and _pattern(self.key).fullmatch(key) is not None)
 
     def is_off(self, value: Any) -> bool:
         """Returns True if the value of the verl key switches a feature off: None, False, empty, or listed in `off`."""
@@ -186,7 +182,8 @@ def _joined(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 
-def _regex(pattern: str) -> str:
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
     """Converts a key pattern with *, ** and {a,b} into a regular expression."""
     signs = {"**": ".+", "*": "[^.]+", "{": "(?:", ",": "|", "}": ")"}
-    return "".join(signs.get(part) or re.escape(part) for part in re.split(r"(\*\*|[*{,}])", pattern))
+    return re.compile("".join(signs.get(part) or re.escape(part) for part in re.split(r"(\*\*|[*{,}])", key)))

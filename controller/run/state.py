@@ -61,7 +61,8 @@ class RunState(BaseModel):
 
         `num_draws` batches of prompts were taken for the step.
         """
-        config, experience, entropy = config.at_step(self.step), record.experience, record.entropy
+        config, experience = config.at_step(self.step), record.experience
+        entropy = record.metrics.get("actor/entropy")  # None if there was no update, or no token
         entropy_coeff, adaptive = self.entropy_coeff, config.algorithm.adaptive_entropy
         if adaptive.enable:
             coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff

@@ -150,8 +150,7 @@ class StepCalls:
 
     async def _compute_on_critic(self, host: WorkerClient, name: str, compute: Compute, column: str) -> Batch:
         """Makes the critic's group compute a column from prompts and responses, one part after another; returns it."""
-        send = partial(self._critic_rows.send, host)
-        return await self._part_calls.compute_column(host, name, send, compute, column)
+        return await self._part_calls.compute_column(host, name, partial(self._critic_rows.send, host), compute, column)
 
 
 class RowsSentOnce:

@@ -61,11 +61,6 @@ class StepRecord:
         """The wall time of the step so far, in seconds."""
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
 
-    @property
-    def entropy(self) -> float | None:
-        """The policy's entropy in the actor's update, nats per token; None if there was no update, or no token."""
-        return self.metrics.get("actor/entropy")
-
     @cached_property
     def learning(self) -> dict[str, float]:
         """The metrics critic/... of the step's experience; they are computed at the first access and then stored."""

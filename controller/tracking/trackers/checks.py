@@ -23,15 +23,8 @@ def problem(name: str) -> str | None:
     packages, remedy = _PACKAGES[name]
     if missing := [package for package in packages if not _is_installed(package)]:
         return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
-    match name:
-        case "wandb":
-            return _wandb()
-        case "mlflow":
-            uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-            return mlflow_problem(uri, has_database=importlib.util.find_spec("sqlalchemy") is not None)
-        case "swanlab":
-            return _swanlab()
-    return None
+    check = {"wandb": _wandb, "mlflow": _mlflow, "swanlab": _swanlab}.get(name)
+    return check() if check else None
 
 
 def _is_installed(package: str) -> bool:
@@ -45,6 +38,11 @@ def _wandb() -> str | None:
     if wandb.setup().settings.mode not in ("online", "shared") or wandb.login(prompt=False, verify=False):
         return None
     return "wandb has no API key: set WANDB_API_KEY, call `wandb login`, or set WANDB_MODE=offline"
+
+
+def _mlflow() -> str | None:
+    has_database = importlib.util.find_spec("sqlalchemy") is not None
+    return mlflow_problem(os.environ.get("MLFLOW_TRACKING_URI", ""), has_database=has_database)
 
 
 def mlflow_problem(uri: str, *, has_database: bool) -> str | None:
