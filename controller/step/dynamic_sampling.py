@@ -75,9 +75,18 @@ class StepRollouts:
         return FinishedRollouts(origin, groups, answered, greedy_scores)
 
     async def _differing(self, step: StepContext, first_draw: int) -> tuple[Groups, Sequence[Answered]]:
-        """Runs dynamic sampling; returns the groups that the step learns from, and all prompts with their scores."""
+        """Samples and scores responses until those of `data.train_batch_size` prompts differ in their scores.
+
+        Returns the groups that the step learns from, and all prompts with their scores.
+        """
+        config, per_epoch = step.config, self._generations_per_epoch
+        filters, num_prompts = config.algorithm.filter_groups, config.data.train_batch_size
+        groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
         with step.record.timed("dynamic_sampling"):
-            groups = await self._fill(step, first_draw)
+            while not groups.is_full:
+                groups.check()
+                number = groups.num_generations
+                groups.add(await self._generation(step, first_draw + number, number + 1, groups.drawn_rows))
             step.record.metrics |= groups.metrics()
             return groups.first(), groups.answered
 
@@ -86,17 +95,6 @@ class StepRollouts:
         prompts = self.prompts.batch_at(draw)
         step.record.epoch = self.prompts.epoch_of(draw)
         return prompts
-
-    async def _fill(self, step: StepContext, first_draw: int) -> KeptGroups:
-        """Samples and scores responses until those of `data.train_batch_size` prompts differ in their scores."""
-        config, filters = step.config, step.config.algorithm.filter_groups
-        num_prompts, per_epoch = config.data.train_batch_size, self._generations_per_epoch
-        groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
-        while not groups.is_full:
-            groups.check()
-            number = groups.num_generations
-            groups.add(await self._generation(step, first_draw + number, number + 1, groups.drawn_rows))
-        return groups
 
     async def _generation(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
         """Samples and scores responses to one batch of prompts: generation `number` (from 1) of the step."""

@@ -131,9 +131,7 @@ class Recorder:
             write_rollouts(self._rollouts / split, step, rollout_rows(validation.scores))
         if self._open:
             self.current.validation = validation
-            self.current.spans += validation.spans
-            for name, seconds in validation.timings_s.items():
-                self.current.timings_s[name] += seconds
+            self.current.add_work_of(validation)
         elif step == 0 or self._config.evaluation.val_only:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
             self._write_samples(step, validation, [])

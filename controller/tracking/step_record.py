@@ -87,8 +87,8 @@ class StepRecord:
         self.spans += spans
         self.timings_s["environment"] += sum(span.duration_s for span in spans)
 
-    def add_work_of(self, other: "StepRecord") -> None:
-        """Adds the spans and timings of another record to this one: work for another step, done during this step."""
+    def add_work_of(self, other: "StepRecord | ValidationResult") -> None:
+        """Adds the spans and timings of work for another step, or of a validation, that is done during this step."""
         self.spans += other.spans
         for name, seconds in other.timings_s.items():
             self.timings_s[name] += seconds

@@ -88,9 +88,8 @@ class Evaluator:
 
     async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply, talks: OneTurn) -> Batch:
         rows: list[Batch] = []
-        converse = talks.converse
         reply = await share.sample(
-            share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append, converse=converse
+            share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append, converse=talks.converse
         )
         on_reply(share.client.role, "testing", reply)
         return rows[0]
