@@ -81,7 +81,7 @@ async def measure(num_responses: int, folder: Path) -> tuple[float, float, Count
     prompts = Column.from_rows([[1, 2]] * num_responses, np.dtype("<i4"))
     asked = PromptBatch(places, prompts, ("go",) * num_responses, rows)
     seeded = Batch(num_responses, {"seeds": Column(places, np.ones(num_responses, np.int32))})
-    async with EnvironmentProcesses(config.rollout.multi_turn, tool_format=None) as processes:
+    async with EnvironmentProcesses(config.rollout.multi_turn, config.reward.code, tool_format=None) as processes:
         tokens = TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length)
         own, sampler = Environments(config, processes, tokenizer, tokens), InstantSampler()
         wall_s, cpu_s = time.perf_counter(), time.process_time()

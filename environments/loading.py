@@ -9,12 +9,15 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from environments.adapters.python import load_python
+from environments.adapters.verl_tools import load_verl_tools
 from environments.chat import Chat, ToolCall
 from environments.loops import Environment, converse_with_tools
 from environments.messages import Schemas
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool, message_of
-from splitppo.config.subsections.multi_turn import EnvironmentConfig
+from splitppo.config.subsections.code import CodeConfig
+from splitppo.config.subsections.multi_turn import EnvironmentConfig, is_file_and_name
 from splitppo.config_error import ConfigError
 from splitppo.user_file import callable_of, import_file
 
@@ -48,12 +51,14 @@ class Loaded:
     is_users_coroutine: bool = False
 
 
-def load_environments(configs: Mapping[str, EnvironmentConfig], *, is_start: bool = True) -> dict[str, Loaded]:
+def load_environments(
+    configs: Mapping[str, EnvironmentConfig], code: CodeConfig, *, is_start: bool = True
+) -> dict[str, Loaded]:
     """Loads all environments; ConfigError names the key and says in one sentence what is wrong.
 
-    `is_start` is True at the start of a run, when servers must be there.
+    `code` has the limits of sandboxes; `is_start` is True at the start of a run, when servers must be there.
     """
-    return {name: _load(f"{_KEY}.environments.{name}", config, is_start) for name, config in configs.items()}
+    return {name: _load(f"{_KEY}.environments.{name}", config, code, is_start) for name, config in configs.items()}
 
 
 def load_parser(tool_format: str | None) -> Parse:
@@ -64,11 +69,11 @@ def load_parser(tool_format: str | None) -> Parse:
     return parse
 
 
-def _load(key: str, config: EnvironmentConfig, is_start: bool) -> Loaded:
+def _load(key: str, config: EnvironmentConfig, code: CodeConfig, is_start: bool) -> Loaded:
     if config.name is None:
-        found = [_tool(f"{key}.tools: {tool}", _load_function(f"{key}.tools", tool)) for tool in config.tools]
+        found = [tool for entry in config.tools for tool in _tools_named(entry, f"{key}.tools", code)]
         tools = {tool.name: tool for tool in found}
-        if len(tools) < len(config.tools):
+        if len(tools) < len(found):
             raise ConfigError(
                 f"{key}.tools: two tools have one name; expected names that differ, got {', '.join(config.tools)}"
             )
@@ -99,6 +104,15 @@ def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bo
     except Exception as error:
         raise ConfigError(f"{label}: {message_of(error).splitlines()[0]}") from error
     return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
+
+
+def _tools_named(entry: str, key: str, code: CodeConfig) -> Sequence[Tool]:
+    """Returns the tools that an entry of `tools` stands for."""
+    if entry == "python":
+        return [load_python(code)]
+    if is_file_and_name(entry):
+        return [_tool(f"{key}: {entry}", _load_function(key, entry))]
+    return load_verl_tools(Path(entry))
 
 
 def _tools_of(user_class: type, label: str) -> dict[str, Tool]:

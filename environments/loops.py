@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,9 +20,13 @@ class EnvironmentFailed(Exception):
     """Raised if code of the user's that no call of the model's made has failed; the message is a sentence."""
 
 
-async def converse_with_tools(tools: Mapping[str, Tool], chat: Chat, row: Mapping[str, Any]) -> None:  # noqa: ARG001
+async def converse_with_tools(tools: Mapping[str, Tool], chat: Chat, row: Mapping[str, Any]) -> None:
     """Answers each turn with the results of its calls, until one has no call."""
-    await _converse(chat, (), lambda turn: use_tools(chat, turn, tools))
+    row, of_row = dict(row), dict(tools)
+    of_row |= {
+        name: replace(tool, function=partial(tool.function, row)) for name, tool in tools.items() if tool.takes_row
+    }
+    await _converse(chat, (), lambda turn: use_tools(chat, turn, of_row))
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[
     except ValueError as error:
         return _counted(chat, "num_bad_calls", str(error))
     try:
-        return step_of(await chat.runner(number, partial(tool.function, *owner, **arguments)))
+        async with tool.places or nullcontext():
+            return step_of(tool.read(await chat.runner(number, partial(tool.function, *owner, **arguments))))
     except TookTooLong:
         chat.pending = replace(chat.pending, timed_out_calls=(*chat.pending.timed_out_calls, number))
         return _counted(chat, "num_timeouts", TIMED_OUT)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 Message = Mapping[str, Any]  # of a chat: role, content, and what a role has besides
@@ -116,10 +117,12 @@ class Setup:
     Attributes:
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
         output: the file that gets what the user's code prints; None: the controller's error output.
+        code: the sandboxes of this process, in which programs of the model run.
         is_start: True at the start of a run, when servers must be there.
     """
 
     config: MultiTurnConfig
     tool_format: str | None
     output: Path | None
+    code: CodeConfig
     is_start: bool = True

@@ -15,7 +15,9 @@ from typing import Any, Self
 from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
 from environments.worker import EnvironmentProcess, ProcessLost
 from splitppo.config import ConfigError
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
+from splitppo.machine.cores import permitted_cores
 
 _MAX_LOST = 3  # processes that a conversation may lose before it is repeated alone
 
@@ -27,15 +29,20 @@ class EnvironmentProcesses:
         config: the section `rollout.multi_turn`.
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
         output: the file that gets what the user's code prints; None: the controller's error output.
+        code: the section `reward.code`: the processes share its sandboxes.
 
     Raises:
         ConfigError: on entering: a file of the user's cannot be used; one sentence.
     """
 
-    def __init__(self, config: MultiTurnConfig, *, tool_format: str | None, output: Path | None = None) -> None:
-        self._setup = Setup(config, tool_format, output)
-        workers = config.num_workers
+    def __init__(
+        self, config: MultiTurnConfig, code: CodeConfig, *, tool_format: str | None, output: Path | None = None
+    ) -> None:
+        workers, num_sandboxes = config.num_workers, code.num_sandboxes
         self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
+        num_sandboxes = permitted_cores().num_whole if num_sandboxes == "auto" else int(num_sandboxes)
+        code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes // self._num_workers)})
+        self._setup = Setup(config, tool_format, output, code)
         self._processes = [EnvironmentProcess(self._setup)]
         self._may_be_alone = asyncio.Semaphore(self._num_workers)
         self._alone: set[EnvironmentProcess] = set()

@@ -46,7 +46,7 @@ def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
     os.dup2(1, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
-        environments = load_environments(setup.config.environments, is_start=setup.is_start)
+        environments = load_environments(setup.config.environments, setup.code, is_start=setup.is_start)
         parse = load_parser(setup.tool_format)
     except ConfigError as error:
         return channel.send(pickle.dumps(error))

@@ -1,5 +1,6 @@
 """A tool: a typed function of the user's with its JSON schema, whose arguments are checked before it is called."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +16,20 @@ from environments.schemas import schema_of
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call; of a method, the function that still takes the object."""
+    """A function that the model may call; of a method, the function that still takes the object.
+
+    Attributes:
+        takes_row: True if the first argument is the row, a dict that the tools of one conversation share.
+        places: what a call waits for before its time begins.
+        read: makes a `Step`, or what becomes one, of what the function returned.
+    """
 
     function: Callable[..., Any]
     schema: Mapping[str, Any]
-    _arguments: TypeAdapter[dict[str, Any]]
+    _arguments: TypeAdapter[dict[str, Any]] | None = None
+    takes_row: bool = False
+    places: asyncio.Semaphore | None = None
+    read: Callable[[Any], Any] = lambda result: result
 
     @property
     def name(self) -> str:
@@ -42,6 +52,8 @@ class Tool:
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments as the function takes them; ValueError says what was expected of which argument."""
+        if self._arguments is None:
+            return dict(arguments)
         try:
             return self._arguments.validate_python(dict(arguments))
         except ValidationError as error:

@@ -72,7 +72,9 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
         return no_tools
 
     async def load() -> dict[str, Tools]:
-        async with EnvironmentProcesses(section, tool_format=tool_format_of(config, tokenizer)) as processes:
+        async with EnvironmentProcesses(
+            section, config.reward.code, tool_format=tool_format_of(config, tokenizer)
+        ) as processes:
             return {name: processes.schemas_of(name) for name in section.environments}
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop

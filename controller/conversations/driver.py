@@ -82,7 +82,7 @@ async def open_environments(config: Config, tokenizer: Tokenizer) -> AsyncIterat
         yield None
         return
     output, tool_format = config.run.dir / "logs" / "environments.log", tool_format_of(config, tokenizer)
-    async with EnvironmentProcesses(section, tool_format=tool_format, output=output) as processes:
+    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
         yield Environments(config, processes, tokenizer, TurnTokens(tokenizer, section.max_observation_length))
 
 

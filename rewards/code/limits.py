@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from splitppo.config.subsections.code import CodeConfig
+
 TMP_BYTES = 64 << 20
 MAX_FILES = 10_000
 _NICE = 10
@@ -37,6 +39,11 @@ class Limits:
     memory_bytes: int = 1 << 30
     max_processes: int = 32
     output_bytes: int = 32 << 20
+
+    @classmethod
+    def of(cls, config: CodeConfig) -> "Limits":
+        """Reads the section `reward.code`."""
+        return cls(config.timeout_s, config.memory_mb << 20, config.max_processes, config.max_output_bytes)
 
     @property
     def wall_s(self) -> float:

@@ -8,7 +8,7 @@ ground truth in JSON. It ends when its socket to the controller is closed, also 
 import itertools
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Self
 
@@ -48,7 +48,7 @@ class Runner:
         self._warm: Sandbox | None = None
 
     def __enter__(self) -> Self:
-        self._try_out()
+        try_out(self._new_sandbox)
         self._warm = self._new_sandbox()
         return self
 
@@ -91,7 +91,7 @@ class Runner:
                 outcome = Outcome(error=f"no sandbox could be started: {error}")
             if not outcome.error:
                 return outcome
-        self._try_out()
+        try_out(self._new_sandbox)
         return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
     def _take(self) -> Sandbox:
@@ -103,20 +103,19 @@ class Runner:
     def _new_sandbox(self) -> Sandbox:
         return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)
 
-    def _try_out(self) -> None:
-        """Checks that a sandbox can run a program and be watched; raises NoSandbox with the reason if not."""
-        program, cases = _TRIAL
-        try:
-            with self._new_sandbox() as sandbox:
-                outcome, is_watched = sandbox.run(program, cases), sandbox.is_watched
-        except (OSError, ValueError) as error:
-            raise NoSandbox(str(error)) from error
-        if outcome.passed != (True,):
-            raise NoSandbox(outcome.error or "a program that adds 1 to its input does not give the sum")
-        if not is_watched:
-            raise NoSandbox(
-                "the resources of a sandbox cannot be read from /proc/PID/task/TID/children and /proc/PID/root"
-            )
+
+def try_out(new_sandbox: Callable[[], Sandbox]) -> None:
+    """Checks that a sandbox can run a program and be watched; raises NoSandbox with the reason if not."""
+    program, cases = _TRIAL
+    try:
+        with new_sandbox() as sandbox:
+            outcome, is_watched = sandbox.run(program, cases), sandbox.is_watched
+    except (OSError, ValueError) as error:
+        raise NoSandbox(str(error)) from error
+    if outcome.passed != (True,):
+        raise NoSandbox(outcome.error or "a program that adds 1 to its input does not give the sum")
+    if not is_watched:
+        raise NoSandbox("the resources of a sandbox cannot be read from /proc/PID/task/TID/children and /proc/PID/root")
 
 
 def _failed(failure: Failure, message: str) -> dict[str, Any]:

@@ -30,6 +30,17 @@ _POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
+# Prints what a program prints and raises, in its order; the traceback begins in the program.
+_SCRIPT = """
+import linecache, sys, traceback
+program = {!r}
+sys.stderr = sys.stdout
+linecache.cache["program.py"] = len(program), None, program.splitlines(True), "program.py"
+try:
+    exec(compile(program, "program.py", "exec"), {{"__name__": "__main__"}})
+except Exception as error:
+    traceback.print_exception(error.with_traceback(error.__traceback__.tb_next))
+"""
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,25 @@ class Sandbox:
         except _Ended as ended:
             return Outcome(tuple(passed), ended.limit, ended.error, is_started)
         return Outcome(tuple(passed))
+
+    def execute(self, program: str) -> str:
+        """Runs a program; returns what it prints, the traceback of what it raises, and which limit it exceeded.
+
+        Raises:
+            RuntimeError: the sandbox ended.
+        """
+        request = {"program": _SCRIPT.format(program), "kind": "stdin", "tests": [""]}
+        answers = self._exchange(json.dumps(request).encode() + b"\n", Frames(self._limits.output_bytes), None)
+        try:
+            status, output = next(answer for answer in answers if answer[0] != STARTED)
+        except _Ended as ended:
+            if ended.limit is None:
+                raise RuntimeError(ended.error) from ended
+            status, output = ended.limit.value, b""
+        if status not in (OK, ERROR):
+            return f"[the program was ended: it exceeded the limit of {status}]"
+        text = (output or b"").decode(errors="replace")
+        return (text or "[the program printed nothing]") + ("\n[it ended with an error]" if status == ERROR else "")
 
     def _exchange(self, request: bytes, frames: Frames, lifeline: int | None) -> Iterator[tuple[str, bytes | None]]:
         """Sends a request to guest.py and yields the status and the output of each test.

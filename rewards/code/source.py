@@ -35,12 +35,7 @@ class CodeSandboxes:
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config
-        limits = Limits(
-            cpu_s=config.timeout_s,
-            memory_bytes=config.memory_mb << 20,
-            max_processes=config.max_processes,
-            output_bytes=config.max_output_bytes,
-        )
+        limits = Limits.of(config)
         arguments = (limits, not config.unsafe, config.continuous)
         is_auto = config.num_sandboxes == "auto"
         num_runners = permitted_cores().num_whole if is_auto else int(config.num_sandboxes)

@@ -8,6 +8,7 @@ from typing import Any
 
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 # Enough for every call that should end, and short enough to wait for one that does not.
@@ -128,11 +129,17 @@ def tools(path: Path, *names: str) -> dict[str, Any]:
 
 
 def processes(
-    environments: dict[str, Any], *, tool_format: str | None = "hermes", output: Path | None = None, **keys: Any
+    environments: dict[str, Any],
+    *,
+    tool_format: str | None = "hermes",
+    output: Path | None = None,
+    code: CodeConfig | None = None,
+    **keys: Any,
 ) -> EnvironmentProcesses:
     """Returns environment processes for data sources of the environments' names; they have not been started."""
     keys = {"environments": environments, "timeout_s": LIMIT_S, "num_workers": 1, "max_parallel_calls": 4} | keys
-    return EnvironmentProcesses(MultiTurnConfig.model_validate(keys), tool_format=tool_format, output=output)
+    config = MultiTurnConfig.model_validate(keys)
+    return EnvironmentProcesses(config, code or CodeConfig(), tool_format=tool_format, output=output)
 
 
 async def started(pool: EnvironmentProcesses, data_source: str, seed: int = 1, **fields: Any) -> Episode:

@@ -29,6 +29,11 @@ def is_file_and_name(value: object) -> bool:
     return isinstance(value, str) and path.endswith(".py") and name.isidentifier()
 
 
+def _is_tool(value: object) -> bool:
+    is_file = isinstance(value, str) and value.endswith((".yaml", ".yml", ".json", ".py"))
+    return is_file or value == "python" or is_file_and_name(value)
+
+
 def _is_steps_or_auto(value: Any) -> bool:
     return value == "auto" or (type(value) is int and value >= 0)
 
@@ -37,7 +42,7 @@ def _is_tool_format(value: Any) -> bool:
     return value == "auto" or value in TOOL_FORMATS or is_file_and_name(value)
 
 
-FileAndName = Annotated[str, BeforeValidator(expected("file.py:function", is_file_and_name))]
+ToolName = Annotated[str, BeforeValidator(expected("file.py:function, python, or a file of verl's", _is_tool))]
 
 
 class EnvironmentConfig(Section):
@@ -56,8 +61,9 @@ class EnvironmentConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """The arguments that the class is called with."""
 
-    tools: Annotated[tuple[FileAndName, ...], OneOrMany] = ()
-    """Typed functions that the model may call, each as file.py:function."""
+    tools: Annotated[tuple[ToolName, ...], OneOrMany] = ()
+    """The tools that the model may call: typed functions, each as file.py:function; python, which runs programs in
+    sandboxes; tools for verl, as its file.yaml of classes, or file.py of functions with its decorator."""
 
     @property
     def is_remote(self) -> bool:
@@ -85,8 +91,8 @@ class MultiTurnConfig(Section):
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
     """The environment that the model talks with, by data_source, and under `default` for all others: {path, name,
-    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function]}. Empty: a
-    response has one turn."""
+    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function, python]}.
+    Empty: a response has one turn."""
 
     tool_format: Annotated[
         str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))

@@ -16,6 +16,7 @@ from websockets.http11 import Request, Response
 from environments.adapters import gymnasium, openenv
 from environments.chat import Step
 from environments.loading import load_environments
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from splitppo.config_error import ConfigError
 from tests.support.text_game import NUM_TURNS
@@ -26,7 +27,7 @@ LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "render_mode": "ansi", "is_slippe
 
 def refusal(name: str, **kwargs: Any) -> str:
     with pytest.raises(ConfigError) as error:
-        load_environments({"game": EnvironmentConfig(name=name, kwargs=kwargs)})
+        load_environments({"game": EnvironmentConfig(name=name, kwargs=kwargs)}, CodeConfig())
     return str(error.value)
 
 
@@ -186,4 +187,4 @@ async def test_a_server_must_be_there_at_the_start_and_know_the_fields(url: str)
 
 def test_a_server_need_not_be_there_when_a_process_is_replaced() -> None:
     away = {"web": EnvironmentConfig(name="openenv", kwargs={"url": "http://127.0.0.1:1"})}
-    assert load_environments(away, is_start=False)["web"].name == "openenv"
+    assert load_environments(away, CodeConfig(), is_start=False)["web"].name == "openenv"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from environments.loading import load_environments
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from tests.support.groups import PROJECT
 
@@ -21,6 +22,6 @@ def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
         file.write_text(block)
         given = {"tools": [f"{file}:{name}"]} if name == "lookup" else {"path": file, "name": name}
         configs[name] = EnvironmentConfig.model_validate(given)
-    loaded = load_environments(configs)
+    loaded = load_environments(configs, CodeConfig())
     tools = {name: [tool["function"]["name"] for tool in one.schemas] for name, one in loaded.items()}
     assert tools == {"GuessNumber": ["guess"], "lookup": ["lookup"], "Chess": [], "converse": []}

@@ -1,0 +1,42 @@
+"""The tool `python`: runs programs of the model, each in a sandbox of its own."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+from functools import cache
+
+from environments.tools import Tool
+from rewards.code.bubblewrap import HINT, NoSandbox, own_uid
+from rewards.code.limits import Limits
+from rewards.code.runner import try_out
+from rewards.code.sandbox import Sandbox
+from splitppo.config.subsections.code import CodeConfig
+from splitppo.config_error import ConfigError
+
+_MAX_OUTPUT_BYTES = 1 << 18  # less than a message may have
+
+
+@cache
+def load_python(config: CodeConfig) -> Tool:
+    """Returns the tool, with the limits of `reward.code`; ConfigError: programs cannot be run here."""
+    limits, numbers = Limits.of(config), itertools.count()
+    limits = replace(limits, output_bytes=min(limits.output_bytes, _MAX_OUTPUT_BYTES))
+
+    def new_sandbox() -> Sandbox:
+        return Sandbox(limits, own_uid(next(numbers)), is_confined=not config.unsafe)
+
+    def python(code: str) -> str:
+        """Runs a Python program and returns what it prints. Nothing is left of the programs before.
+
+        Args:
+            code: the program.
+        """
+        with new_sandbox() as sandbox:
+            return sandbox.execute(code)
+
+    try:
+        try_out(new_sandbox)
+    except NoSandbox as error:
+        message = f"rollout.multi_turn.environments: the tool python cannot run programs here: {error} ({HINT})"
+        raise ConfigError(message) from error
+    return replace(Tool.of(python), places=asyncio.Semaphore(int(config.num_sandboxes)))

@@ -1,0 +1,79 @@
+"""Tools for verl: yaml files that name classes of BaseTool, and Python files with functions of @function_tool."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from environments.chat import Step
+from environments.tools import Tool
+from splitppo.config_error import ConfigError
+from splitppo.user_file import describe, import_file
+
+_KEY = "rollout.multi_turn.environments"
+_AGENT_DATA = "verl's agent_data"  # the field of a row in which the tools of a conversation find what they share
+
+
+@cache
+def load_verl_tools(path: Path) -> Sequence[Tool]:
+    """Returns the tools of a file for verl; ConfigError says in one sentence what is wrong with it."""
+    try:
+        import_module("verl.tools.base_tool"), import_module("verl.tools.function_tool")
+    except Exception:  # noqa: BLE001 - verl is not here, or not all that it needs
+        import_module("environments.adapters.verl_stand_in").install()
+    if path.suffix == ".py":
+        tools = import_module("verl.tools.function_tool").FUNCTION_TOOL_REGISTRY
+        before = {*tools}
+        import_file(path, _KEY)
+        if not (found := [_tool(tool, tool.fn) for name, tool in tools.items() if name not in before]):
+            raise ConfigError(f"key '{_KEY}': {path} has no function with verl's decorator @function_tool")
+        return found
+    sys.path += {str(Path.cwd())}.difference(sys.path)  # where verl looks for classes
+    try:
+        return [_of_class(**entry) for entry in yaml.safe_load(path.read_bytes())["tools"]]
+    except Exception as error:
+        raise ConfigError(f"key '{_KEY}': {path}: {describe(error)}; expected tools, as verl reads them") from error
+
+
+def _of_class(class_name: str, config: Mapping[str, Any], tool_schema: Any = None) -> Tool:
+    if (kind := config.get("type", "native")) != "native":
+        raise ValueError(f"{class_name}: expected native as config.type, got {kind!r}")
+    module, _, name = class_name.rpartition(".")
+    schema = import_module("verl.tools.schemas").OpenAIFunctionToolSchema
+    given = None if tool_schema is None else schema.model_validate(tool_schema)
+    tool = getattr(import_module(module), name)(config=config, tool_schema=given)
+
+    async def call(row: dict[str, Any], /, **arguments: Any) -> Any:
+        kwargs = row.get("tools_kwargs") or {}
+        fresh = SimpleNamespace(tools_kwargs=kwargs, extra_fields={}, metrics={}, request_id=uuid4().hex)
+        agent_data = row.setdefault(_AGENT_DATA, fresh)
+        created = await tool.create(create_kwargs=(kwargs.get(tool.name) or {}).get("create_kwargs") or {})
+        instance_id = created[0] if isinstance(created, tuple) else created
+        try:
+            return await tool.execute(instance_id, arguments, agent_data=agent_data)
+        finally:
+            await tool.release(instance_id)
+
+    return _tool(tool, call, takes_row=True)
+
+
+def _tool(tool: Any, function: Callable[..., Any], *, takes_row: bool = False) -> Tool:
+    schema = tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+    return Tool(function, schema, takes_row=takes_row, read=_step)
+
+
+def _step(returned: Any) -> Step:
+    """Reads what a tool returned: an answer, or a tuple of it, a reward and metrics."""
+    response, reward, metrics = (*returned, None, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
+    if getattr(response, "image", None) or getattr(response, "video", None):
+        raise ValueError("expected a text, got an image or a video")
+    text = response.text or "" if hasattr(response, "text") else response
+    text = json.dumps(text, ensure_ascii=False) if isinstance(text, dict) else str(text)
+    return Step(text, float(reward or 0.0), info=metrics or {})
