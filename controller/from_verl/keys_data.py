@@ -6,7 +6,7 @@ The older names are `reward_model` and `custom_reward_function`.
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.keys_rollout import ENVIRONMENTS
+from controller.from_verl.keys_rollout import TOOL_FILES
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
@@ -82,7 +82,9 @@ def _data(data: Section) -> Iterator[Row]:
         yield data.changed(key, key, _OWN_CLASS, default=None)
     yield data.unsupported("datagen.**", "no prompts are made during a run")
     yield data.not_needed("continuous_token.*", "what was sampled is never encoded anew")
-    yield data.unsupported("{tool_config_path,function_tool_path}", ENVIRONMENTS)
+    for name in TOOL_FILES:
+        key = f"actor_rollout_ref.rollout.multi_turn.{name}"
+        yield data.checked(name, "not needed if multi_turn has the same, else not supported", same_as(key, key))
     for medium in ("image", "video", "audio"):
         # A script that names the column has such data, also if the name is verl's default.
         is_given = needless((), "", _TEXT_ONLY)
@@ -91,7 +93,7 @@ def _data(data: Section) -> Iterator[Row]:
     yield data.not_needed("{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
     workers = "{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}"
     yield data.not_needed(workers, "speed only")
-    messages = "{return_raw_input_ids,return_raw_chat,return_full_prompt}"
+    messages = "{return_raw_input_ids,return_raw_chat,return_full_prompt,need_tools_kwargs}"
     yield data.not_needed(messages, "rows keep their messages and columns")
     yield data.not_needed("trust_remote_code", "tokenizers are read from tokenizer.json, which has no code")
 

@@ -14,6 +14,7 @@ _TOP_K = "0: every token; in verl -1"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _PARSER = "a parser of your own: rollout.multi_turn.tool_format, as file.py:function"
 _TEMPLATE_TOKENS = 32  # of a chat template, around the texts of tools
+TOOL_FILES = ("tool_config_path", "function_tool_path")
 ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
@@ -97,8 +98,12 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
 
 def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     """Yields the table rows of conversations of several turns, and of verl's agent loops."""
-    yield turns.unsupported("enable", ENVIRONMENTS)
-    yield turns.unsupported("{tool_config_path,function_tool_path,interaction_config_path}", ENVIRONMENTS)
+    of_tools = f"not needed with tools; else {ENVIRONMENTS}"
+    yield turns.checked("enable", of_tools, _turns_by_tools)
+    rewards = "the files as they are; rewards of tools count, which verl only records"
+    for name in TOOL_FILES:
+        yield turns.changed(name, "environments", rewards, _environments)
+    yield turns.unsupported("interaction_config_path", ENVIRONMENTS)
     most = "or max_user_turns + 1, if that is less; without a limit: the tokens of a response"
     yield turns.changed("max_assistant_turns", "max_turns", most, _if_turns(_max_turns), 0)
     yield turns.not_needed("max_user_turns", "part of rollout.multi_turn.max_turns")
@@ -111,9 +116,30 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     yield turns.unsupported("num_repeat_rollouts", "rollout.n")
     checks = "{tokenization_sanity_check_mode,enable_tokenization_sanity_check}"
     yield turns.not_needed(checks, "what was sampled is never encoded anew")
-    agents = "agent.{default_agent_loop,agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
-    yield rollout.unsupported(agents, ENVIRONMENTS, "single_turn_agent")
+    yield rollout.checked("agent.default_agent_loop", f"tool_agent is {of_tools}", _agent_loop)
+    agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
+    yield rollout.unsupported(agents, ENVIRONMENTS)
     yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
+
+
+def _tools_of(run: VerlRun) -> list[Any]:
+    return [path for name in TOOL_FILES if (path := run.value(f"{_ROLLOUT}.multi_turn.{name}"))]
+
+
+def _environments(_: Any, run: VerlRun) -> dict[str, Any]:
+    return {"default": {"tools": _tools_of(run)}}
+
+
+def _turns_by_tools(value: Any, run: VerlRun) -> Any:
+    if value and not _tools_of(run):
+        raise NotSupported(ENVIRONMENTS)
+    raise NotNeeded("responses have several turns by their tools" if value else "off")
+
+
+def _agent_loop(value: Any, run: VerlRun) -> Any:
+    if value not in ("single_turn_agent", "tool_agent"):
+        raise NotSupported(ENVIRONMENTS)
+    return _turns_by_tools(value == "tool_agent", run)
 
 
 def _max_turns(value: Any, run: VerlRun) -> Any:

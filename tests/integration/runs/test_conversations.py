@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
-from tests.support import text_game
+from tests.support import text_game, verl_files
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import EACH_STEP, Inputs, RunFolder
+from tests.support.user_tools import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -82,6 +85,48 @@ def test_a_text_game_of_gymnasium_is_played(groups: ExternalGroups) -> None:
     assert line["environment/num_lost"] == 0.0
     assert 0.0 < line["reward_extra/length/max"] <= 6.0
     assert line["critic/score/max"] > 0.0
+
+
+TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif -%}
+{% for message in messages %}{{ message.role }}: {{ message.content }}<eos>{% endfor %}"""
+PARSER = """
+from environments.chat import ToolCall
+
+def parse(text, schemas):
+    number = sum(map(ord, text)) % 10
+    calls = [ToolCall("rewarded", {"value": number / 8})]
+    return text, calls + [ToolCall("python", {"code": f"print({number} * 111)"})] * (number > 6)
+"""
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_tools_for_verl_and_programs_are_called_and_rewarded_in_a_run(groups: ExternalGroups, tmp_path: Path) -> None:
+    files = {"tools.py": verl_files.FUNCTIONS, "parser.py": PARSER, "template.jinja": TEMPLATE}
+    paths = {name: str(write(tmp_path, text, name)) for name, text in files.items()}
+    options = (
+        f"rollout.multi_turn.environments={{default: {{tools: [{paths['tools.py']}, python]}}}}",
+        f"rollout.multi_turn.tool_format={paths['parser.py']}:parse",
+        f"data.chat_template={paths['template.jinja']}",
+        "rollout.multi_turn.max_turns=2",
+        "rollout.multi_turn.max_parallel_calls=2",
+        "evaluation={val_before_train: false, test_freq: 1}",
+        "run.stop_after_step=1",
+    )
+    with groups.started(*LIMITS, *options) as controller:
+        folder = controller.complete()
+    metrics = folder.metrics[-1]
+    assert (metrics["environment/num_bad_calls"], metrics["environment/num_tool_errors"]) == (0.0, 0.0)
+    assert metrics["tool_call_counts/max"] > 2.0
+    programs = 0
+    for line in (folder.path / "rollouts/val/1.jsonl").read_text().splitlines():
+        first, *replies, last = (row := json.loads(line))["messages"]
+        calls = [call["function"]["arguments"] for turn in (first, last) for call in turn["tool_calls"]]
+        assert row["turn_scores"] == [arguments["value"] for arguments in calls if "value" in arguments]
+        assert replies[0]["content"] == f"gave {row['turn_scores'][0]}"
+        number = int(8 * row["turn_scores"][0])
+        assert [reply["content"] for reply in replies[1:]] == [f"{number * 111}\n"] * (number > 6)
+        programs += len(replies) - 1
+    assert programs > 0
 
 
 def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups: ExternalGroups) -> None:

@@ -40,12 +40,14 @@ KNOWN = (
         ((f"{SECTION}.record=auto",), f"unknown key '{SECTION}.record'; {KNOWN}"),
         ((f"{SECTION}.mcp_servers={{s: {{url: u}}}}",), f"unknown key '{SECTION}.mcp_servers'; {KNOWN}"),
         (
-            (f"{SECTION}.environments.math={{tools: python}}",),
-            f"key '{SECTION}.environments.math.tools.0': expected file.py:function, got 'python'",
+            (f"{SECTION}.environments.math={{tools: pyhton}}",),
+            f"key '{SECTION}.environments.math.tools.0': expected file.py:function, python, or a file of verl's, got"
+            " 'pyhton'",
         ),
         (
             (f"{SECTION}.environments.math={{tools: [a.py:b, 'mcp:search']}}",),
-            f"key '{SECTION}.environments.math.tools.1': expected file.py:function, got 'mcp:search'",
+            f"key '{SECTION}.environments.math.tools.1': expected file.py:function, python, or a file of verl's, got"
+            " 'mcp:search'",
         ),
         (
             (f"{SECTION}.environments.math={{tools: [a.py:b, a.py:b]}}",),

@@ -10,8 +10,8 @@ from tests.support.verl_launch import ROLLOUT, config_of, finding, translated
 
 TURNS = f"{ROLLOUT}.multi_turn"
 ON = f"{TURNS}.enable=True"
+FUNCTIONS = f"+{TURNS}.function_tool_path=tools.py"
 TOOLS = f"{TURNS}.tool_config_path=tools.yaml"
-BY_HAND = (f"{TURNS}.enable", f"{TURNS}.tool_config_path")
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ BY_HAND = (f"{TURNS}.enable", f"{TURNS}.tool_config_path")
 )
 def test_limits_are_taken(tmp_path: Path, overrides: tuple[str, ...], name: str, expected: object) -> None:
     given = (ON, TOOLS, *(f"{TURNS}.{override}" for override in overrides))
-    multi_turn = config_of(tmp_path, *given, drop=BY_HAND).rollout.multi_turn
+    multi_turn = config_of(tmp_path, *given).rollout.multi_turn
     assert getattr(multi_turn, name) == expected
 
 
 def test_a_length_in_characters_is_explained(tmp_path: Path) -> None:
-    comments = translated(tmp_path, ON, f"{TURNS}.max_tool_response_length=700").comments
+    comments = translated(tmp_path, TOOLS, f"{TURNS}.max_tool_response_length=700").comments
     sentence = "the tokens of all that follows a turn; verl's is the characters of each tool's text"
     assert comments["rollout.multi_turn.max_observation_length"] == sentence
 
@@ -66,9 +66,25 @@ def test_what_conversations_do_otherwise_must_be_decided(tmp_path: Path, on: str
     "override", ["tool_response_truncate_side=middle", "use_inference_chat_template=False", "num_repeat_rollouts=null"]
 )
 def test_what_conversations_do_alike_is_said(tmp_path: Path, override: str) -> None:
-    translation = translated(tmp_path, ON, f"{TURNS}.{override}", drop=(f"{TURNS}.enable",))
+    translation = translated(tmp_path, ON, TOOLS, f"{TURNS}.{override}")
     assert translation.stopping == []
     assert finding(translation, f"{TURNS}.{override.partition('=')[0]}").note == "off"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "files"),
+    [
+        ((TOOLS,), ["tools.yaml"]),
+        ((FUNCTIONS,), ["tools.py"]),
+        ((ON, TOOLS, FUNCTIONS, f"{ROLLOUT}.agent.default_agent_loop=tool_agent"), ["tools.yaml", "tools.py"]),
+        ((TOOLS, "+data.tool_config_path=tools.yaml", "+data.need_tools_kwargs=True"), ["tools.yaml"]),
+    ],
+)
+def test_files_of_tools_are_taken_as_they_are(tmp_path: Path, overrides: tuple[str, ...], files: list[str]) -> None:
+    environments = config_of(tmp_path, *overrides).rollout.multi_turn.environments
+    assert {name: list(environment.tools) for name, environment in environments.items()} == {"default": files}
+    comment = translated(tmp_path, *overrides).comments["rollout.multi_turn.environments"]
+    assert comment == "the files as they are; rewards of tools count, which verl only records"
 
 
 def test_a_run_of_one_turn_has_no_such_keys(tmp_path: Path) -> None:
