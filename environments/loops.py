@@ -22,10 +22,8 @@ class EnvironmentFailed(Exception):
 
 async def converse_with_tools(tools: Mapping[str, Tool], chat: Chat, row: Mapping[str, Any]) -> None:
     """Answers each turn with the results of its calls, until one has no call."""
-    row, of_row = dict(row), dict(tools)
-    of_row |= {
-        name: replace(tool, function=partial(tool.function, row)) for name, tool in tools.items() if tool.takes_row
-    }
+    row = dict(row)
+    of_row = {name: replace(t, function=partial(t.function, row)) if t.takes_row else t for name, t in tools.items()}
     await _converse(chat, (), lambda turn: use_tools(chat, turn, of_row))
 
 

@@ -47,9 +47,11 @@ comment on each value that is not the script's. Keys are those of verl 0.9's `pp
 * With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Offloading
   moves weights and moments whole between commands; with actor and critic on GPUs of their own,
   [less of it is needed](operations.md#weights-and-moments-in-main-memory).
-* Tools and agent loops (`multi_turn`, `agent`): name your functions, without verl's decorator, or an environment of
-  your own in `rollout.multi_turn.environments`, and drop the keys that name verl's. Limits and the format of calls are
-  taken. The column `agent_name` is not read: `data_source` chooses the environment.
+* Tools (`multi_turn`): the files of `tool_config_path` and `function_tool_path` are used unchanged, by all rows, with
+  `tools_kwargs` of a row ([environments-adapters.md](environments-adapters.md#tools-for-verl)). Rewards of tools count
+  here. Limits and the format of calls are taken. Of agent loops, `tool_agent` is what the tools do; for another one,
+  and for interactions, name an environment of your own in `rollout.multi_turn.environments` and drop verl's key. The
+  column `agent_name` is not read: `data_source` chooses the environment.
 * If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
   code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
   that do not fit together, give one sentence and exit code 2.
@@ -108,7 +110,10 @@ METRICS = (
     ("rollout_corr/*", "the same as verl 0.8 and newer, [rollout_correction.md](rollout_correction.md)"),
     ("val-core/<source>/<variable>/*, val-aux/<source>/<variable>/*", "the same"),
     ("{actor,critic}/mfu", "`perf/mfu/{actor,critic}`"),
-    ("{num_turns,tool_call_counts,training/num_turns}/*", "none: one turn"),
+    (
+        "{num_turns,tool_call_counts,training/num_turns}/*",
+        "`{num_turns,tool_call_counts}/*`; of turns the policy's alone",
+    ),
     ("training/filter_groups/*", "the same; `evicted_samples` also by what was alike"),
     ("train/num_gen_batches", "the same"),
     (

@@ -116,7 +116,7 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     yield turns.unsupported("num_repeat_rollouts", "rollout.n")
     checks = "{tokenization_sanity_check_mode,enable_tokenization_sanity_check}"
     yield turns.not_needed(checks, "what was sampled is never encoded anew")
-    yield rollout.checked("agent.default_agent_loop", f"tool_agent is {of_tools}", _agent_loop)
+    yield rollout.checked("agent.default_agent_loop", f"tool_agent is {of_tools}", _turns_by_tools)
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, ENVIRONMENTS)
     yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
@@ -131,15 +131,11 @@ def _environments(_: Any, run: VerlRun) -> dict[str, Any]:
 
 
 def _turns_by_tools(value: Any, run: VerlRun) -> Any:
-    if value and not _tools_of(run):
+    if value in (False, "single_turn_agent"):
+        raise NotNeeded("off")
+    if value not in (True, "tool_agent") or not _tools_of(run):
         raise NotSupported(ENVIRONMENTS)
-    raise NotNeeded("responses have several turns by their tools" if value else "off")
-
-
-def _agent_loop(value: Any, run: VerlRun) -> Any:
-    if value not in ("single_turn_agent", "tool_agent"):
-        raise NotSupported(ENVIRONMENTS)
-    return _turns_by_tools(value == "tool_agent", run)
+    raise NotNeeded("responses have several turns by their tools")
 
 
 def _max_turns(value: Any, run: VerlRun) -> Any:

@@ -37,6 +37,7 @@ def load_python(config: CodeConfig) -> Tool:
     try:
         try_out(new_sandbox)
     except NoSandbox as error:
-        message = f"rollout.multi_turn.environments: the tool python cannot run programs here: {error} ({HINT})"
+        hint = "" if config.unsafe else f" ({HINT})"
+        message = f"rollout.multi_turn.environments: the tool python cannot run programs here: {error}{hint}"
         raise ConfigError(message) from error
     return replace(Tool.of(python), places=asyncio.Semaphore(int(config.num_sandboxes)))

@@ -8,7 +8,10 @@ from splitppo.config.section import FIXED, NumberOrAuto, PositiveInt, Section
 
 
 class CodeConfig(Section):
-    """Code answers: programs in responses, which run in sandboxes against test cases of the data set."""
+    """Code answers: programs in responses, which run in sandboxes against test cases of the data set.
+
+    The limits also hold for programs that the policy runs by the tool `python`.
+    """
 
     continuous: Annotated[bool, FIXED] = False
     """If true, the score is the share of the tests that pass. If false, it is 1 if all tests pass, else 0."""
