@@ -87,6 +87,7 @@ def _run(arguments: list[str]) -> int:
 
 def _check(config: Config, *, with_defaults: bool) -> int:
     """Checks all inputs of a run that need no worker group; prints the resolved configuration and its plans."""
+    from controller.conversations.checks import check_record
     from controller.memory.gpus import check_devices, visible_gpus
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
@@ -95,6 +96,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
     inputs = load_inputs(config)
     asyncio.run(check_rewards(config, inputs))
+    asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows))
     config = inputs.with_last_step(RunFolder(config).check())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")

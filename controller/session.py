@@ -151,7 +151,8 @@ class Session:
             log.warning("%s", misfit)
         sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
         rewards = RewardManager(config.reward, sources, answers)
-        async with rewards, open_environments(config, inputs.tokenizer) as environments:
+        rows = inputs.prompts.table.rows
+        async with rewards, open_environments(config, inputs.tokenizer, rows) as environments:
             scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
             await self._train_recovering(partial(self._train_from, point, inputs, scorer, environments))
 
@@ -232,8 +233,15 @@ class Session:
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
         evaluator = Evaluator(config, workers.sampler, inputs.val_prompts, scorer, environments)
+        record = None if environments is None else environments.record
+
+        def on_commit(step: int) -> None:
+            recorder.release(step)
+            if record is not None:
+                record.remove(up_to=min(folder.checkpoints.steps()))
+
         checkpoints = CheckpointWriter(
-            folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
+            folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=on_commit
         )
         rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
         self._trainer = Trainer(
@@ -247,6 +255,10 @@ class Session:
             await run_watched(self._trainer.join(), self._groups.watch())
             error.add_note(folder.checkpoints.way_to_other_keys())
             error.add_note(folder.checkpoints.last_good())
+            raise
+        except EnvironmentsFailed:  # they are asked again once they are mended
+            if record is not None:
+                record.remove(after=recorder.last_step)
             raise
         finally:
             self._phase = "preparing"

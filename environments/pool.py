@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
+from environments.record import Replay
 from environments.worker import EnvironmentProcess, ProcessLost
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
@@ -66,13 +67,17 @@ class EnvironmentProcesses:
 
     def schemas_of(self, data_source: str) -> Schemas:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
-        return self._schemas.get(self._key_of(data_source), ())
+        return self._schemas.get(self.key_of(data_source), ())
 
-    def begin(self, data_source: str, row: Mapping[str, Any], seed: int) -> "Episode":
-        """Returns a conversation that has not been started, about a row: data_source, ground_truth and others."""
-        return Episode(self, self._key_of(data_source), row, seed)
+    def begin(self, data_source: str, row: Mapping[str, Any], seed: int, replay: Replay | None = None) -> "Episode":
+        """Returns a conversation that has not been started, about a row: data_source, ground_truth and others.
 
-    def _key_of(self, data_source: str) -> str:
+        `replay`: answers that were recorded; None: nothing is recorded.
+        """
+        return Episode(self, self.key_of(data_source), row, seed, replay)
+
+    def key_of(self, data_source: str) -> str:
+        """Returns the key of `rollout.multi_turn.environments` under which a data source has its environment."""
         return data_source if data_source in self._setup.config.environments else "default"
 
     def free(self) -> EnvironmentProcess:
@@ -101,14 +106,22 @@ class EnvironmentProcesses:
 class Episode:
     """A conversation with one of the user's environments; it goes on in another process if its process is lost.
 
-    One task at a time may call its methods.
+    One task at a time may call its methods. Recorded answers need no process, until there is none for a turn.
     """
 
-    def __init__(self, pool: EnvironmentProcesses, environment: str, row: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self,
+        pool: EnvironmentProcesses,
+        environment: str,
+        row: Mapping[str, Any],
+        seed: int,
+        replay: Replay | None = None,
+    ) -> None:
         self._pool = pool
         self._environment = environment
         self._row = row
         self._seed = seed
+        self._replay = replay
         self._turns: list[Said | None] = []
         self._answers: list[Answer] = []
         self._skipped: dict[tuple[int, int], str] = {}
@@ -136,7 +149,20 @@ class Episode:
             self._process = None
 
     async def _answer(self) -> Answer:
-        """Returns the answer to the latest turn, however many processes it takes.
+        """Returns the answer to the latest turn: that of the record, or else of the environment."""
+        answer = None if self._replay is None else self._replay.find(self._turns)
+        if is_new := answer is None:
+            answer = await self._answer_of_process()
+        self._skipped.update({(len(self._turns), call): TIMED_OUT for call in answer.timed_out_calls})
+        self._answers.append(answer)
+        if is_new and self._replay is not None:
+            self._replay.add(self._answers)
+        if answer.is_over:
+            self.abandon()
+        return answer
+
+    async def _answer_of_process(self) -> Answer:
+        """Has the latest turn answered, however many processes it takes.
 
         What ran when a process was lost may have been the cause, so it is repeated alone; after a first SIGKILL, which
         mostly comes from outside, with all others. What is lost again when it is alone is the cause: a call of a tool
@@ -157,10 +183,6 @@ class Episode:
                     answer = self._failed(f"it {lost}")
                 else:
                     self._skipped[turn, lost.call] = str(lost)
-        self._skipped.update({(turn, call): TIMED_OUT for call in answer.timed_out_calls})
-        self._answers.append(answer)
-        if answer.is_over:
-            self.abandon()
         return answer
 
     async def _ask(self) -> Answer:
@@ -176,12 +198,15 @@ class Episode:
                 self._process = None
 
     async def _repeat(self, process: EnvironmentProcess) -> Answer:
-        """Holds the conversation up to its latest turn in a process; other messages than before are a failure."""
+        """Holds the conversation up to its latest turn in a process; other messages than before are a failure.
+
+        If it is recorded, they are none: nobody expects the same of it, and what the model was told stands.
+        """
         self._process, self._number = process, process.open()
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
         answers = await process.ask(self._number, tuple(self._turns), begin)
-        before = [(answer.messages, answer.is_over) for answer in self._answers]
-        if len(answers) != len(before) + 1 or [(answer.messages, answer.is_over) for answer in answers[:-1]] != before:
+        before, again = ([(one.messages, one.is_over) for one in some] for some in (self._answers, answers[:-1]))
+        if len(again) != len(before) or (self._replay is None and again != before):
             return self._failed("it gave other messages than before when it was repeated in a new process")
         return answers[-1]
 

@@ -9,11 +9,14 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import ToolsOf, no_tools
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
+from controller.workers.concurrency import gather_calls
+from environments.messages import Answer
 from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
-from splitppo.config.subsections.multi_turn import TOOL_FORMATS
+from splitppo.config.subsections.multi_turn import TOOL_FORMATS, MultiTurnConfig
 
 _FORMAT = "rollout.multi_turn.tool_format"
+_NUM_TRIED = 3  # rows of an environment with which it begins twice
 
 
 def check_conversations(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
@@ -82,6 +85,57 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
     if any(schemas.values()):
         check_tools(config, tokenizer)
     return lambda source: schemas.get(source, schemas.get("default", ()))
+
+
+async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
+    """Checks, as a trial, what `must_record` checks at the start of a run.
+
+    Raises:
+        ConfigError: the run would be refused.
+    """
+    if (section := config.rollout.multi_turn).environments:
+        async with EnvironmentProcesses(
+            section, config.reward.code, tool_format=tool_format_of(config, tokenizer)
+        ) as processes:
+            await must_record(section, processes, rows)
+
+
+async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> bool:
+    """Decides whether the conversations of a run are recorded, by `record`.
+
+    `auto`: if sampling is exact, and a tool is remote, or an environment of one of the first rows answers otherwise
+    when it begins with the same seed again and is told an empty turn.
+
+    Raises:
+        ConfigError: `record` is false, and an environment answers otherwise.
+    """
+    if section.record is True or not section.reply_steps:
+        return section.record is True
+    if section.record == "auto" and any(environment.is_remote for environment in section.environments.values()):
+        return True
+
+    async def answers(row: PromptRow) -> list[Answer]:
+        episode = processes.begin(row.data_source, row.fields, seed=0)
+        first = await episode.start()
+        try:
+            return [first] if first.is_over else [first, await episode.say("", "stop")]
+        finally:
+            episode.abandon()
+
+    by_environment: dict[str, list[PromptRow]] = {}
+    for row in rows:
+        by_environment.setdefault(processes.key_of(row.data_source), []).append(row)
+    tried = [(key, row) for key, own in by_environment.items() for row in own[:_NUM_TRIED]]
+    told = await gather_calls(*(answers(row) for _, row in tried for _ in range(2)))
+    pairs = list(zip(told[::2], told[1::2], strict=True))
+    for (key, _), (one, other) in zip(tried, pairs, strict=True):
+        if one != other and section.record is False:
+            are_texts = [answer.messages for answer in one] != [answer.messages for answer in other]
+            raise ConfigError(
+                f"rollout.multi_turn.record is false, but {section.environments[key].label} gave other"
+                f" {'texts' if are_texts else 'rewards'} for the same seed: a resumed run would differ"
+            )
+    return any(one != other for one, other in pairs)
 
 
 def _check_role(role: str, config: Config, tokenizer: Tokenizer, key: str) -> None:

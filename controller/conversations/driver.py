@@ -20,9 +20,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.checks import tool_format_of
+from controller.conversations.checks import must_record, tool_format_of
 from controller.conversations.conversation import Conversation
 from controller.data.observations import with_observations
+from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, response_seeds
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
@@ -31,6 +32,7 @@ from controller.workers.share import Replies, Share
 from controller.workers.span import Span
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
+from environments.record import Record, StepRecord
 from splitppo.batch import Batch, Column
 from splitppo.config import Config, ConfigError
 from splitppo.rpc.errors import WrongState
@@ -44,12 +46,16 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Environments:
-    """The limits of all conversations of a run, the processes, and the text between turns as tokens."""
+    """The limits of all conversations of a run, the processes, and the text between turns as tokens.
+
+    `record` is that of environments that are not deterministic; None: nothing is recorded.
+    """
 
     config: Config
     processes: EnvironmentProcesses
     tokenizer: Tokenizer
     turn_tokens: TurnTokens
+    record: Record | None = None
 
     @property
     def request(self) -> conversation_pb2.Conversation:
@@ -75,15 +81,24 @@ class Environments:
 
 
 @asynccontextmanager
-async def open_environments(config: Config, tokenizer: Tokenizer) -> AsyncIterator[Environments | None]:
-    """Gives a `with` block what the policy talks with, in processes that end with it; None without environments."""
+async def open_environments(
+    config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]
+) -> AsyncIterator[Environments | None]:
+    """Gives a `with` block what the policy talks with, in processes that end with it; None without environments.
+
+    `rows` are those of the training prompts, by which `must_record` decides.
+    """
     section = config.rollout.multi_turn
     if not section.environments:
         yield None
         return
     output, tool_format = config.run.dir / "logs" / "environments.log", tool_format_of(config, tokenizer)
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
-        yield Environments(config, processes, tokenizer, TurnTokens(tokenizer, section.max_observation_length))
+        record = Record(config.run.dir / "episodes")
+        was_recorded = section.record == "auto" and record.folder.exists()
+        is_recorded = was_recorded or await must_record(section, processes, rows)
+        turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
+        yield Environments(config, processes, tokenizer, turn_tokens, record if is_recorded else None)
 
 
 class OneTurn:
@@ -124,9 +139,12 @@ class Conversations(OneTurn):
 
     columns = ("response_mask",)
 
-    def __init__(self, environments: Environments, asked: PromptBatch, seeds_B: NDArray[np.int64]) -> None:
+    def __init__(
+        self, environments: Environments, asked: PromptBatch, seeds_B: NDArray[np.int64], record: StepRecord | None
+    ) -> None:
         super().__init__(asked)
         self.environments, self.converse = environments, partial(OpenConversations, self)
+        self._record = record
         self._asked_s: list[tuple[float, float]] = []  # when at least one environment was asked, in unix seconds
         self._seeds_B = seeds_B
         self._episodes: dict[int, tuple[Episode, Answer]] = {}  # begun, and not yet in a conversation
@@ -151,18 +169,22 @@ class Conversations(OneTurn):
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for episode, _answer in self._episodes.values():  # nobody talked with them
+    async def __aexit__(self, *errors: object) -> None:
+        """Ends environments with which nobody talked; waits until the record is on disk, before anybody learns."""
+        for episode, _answer in self._episodes.values():
             episode.abandon()
         self._episodes.clear()
+        if self._record is not None and errors == (None, None, None):
+            await asyncio.to_thread(self._record.sync)
 
     async def begin(self, place: int) -> tuple[Episode, Answer]:
         """Returns the environment of a response, and its first answer; starts it unless it has begun."""
         if place in self._episodes:
             return self._episodes.pop(place)
         row = self.asked.rows[place]
-        fields = {**row.extra_info, "data_source": row.data_source, "ground_truth": row.ground_truth}
-        episode = self.environments.processes.begin(row.data_source, fields, int(self._seeds_B[place]))
+        replay = None if self._record is None else self._record.replay(place)
+        seed = int(self._seeds_B[place])
+        episode = self.environments.processes.begin(row.data_source, row.fields, seed, replay)
         try:
             answer = await self.ask(episode.start())
         except BaseException:
@@ -211,15 +233,19 @@ def _text_of(answer: Answer) -> str:
     return "".join(message["content"] for message in answer.messages)
 
 
-def conversations_of(environments: Environments | None, asked: PromptBatch, run_seed: int, step: int) -> OneTurn:
+def conversations_of(
+    environments: Environments | None, asked: PromptBatch, run_seed: int, step: int, names: Sequence[str] = ()
+) -> OneTurn:
     """Makes the conversations of responses to these prompts, one for each response, if there are environments.
 
-    All samples of a prompt have environments of the same seed, so that they begin in the same state.
+    All samples of a prompt have environments of the same seed, so that they begin in the same state. `names` are those
+    of the responses in the record of the step; without names nothing is written.
     """
     if environments is None:
         return OneTurn(asked)
     seeds_B = response_seeds(run_seed, step, asked.row_indices, 0) >> (63 - _SEED_BITS)
-    return Conversations(environments, asked, seeds_B)
+    record = None if environments.record is None else environments.record.at_step(step, names)
+    return Conversations(environments, asked, seeds_B, record)
 
 
 class OpenConversations:

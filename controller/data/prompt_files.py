@@ -40,6 +40,11 @@ class PromptRow:
     observation: str = ""
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the row that an environment gets."""
+        return {**self.extra_info, "data_source": self.data_source, "ground_truth": self.ground_truth}
+
+    @property
     def begun_prompt(self) -> str | list[dict[str, Any]]:
         """The prompt with the text by which its environment began."""
         return appended(self.prompt, self.observation) if self.observation else self.prompt

@@ -57,7 +57,8 @@ class SampledRollouts:
         has_all = [share.client for share in self._shares] == [self._actor]
         self._for_actor = slot.kind == SLOT_KIND_EXPERIENCE and not has_all
         asked, run_seed = prompts.repeated(num_samples), step.config.run.seed
-        self._conversations = conversations_of(step.environments, asked, run_seed, step.number)
+        names = [f"{slot.kind}.{seed}" for seed in seeded["seeds"].values]
+        self._conversations = conversations_of(step.environments, asked, run_seed, step.number, names)
         self._columns = (*(_ALL_COLUMNS if self._for_actor else columns), *self._conversations.columns)
         self._timing = "gen_max" if is_greedy else "gen"
         self.slot, self.prompts = slot, prompts

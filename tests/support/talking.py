@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from controller.workers.command import CommandReply
-from environments.messages import Answer
+from environments.messages import Answer, Said
 from environments.pool import EnvironmentProcesses, Episode
+from environments.record import Replay
 from splitppo.batch import Batch
 from splitppo.rpc.errors import WrongState
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -127,21 +128,39 @@ Converse = Callable[[Mapping[str, Any], int], "Iterator[Answer]"]
 
 
 class FunctionEpisode(Episode):
-    """A conversation with a generator of answers; it is sent the texts of the policy, and None at the end."""
+    """A conversation with a generator of answers; it is sent the texts of the policy, and None at the end.
 
-    def __init__(self, answers: Any) -> None:  # not the episode's: there is no process
+    It asks the record first, like an `Episode`, but does not leave it: a recorded beginning is not told again.
+    """
+
+    def __init__(self, answers: Any, replay: Replay | None) -> None:  # not the episode's: there is no process
         self._answers = answers
+        self._replay = replay
+        self._told: list[Said | None] = []
+        self._given: list[Answer] = []
         self.is_abandoned = False
 
     async def start(self) -> Answer:
-        return next(self._answers)  # type: ignore[no-any-return]
+        return self._answer(lambda: next(self._answers))
 
     async def say(self, text: str, ended_by: Any) -> Answer:
         await asyncio.sleep(0)
-        return self._answers.send((text, ended_by))  # type: ignore[no-any-return]
+        self._told.append(Said(text, ended_by))
+        return self._answer(lambda: self._answers.send((text, ended_by)))
 
     async def end(self) -> Answer:
-        return self._answers.send(None)  # type: ignore[no-any-return]
+        self._told.append(None)
+        return self._answer(lambda: self._answers.send(None))
+
+    def _answer(self, ask: Callable[[], Answer]) -> Answer:
+        answer = None if self._replay is None else self._replay.find(self._told)
+        if answer is not None:
+            self._given.append(answer)
+            return answer
+        self._given.append(ask())
+        if self._replay is not None:
+            self._replay.add(self._given)
+        return self._given[-1]
 
     def abandon(self) -> None:
         self.is_abandoned = True
@@ -158,7 +177,9 @@ class FunctionEnvironments(EnvironmentProcesses):
     def schemas_of(self, data_source: str) -> Sequence[Mapping[str, Any]]:
         return ()
 
-    def begin(self, data_source: str, row: Mapping[str, Any], seed: int) -> FunctionEpisode:
+    def begin(
+        self, data_source: str, row: Mapping[str, Any], seed: int, replay: Replay | None = None
+    ) -> FunctionEpisode:
         self.begun.append((data_source, row, seed))
-        self.episodes.append(FunctionEpisode(self._converse(row, seed)))
+        self.episodes.append(FunctionEpisode(self._converse(row, seed), replay))
         return self.episodes[-1]

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,26 @@ class Echo:
             raise ValueError("the game is broken")
         reward = sum(letter in self._letters for letter in text) / 16 if self._turns > 1 else 0.0
         return Step(f"{self._draws.randrange(100)}", reward=reward, done=self._number == self._turns)
+
+
+class Dice(Echo):
+    """An `Echo` whose numbers and rewards come from a clock and from the machine's random numbers.
+
+    Args:
+        asked: a file that gets a line whenever one begins.
+        others: those of an `Echo`.
+    """
+
+    def __init__(self, asked: str = "", **others: Any) -> None:
+        super().__init__(**others)
+        self._asked = asked
+
+    def reset(self, *, seed: int, **row: Any) -> str | None:
+        if self._asked:
+            with Path(self._asked).open("a") as file:
+                file.write(f"{seed}\n")
+        return super().reset(seed=time.time_ns() ^ random.SystemRandom().getrandbits(60), **row)
+
+    def step(self, text: str) -> Step:
+        step = super().step(text)
+        return replace(step, reward=step.reward + self._draws.random() / 4)

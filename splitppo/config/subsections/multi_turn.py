@@ -66,6 +66,11 @@ class EnvironmentConfig(Section):
     sandboxes; tools for verl, as its file.yaml of classes, or file.py of functions with its decorator."""
 
     @property
+    def label(self) -> str:
+        """The name of the environment in errors."""
+        return ", ".join(self.tools) or " of ".join(str(part) for part in (self.name, self.path) if part is not None)
+
+    @property
     def is_remote(self) -> bool:
         """True if a server answers, or a part of it, so that nothing here says that it answers the same again."""
         return (self.path is None and self.name == "openenv") or any(tool.startswith("mcp:") for tool in self.tools)
@@ -129,6 +134,16 @@ class MultiTurnConfig(Section):
     """The number of decoding steps after which a turn goes on; generation waits for its reply then. So the weights do
     not depend on how fast tools are. 0: a turn goes on as soon as its reply is there, which is faster and cannot be
     repeated exactly. auto: 32 on a CPU, 0 on GPUs. A resumed run keeps its number."""
+
+    record: Annotated[
+        bool | Literal["auto"],
+        MAY_CHANGE,
+        BeforeValidator(expected("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))),
+    ] = "auto"
+    """The switch of the record of conversations, for environments that are not deterministic: a step that is repeated,
+    after a crash or by a resumed run, gets the answers that the run folder has, and asks no environment. auto: true if
+    reply_steps is over 0, and an environment answers otherwise when it begins with the same seed again, or a tool is
+    remote."""
 
     def environment_of(self, data_source: str) -> EnvironmentConfig | None:
         """Returns the environment of a data source; None if its responses have one turn."""

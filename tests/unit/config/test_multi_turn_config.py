@@ -17,7 +17,7 @@ TOOLS = f"{SECTION}.environments.math={{tools: [my_tools.py:lookup]}}"
 GAME = f"{SECTION}.environments.default={{path: guess.py, name: Guess, kwargs: {{top: 31}}}}"
 KNOWN = (
     "known here: environments, tool_format, max_turns, max_turn_length, max_observation_length, max_parallel_calls,"
-    " timeout_s, num_workers, max_error_rate, reply_steps"
+    " timeout_s, num_workers, max_error_rate, reply_steps, record"
 )
 
 
@@ -37,7 +37,7 @@ KNOWN = (
             "debug.response_lengths and rollout.multi_turn.environments exclude each other: a response of forced length"
             " has one turn; remove one of them",
         ),
-        ((f"{SECTION}.record=auto",), f"unknown key '{SECTION}.record'; {KNOWN}"),
+        ((f"{SECTION}.record=maybe",), f"key '{SECTION}.record': expected auto, true or false, got 'maybe'"),
         ((f"{SECTION}.mcp_servers={{s: {{url: u}}}}",), f"unknown key '{SECTION}.mcp_servers'; {KNOWN}"),
         (
             (f"{SECTION}.environments.math={{tools: pyhton}}",),
@@ -159,6 +159,7 @@ def test_a_resumed_run_keeps_its_number_of_reply_steps(tmp_path: Path) -> None:
         ("max_observation_length", False, True),
         ("max_parallel_calls", False, True),
         ("tool_format", False, False),
+        ("record", True, False),
         ("reply_steps", False, False),
         ("timeout_s", True, False),
         ("num_workers", True, False),

@@ -19,6 +19,7 @@ from controller.__main__ import main
 from splitppo.config import load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
+from tests.support import user_environments
 from tests.support.fake_gpus import put_gpus
 from tests.support.models import save_policy
 
@@ -121,6 +122,15 @@ def test_check_loads_the_reward_function(config_file: Path, tmp_path: Path, caps
     [sentence] = capsys.readouterr().err.splitlines()
     assert sentence.startswith("error: key 'reward.custom_function_kwargs': compute_score(data_source, ")
     assert sentence.endswith("got an unexpected keyword argument 'b'")
+
+
+def test_check_begins_environments_that_no_record_would_repeat(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dice = f"rollout.multi_turn.environments={{default: {{path: {user_environments.__file__}, name: Dice}}}}"
+    assert check(config_file, dice) == 0
+    assert check(config_file, dice, "rollout.multi_turn.record=false") == 2
+    assert "gave other texts for the same seed: a resumed run would differ" in capsys.readouterr().err
 
 
 def test_check_ends_with_the_memory_of_each_group(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,138 @@
+"""Records what environments answered, so that a repeated step need not ask environments that are not deterministic.
+
+    episodes/3.jsonl     a line for each conversation of step 3 that is over: {"response", "turns", "answers"}
+
+`response` names the response, `turns` are digests, one for each answer: that of turn t is of turns 1 to t as text, so
+that an answer is used again only for a conversation that was the same up to it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from environments.messages import Answer, Said
+from splitppo.atomic_write import sync_folder
+from splitppo.config_error import ConfigError
+from splitppo.jsonl import json_object
+
+Save = Callable[[Sequence[str], Sequence[Answer]], None]
+
+
+class Replay:
+    """The answers that one response has got, in this or an earlier attempt to sample it, for one attempt.
+
+    `save` gets the digests and answers of a conversation that is over, unless all of them were known; None: nobody
+    does.
+    """
+
+    def __init__(self, known: dict[str, Answer], save: Save | None = None) -> None:
+        self._known = known
+        self._save = save
+        self._digests = [""]
+
+    def find(self, turns: Sequence[Said | None]) -> Answer | None:
+        """Returns the answer to the last of these turns, none or one more than in the call before; None: unknown."""
+        for turn in turns[len(self._digests) - 1 :]:
+            said = [self._digests[-1], turn and [turn.text, turn.ended_by]]
+            self._digests.append(hashlib.sha256(json.dumps(said).encode()).hexdigest())
+        return self._known.get(self._digests[-1])
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Takes the answers so far, the last of which was not found."""
+        self._known[self._digests[-1]] = answers[-1]
+        if answers[-1].is_over and self._save is not None:
+            self._save(self._digests, answers)
+
+
+class Record:
+    """The recorded conversations of a run, in one file per step of `folder`, which is made with the first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def at_step(self, step: int, names: Sequence[str]) -> "StepRecord":
+        """Reads what is recorded of responses, which have names of their own in their step.
+
+        A last line that a crash has cut off is removed. Without names nothing is read or written, and a response that
+        is sampled again, because a group was lost, nevertheless gets the answers that it has got.
+
+        Raises:
+            ConfigError: another line is damaged; the message names file and line.
+        """
+        return StepRecord(self, step, names)
+
+    def remove(self, *, up_to: int = 0, after: float = inf) -> None:
+        """Removes the files of steps that are not needed: those up to, or after, a step."""
+        for file in self.folder.glob("*.jsonl"):
+            if file.stem.isdecimal() and not up_to < int(file.stem) <= after:
+                file.unlink(missing_ok=True)
+
+
+class StepRecord:
+    """The recorded conversations of one step, see `Record.at_step`."""
+
+    def __init__(self, record: Record, step: int, names: Sequence[str]) -> None:
+        self._record, self._step, self._names = record, step, names
+        self._file = record.folder / f"{step}.jsonl"
+        self._known: dict[str, dict[str, Answer]] = {}
+        self._has_grown = False
+        content = self._file.read_bytes() if names and self._file.exists() else b""
+        whole, _, torn = content.rpartition(b"\n")
+        if torn:
+            os.truncate(self._file, len(content) - len(torn))
+        for number, line in enumerate(whole.splitlines(), start=1):
+            self._read(line, f"{self._file}, line {number}")
+
+    def replay(self, place: int) -> Replay:
+        """Returns what is known of the response at a place."""
+        name = self._names[place] if self._names else str(place)
+
+        def save(turns: Sequence[str], answers: Sequence[Answer]) -> None:
+            self._append({"response": name, "turns": turns, "answers": [asdict(answer) for answer in answers]})
+
+        return Replay(self._known.setdefault(name, {}), save if self._names else None)
+
+    def sync(self) -> None:
+        """Waits until all lines are on disk."""
+        if self._has_grown:
+            with self._file.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(self._file.parent)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        """Appends a conversation. What was recorded of later steps came after other conversations, so it goes."""
+        if not self._has_grown:
+            self._has_grown = True
+            self._file.parent.mkdir(exist_ok=True)
+            self._record.remove(after=self._step)
+        size = self._file.stat().st_size if self._file.exists() else 0
+        try:
+            with self._file.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:  # such as a full disk, which does not name the file
+            with suppress(OSError):
+                os.truncate(self._file, size)
+            raise OSError(error.errno, error.strerror, str(self._file)) from error
+
+    def _read(self, line: bytes, place: str) -> None:
+        try:
+            fields = json_object(line, place)
+            known = self._known.setdefault(fields["response"], {})
+            for turn, answer in zip(fields["turns"], fields["answers"], strict=True):
+                known.setdefault(turn, _answer(answer))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{place}: expected a recorded conversation, the line is damaged; remove the file, and the step asks"
+                " its environments again"
+            ) from error
+
+
+def _answer(fields: dict[str, Any]) -> Answer:
+    sequences = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Answer(**{**fields, **sequences})
