@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.kill_matrix.adapter_cells import adapter_cells_at
 from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_cells_at
-from tests.kill_matrix.conversation_cells import conversation_cells_at
-from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
+from tests.kill_matrix.conversation_cells import conversation_cells_at, recorded_cells_at
+from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.support.runs import Inputs
 
@@ -23,6 +23,7 @@ CELLS = (
     *mesh_cells_at(STEP),
     *adapter_cells_at(STEP),
     *conversation_cells_at(STEP),
+    *recorded_cells_at(STEP),
 )
 
 
@@ -45,7 +46,7 @@ def run_matrix(folder: Path, only: str) -> int:
     num_failed, began_at_s = 0, time.monotonic()
     cells = [cell for cell in CELLS if any(fnmatch.fnmatch(name, only) for name in (cell.name, cell.moment))]
     for cell in cells:
-        if cell.kind not in undisturbed:
+        if cell.kind not in undisturbed and not cell.is_recorded:
             undisturbed[cell.kind] = digests = undisturbed_digests(config, folder / "undisturbed", *cell.kind)
             of = " ".join(("undisturbed", *cell.kind))
             say(f"{of}: actor {digests['actor'][:12]} critic {digests['critic'][:12]}")
@@ -53,6 +54,8 @@ def run_matrix(folder: Path, only: str) -> int:
         table[cell.victim, cell.moment], outcome = "FAILED", ""
         try:
             verdict = run_cells(cell.incidents, config, folder / cell.name)
+            if cell.is_recorded:
+                undisturbed[cell.kind] = replayed_digests(config, folder / "undisturbed", verdict.folder, *cell.kind)
             failures = verdict.failures(undisturbed[cell.kind])
             if not failures:
                 fired = verdict.fired[cell.name]

@@ -32,6 +32,7 @@ class Cell:
         from_outside: the process works on something else, or on nothing, when the point is passed: it is killed by pid.
         companion: an incident of the same moment.
         running: the step of the run that waits for the recovery; 0: `step`.
+        is_recorded: no two runs of its kind end alike, unless one replays what the other one has recorded.
     """
 
     victim: str
@@ -47,6 +48,7 @@ class Cell:
     from_outside: bool = False
     companion: Cell | None = None
     running: int = 0
+    is_recorded: bool = False
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ import yaml
 from tests.kill_matrix.cells import STEP, Cell
 from tests.kill_matrix.rollout_cells import SHARED
 from tests.support import user_environments
+from tests.support.runs import STALE
 
 # Three turns of at most six tokens, and what the environment says.
 MAX_RESPONSE_LENGTH = 48
@@ -20,13 +21,15 @@ LIMITS = (
 )
 
 
-def echo(**kwargs: Any) -> str:
-    """Returns the override by which all conversations of a run are with an `Echo`."""
-    environment = {"path": user_environments.__file__, "name": "Echo", "kwargs": kwargs}
+def echo(name: str = "Echo", **kwargs: Any) -> str:
+    """Returns the override by which all conversations of a run are with an `Echo`, or another of these environments."""
+    environment = {"path": user_environments.__file__, "name": name, "kwargs": kwargs}
     text = yaml.safe_dump({"default": environment}, default_flow_style=True, width=1000).strip()
     return f"rollout.multi_turn.environments={text}"
 
 
+# Environments that are not deterministic. Without checkpoints, a recovery makes all steps again; no record goes.
+RECORDED = (*LIMITS, echo("Dice", max_pause_s=0.02), "checkpoint.save_freq=-1", "checkpoint.save_last=false")
 TALKS = (*LIMITS, echo(max_pause_s=0.02))
 
 
@@ -50,3 +53,20 @@ def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:
     yield cell("rollout_0", "turn_ended_shared", "rollout.generate.turn", hit=2, kind=SHARED)
     yield cell("rollout_0", "reply_taken_shared", "rollout.generate.reply", hit=2, kind=SHARED)
     yield cell("actor_1", "reply_taken_shared", reply, hit=2, kind=SHARED)
+
+
+def recorded_cells_at(step: int = STEP) -> Iterable[Cell]:
+    """All cells of runs whose environments are not deterministic."""
+
+    def cell(victim: str, moment: str, point: str, hit: int = 1, kind: tuple[str, ...] = (), **others: Any) -> Cell:
+        others |= {"kind": (*kind, *RECORDED), "is_recorded": True}
+        return Cell(victim, f"recorded_{moment}", point, step, {"hit": hit}, **others)
+
+    turn = "actor.generate.turn"
+    yield cell("actor_0", "turn_ended", turn, hit=3)
+    yield cell("actor_1", "after_update_before_reply", "actor.update.committed")
+    yield cell("critic_0", "between_mini_batches", "critic.update.mini_batch")
+    yield cell("controller", "turn_ended", turn, from_outside=True)
+    yield cell("controller", "after_update_before_reply", "actor.update.committed", from_outside=True)
+    yield cell("controller", "turn_ended_ahead", turn, from_outside=True, kind=STALE)
+    yield cell("rollout_0", "streaming_shared", "rollout.generate.part", kind=SHARED)

@@ -100,6 +100,17 @@ def undisturbed_digests(config: dict[str, Any], folder: Path, *overrides: str) -
     return digests
 
 
+def replayed_digests(config: dict[str, Any], folder: Path, recorded: RunFolder, *overrides: str) -> dict[str, str]:
+    """The weights of a run in which nobody dies, and that has the record of another run from its beginning."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(recorded.path / "episodes", folder / "episodes")
+    record = {file.name: file.read_bytes() for file in (folder / "episodes").iterdir()}
+    with started(config, folder, *overrides) as controller:
+        digests: dict[str, str] = controller.complete().summary["weights_sha256"]
+    assert {file.name: file.read_bytes() for file in (folder / "episodes").iterdir()} == record
+    return digests
+
+
 def run_cells(
     cells: Sequence[Cell], config: dict[str, Any], folder: Path, meanwhile: Callable[[RunFolder], None] = lambda _: None
 ) -> Verdict:

@@ -14,8 +14,15 @@ from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, co
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.support import text_game, verl_files
 from tests.support.external import ExternalGroups, external_groups
-from tests.support.runs import EACH_STEP, Inputs, RunFolder
+from tests.support.runs import EACH_STEP, NUM_STEPS, Inputs, RunFolder
 from tests.support.user_tools import write
+
+# Without a checkpoint before the end, a run that is started again makes all its steps again, and no record goes.
+FROM_START = (
+    "checkpoint.save_freq=-1",
+    "evaluation.test_freq=-1",
+    "evaluation.val_before_train=false",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -134,8 +141,10 @@ def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups:
         controller.complete()
     assert sum(line["environment/num_lost"] for line in controller.folder.metrics[1:]) > 0
     groups.empty()
-    with groups.started(*LIMITS, echo(fails=0.5)) as controller:
+    with groups.started(*LIMITS, "evaluation.val_before_train=false", echo("Dice", fails=0.5)) as controller:
         assert controller.wait() == 1
+    # A start with a mended environment asks it again.
+    assert not list((controller.folder.path / "episodes").iterdir())
     [line] = [line for line in controller.output.splitlines() if "environment failed" in line]
     assert "more than rollout.multi_turn.max_error_rate (0.2) allows; first" in line
     assert "step: ValueError: the game is broken" in line
@@ -151,3 +160,41 @@ def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inpu
     undisturbed = undisturbed_digests(config, tmp_path / "undisturbed", *cells[0].kind, echo())
     verdict = run_cells(cells, config, tmp_path / "run")
     assert verdict.failures(undisturbed) == []
+
+
+def test_a_run_with_a_clock_and_random_numbers_repeats_what_it_has_learned(
+    groups: ExternalGroups, tmp_path: Path
+) -> None:
+    files = {"asked": str(tmp_path / "asked"), "kills": str(tmp_path / "killed")}
+    options = (*LIMITS, *FROM_START, echo("Dice", **files, max_pause_s=0.02))
+    kept = ("checkpoint.save_last=false", "run.schedule=overlap", *options)
+    with groups.started(*kept) as controller:
+        controller.wait_until(lambda folder: 2 in folder.steps, "two steps")
+        controller.process.kill()
+        controller.process.wait()
+        before = learned(controller.folder)
+    with groups.started(*kept) as controller:
+        after = learned(controller.complete())
+    assert {step: after[step] for step in before} == before
+    assert len(after) == NUM_STEPS
+    assert (tmp_path / "killed").exists()
+    assert [line["environment/num_lost"] for line in controller.folder.metrics] == [0.0] * NUM_STEPS
+    digests = controller.folder.summary["weights_sha256"]
+    episodes = groups.keep(tmp_path / "recorded").path / "episodes"
+    assert {file.name for file in episodes.iterdir()} == {f"{step}.jsonl" for step in range(1, NUM_STEPS + 1)}
+    groups.empty()
+    shutil.copytree(episodes, groups.folder.path / "episodes")
+    (tmp_path / "asked").unlink()
+    with groups.started("run.schedule=serial", *options) as controller:
+        assert controller.complete().summary["weights_sha256"] == digests
+    # Only the validation after the last step has asked; after the last checkpoint nobody needs the record.
+    assert len((tmp_path / "asked").read_text().split()) == 8
+    assert not list((groups.folder.path / "episodes").iterdir())
+
+
+def learned(folder: RunFolder) -> dict[int, dict[str, float]]:
+    """What each step has learned from, and with what result, without times."""
+    kinds = ("actor/", "critic/", "num_turns/", "response_length/")
+    return {
+        line["step"]: {name: value for name, value in line.items() if name.startswith(kinds)} for line in folder.metrics
+    }
