@@ -90,6 +90,11 @@ def in_pairs(seed: int = 1) -> Case:
 CASES = {"holes": batch, "alike": in_pairs}
 
 
+def turns(case: Case) -> list[list[int]]:
+    """A number for the turn of each token inside the mask: that of the holes before it."""
+    return [[t - k for k, t in enumerate(tokens)] for tokens in case.tokens]
+
+
 # Slow references: plain Python floats, one token after the other, formulas as in the papers.
 
 
@@ -107,13 +112,33 @@ def reference_gae(case: Case, gamma: float, lams: list[float]) -> Rows:
     return advantages
 
 
+def reference_two_rates(
+    case: Case, inside: tuple[float, list[float]], between: tuple[float, float], turns_of_rows: list[list[int]]
+) -> Rows:
+    """A_t = delta_t + g l A_{t+1}, delta_t = r_t + g V_{t+1} - V_t; (g, l) are `between` where another turn follows."""
+    rewards, values = case.rewards.tolist(), case.values.tolist()
+    advantages = [[0.0] * len(row) for row in rewards]
+    for b, tokens in enumerate(case.tokens):
+        next_advantage = next_value = 0.0
+        for k in reversed(range(len(tokens))):
+            is_end = k + 1 < len(tokens) and turns_of_rows[b][k] != turns_of_rows[b][k + 1]
+            gamma, lam = between if is_end else (inside[0], inside[1][b])
+            delta = rewards[b][tokens[k]] + gamma * next_value - values[b][tokens[k]]
+            next_advantage, next_value = delta + gamma * lam * next_advantage, values[b][tokens[k]]
+            advantages[b][tokens[k]] = next_advantage
+    return advantages
+
+
+def plus_values(case: Case, advantages: Rows) -> Rows:
+    summed = (np.array(advantages) + case.values).tolist()
+    return [
+        [a if m else 0.0 for a, m in zip(*row, strict=True)] for row in zip(summed, case.mask.tolist(), strict=True)
+    ]
+
+
 def reference_returns(case: Case, gamma: float, lam: float) -> Rows:
     """A_t + V_t."""
-    advantages = reference_gae(case, gamma, [lam] * len(case.tokens))
-    for b, tokens in enumerate(case.tokens):
-        for t in tokens:
-            advantages[b][t] += case.values[b].tolist()[t]
-    return advantages
+    return plus_values(case, reference_gae(case, gamma, [lam] * len(case.tokens)))
 
 
 def reference_to_go(case: Case, gamma: float) -> Rows:
@@ -211,6 +236,14 @@ REFERENCES: dict[str, tuple[dict[str, object], Callable[[Case], Rows]]] = {
         {"adv_estimator": "gae", "adaptive_lam_alpha": ALPHA, "lam_critic": LAM_CRITIC},
         lambda case: whitened(case, reference_gae(case, GAMMA, adaptive_lams(case))),
     ),
+    "gae, by turn": (
+        {"adv_estimator": "gae", "turn_gamma": 0.6, "turn_lam": 0.3},
+        lambda case: whitened(case, reference_two_rates(case, (GAMMA, [LAM] * 6), (0.6, 0.3), turns(case))),
+    ),
+    "gae, by turn and length": (
+        {"adv_estimator": "gae", "turn_lam": 0.3, "adaptive_lam_alpha": ALPHA},
+        lambda case: whitened(case, reference_two_rates(case, (GAMMA, adaptive_lams(case)), (GAMMA, 0.3), turns(case))),
+    ),
     "grpo": ({}, lambda case: on_tokens(case, reference_grpo(case, case.scores, by_std=True))),
     "grpo, without std": (
         {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -291,6 +324,26 @@ def test_the_critic_learns_by_a_lambda_of_its_own(case: str, keys: dict[str, obj
     made = CASES[case]()
     _, returns_BT = computed(algorithm("gae", **keys), made)
     np.testing.assert_allclose(returns_BT, reference_returns(made, GAMMA, lam), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("keys", "inside", "between"),
+    [
+        ({"turn_gamma": 0.6, "turn_lam": 0.3}, LAM, (0.6, 0.3)),
+        ({"turn_lam": 0.0}, LAM, (GAMMA, 0.0)),
+        ({"turn_lam": 0.3, "adaptive_lam_alpha": ALPHA}, LAM, (GAMMA, 0.3)),
+        # A lambda of the critic's own holds between turns, too: 1 gives Monte-Carlo returns.
+        ({"turn_gamma": 0.6, "turn_lam": 0.3, "lam_critic": 1.0}, 1.0, (0.6, 1.0)),
+    ],
+)
+def test_the_critic_learns_returns_of_both_rates(
+    case: str, keys: dict[str, object], inside: float, between: tuple[float, float]
+) -> None:
+    made = CASES[case]()
+    _, returns_BT = computed(algorithm("gae", **keys), made)
+    expected = reference_two_rates(made, (GAMMA, [inside] * 6), between, turns(made))
+    np.testing.assert_allclose(returns_BT, plus_values(made, expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

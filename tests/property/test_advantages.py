@@ -7,6 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from controller.ppo.advantages.arrays import turns_of
+from controller.ppo.advantages.decoupled_gae import configured_gae
 from controller.ppo.advantages.gae import gae
 from controller.ppo.advantages.registry import ESTIMATORS, compute_advantages, over_batch
 from controller.ppo.masked_stats import masked_whiten
@@ -62,6 +64,66 @@ def test_gae_with_gamma_and_lam_one_is_reward_to_go_minus_value(batch: dict[str,
     to_go_BT = np.where(mask_BT, rewards_BT[:, ::-1].cumsum(axis=1)[:, ::-1], 0.0)
     np.testing.assert_allclose(returns_BT, to_go_BT, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(advantages_BT, np.where(mask_BT, to_go_BT - batch["values_BT"], 0), rtol=1e-5, atol=1e-4)
+
+
+rates = st.floats(0, 1)
+
+
+@few
+@given(batches(), st.data(), rates, rates, rates, rates)
+def test_gae_by_turn_agrees_with_a_loop_over_tokens_whatever_is_rejected(
+    batch: dict[str, np.ndarray], data: st.DataObject, gamma: float, lam: float, turn_gamma: float, turn_lam: float
+) -> None:
+    rewards, values, sampled_BT = batch["rewards_BT"].tolist(), batch["values_BT"].tolist(), batch["mask_BT"]
+    learned_BT = sampled_BT & data.draw(hnp.arrays(np.bool_, sampled_BT.shape))
+    algorithm = AlgorithmConfig(gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam)
+    results = compute_advantages(
+        algorithm,
+        learned_BT=learned_BT,
+        response_mask_BT=sampled_BT,
+        **{k: v for k, v in batch.items() if k != "mask_BT"},
+    )
+    for row, learned in enumerate(learned_BT.tolist()):
+        next_advantage, next_value, is_other_turn = 0.0, 0.0, False
+        for place in reversed(range(len(learned))):
+            expected = (0.0, 0.0)
+            if learned[place]:
+                g, lam_t = (turn_gamma, turn_lam) if is_other_turn else (gamma, lam)
+                delta = rewards[row][place] + g * next_value - values[row][place]
+                next_advantage, next_value = delta + g * lam_t * next_advantage, values[row][place]
+                expected, is_other_turn = (next_advantage, next_advantage + next_value), False
+            elif not sampled_BT[row, place]:
+                is_other_turn = True
+            for result_BT, number in zip(results, expected, strict=True):
+                np.testing.assert_allclose(result_BT[row, place], number, rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(batches(), rates, rates)
+def test_rates_by_turn_like_those_inside_are_gae_to_the_bit(
+    batch: dict[str, np.ndarray], gamma: float, lam: float
+) -> None:
+    given = batch["rewards_BT"], batch["values_BT"], batch["mask_BT"]
+    expected = gae(*given, gamma=gamma, lam=lam)
+    for turn_rates in ({}, {"turn_gamma": gamma, "turn_lam": lam}):
+        results = configured_gae(*given, turns_of(batch["mask_BT"]), gamma=gamma, lam=lam, **turn_rates)
+        for result_BT, expected_BT in zip(results, expected, strict=True):
+            assert result_BT.tobytes() == expected_BT.tobytes()
+
+
+@few
+@given(batches(), rates, rates, rates, rates, st.data())
+def test_responses_of_one_turn_are_gae_whatever_the_rates_between_turns(
+    batch: dict[str, np.ndarray], gamma: float, lam: float, turn_gamma: float, turn_lam: float, data: st.DataObject
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 8), min_size=len(batch["mask_BT"]), max_size=len(batch["mask_BT"])))
+    mask_BT = np.arange(batch["mask_BT"].shape[1]) < np.array(lengths)[:, None]
+    learned_BT = mask_BT & batch["mask_BT"]  # holes that rejection makes end no turn
+    given = batch["rewards_BT"], batch["values_BT"], learned_BT
+    rates = {"turn_gamma": turn_gamma, "turn_lam": turn_lam}
+    results = configured_gae(*given, turns_of(mask_BT), gamma=gamma, lam=lam, **rates)
+    for result_BT, expected_BT in zip(results, gae(*given, gamma=gamma, lam=lam), strict=True):
+        assert result_BT.tobytes() == expected_BT.tobytes()
 
 
 @few

@@ -14,15 +14,17 @@ from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, masked
 
 Integers = NDArray[np.integer[Any]]
 AdvantagesAndReturns = tuple[Float32s, Float32s]
+# A discount or a lambda: one, or broadcast to [B, T], from each token to the next one in the mask.
+Rate = float | Float64s
 
 
-def check(rewards_BT: Float32s, mask_BT: Mask, *factors: float) -> None:
+def check(rewards_BT: Float32s, mask_BT: Mask, *factors: Rate) -> None:
     """Checks that rewards and mask are [B, T], the mask bool, and all factors within [0, 1]; else ValueError."""
     if mask_BT.dtype != np.bool_ or mask_BT.ndim != 2:
         raise ValueError(f"the mask must be [B, T] bool, got {mask_BT.dtype} with shape {mask_BT.shape}")
     if rewards_BT.shape != mask_BT.shape:
         raise ValueError(f"rewards must have the shape of the mask, {mask_BT.shape}, got {rewards_BT.shape}")
-    if not all(0.0 <= factor <= 1.0 for factor in factors):
+    if not all(np.all((np.asarray(factor) >= 0.0) & (np.asarray(factor) <= 1.0)) for factor in factors):
         raise ValueError(f"gamma and lam must lie in [0, 1], got {factors}")
 
 
@@ -41,3 +43,26 @@ def on_every_token(advantage_B: Float64s, mask_BT: Mask) -> AdvantagesAndReturns
 def float32(values_BT: Floats, mask_BT: Mask) -> Float32s:
     """Converts values to float32 and sets those outside the mask to zero."""
     return np.where(mask_BT, values_BT, 0.0).astype(np.float32)
+
+
+def turns_of(response_mask_BT: Mask) -> Integers:
+    """Numbers the turns of each response, from 1: [B, T], the turn of each token, 0 outside the mask.
+
+    A turn is what lies between two holes. The mask must be that of sampled tokens, before any of them are rejected: an
+    answer of the environment has at least one token, and nothing else makes holes.
+    """
+    begins_BT = np.diff(response_mask_BT.astype(np.int8), axis=1, prepend=0) == 1
+    return np.where(response_mask_BT, begins_BT.cumsum(axis=1), 0)
+
+
+def at_turn_ends(mask_BT: Mask, turns_BT: Integers, inside: Rate, at_end: float | None) -> Rate:
+    """Returns the rate from each token to the next one in the mask: `at_end` where a turn ends between them.
+
+    `inside` is the rate within a turn; with an `at_end` of None it is the rate everywhere. The last token of a response
+    has a rate without meaning.
+    """
+    if at_end is None:
+        return inside
+    rates_BT, turns_N = np.array(np.broadcast_to(inside, mask_BT.shape), np.float64), turns_BT[mask_BT]
+    rates_BT[mask_BT] = np.where(np.append(turns_N[1:] != turns_N[:-1], False), at_end, rates_BT[mask_BT])
+    return rates_BT

@@ -1,8 +1,8 @@
-"""GAE for long responses: the critic and the policy have different lambdas; the policy's may grow with the length."""
+"""GAE with several rates: of critic and policy, by the length of a response, and from one turn to the next."""
 
 import numpy as np
 
-from controller.ppo.advantages.arrays import AdvantagesAndReturns, check, float32
+from controller.ppo.advantages.arrays import AdvantagesAndReturns, Integers, Rate, at_turn_ends, float32
 from controller.ppo.advantages.gae import discounted_deltas, gae
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
 
@@ -11,23 +11,35 @@ def configured_gae(
     rewards_BT: Float32s,
     values_BT: Float32s,
     mask_BT: Mask,
+    turns_BT: Integers,
     *,
     gamma: float,
     lam: float,
     lam_critic: float | None = None,
     adaptive_lam_alpha: float | None = None,
+    turn_gamma: float | None = None,
+    turn_lam: float | None = None,
 ) -> AdvantagesAndReturns:
-    """Estimates advantages and returns by GAE: textbook GAE, unless one of the optional keys sets another lambda.
+    """Estimates advantages and returns by GAE: textbook GAE, unless one of the optional keys sets another rate.
 
-    With `lam_critic`, the returns have a lambda of their own (`decoupled_gae`). With `adaptive_lam_alpha`, the policy's
-    lambda is `length_adaptive_lambda` instead of `lam`.
+    With `turn_gamma` and `turn_lam`, GAE has two rates:
+
+        delta_t = r_t + g_t * V_{t+1} - V_t
+        A_t     = delta_t + g_t * l_t * A_{t+1}
+
+    (g, l) are these two from the last token of a turn to the first one of the next turn, else `gamma` and `lam`. With
+    `lam_critic`, the returns have a lambda of their own, the same inside of turns and between them (`decoupled_gae`).
+    With `adaptive_lam_alpha`, the policy's lambda inside of turns is `length_adaptive_lambda` instead of `lam`.
     """
-    lam_critic = lam if lam_critic is None else lam_critic
-    check(rewards_BT, mask_BT, lam, lam_critic)
-    if adaptive_lam_alpha is None and lam_critic == lam:
-        return gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
-    policy_lam = lam if adaptive_lam_alpha is None else length_adaptive_lambda(mask_BT, alpha=adaptive_lam_alpha)
-    return decoupled_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=policy_lam, lam_critic=lam_critic)
+    gammas = at_turn_ends(mask_BT, turns_BT, gamma, turn_gamma)
+    lams = at_turn_ends(mask_BT, turns_BT, lam, turn_lam)
+    if adaptive_lam_alpha is None and lam_critic is None:
+        return gae(rewards_BT, values_BT, mask_BT, gamma=gammas, lam=lams)
+    critic_lams = lams if lam_critic is None else lam_critic
+    if adaptive_lam_alpha is not None:
+        by_length_B1 = length_adaptive_lambda(mask_BT, alpha=adaptive_lam_alpha)[:, None]
+        lams = at_turn_ends(mask_BT, turns_BT, by_length_B1, turn_lam)
+    return decoupled_gae(rewards_BT, values_BT, mask_BT, gamma=gammas, lam=lams, lam_critic=critic_lams)
 
 
 def decoupled_gae(
@@ -35,9 +47,9 @@ def decoupled_gae(
     values_BT: Float32s,
     mask_BT: Mask,
     *,
-    gamma: float,
-    lam: float | Float64s,
-    lam_critic: float,
+    gamma: Rate,
+    lam: Rate,
+    lam_critic: Rate,
 ) -> AdvantagesAndReturns:
     """Estimates advantages by GAE with `lam`, and returns by GAE with `lam_critic` (VC-PPO; Yuan et al., 2025).
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from controller.ppo.advantages.arrays import AdvantagesAndReturns, check, float32
+from controller.ppo.advantages.arrays import AdvantagesAndReturns, Rate, check, float32
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
 
 
-def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: float, lam: float) -> AdvantagesAndReturns:
+def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: Rate, lam: Rate) -> AdvantagesAndReturns:
     """Estimates advantages and returns of response tokens by GAE (Schulman et al., 2016, eq. 16), not whitened.
 
         delta_t  = r_t + gamma * V_{t+1} - V_t
@@ -15,32 +15,30 @@ def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: floa
 
     V is the value of the state before a token. V and A are zero after the last token. Both factors lie in [0, 1].
     """
-    check(rewards_BT, mask_BT, lam)
     advantages_BT = discounted_deltas(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
     return float32(advantages_BT, mask_BT), float32(advantages_BT + values_BT, mask_BT)
 
 
-def discounted_deltas(
-    rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: float, lam: float | Float64s
-) -> Float64s:
-    """Computes GAE's advantages as [B, T] float64, zero outside the mask; `lam` may differ from row to row, [B].
+def discounted_deltas(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: Rate, lam: Rate) -> Float64s:
+    """Computes GAE's advantages as [B, T] float64, zero outside the mask.
 
     Raises:
-        ValueError: shapes or types do not fit, or gamma lies outside [0, 1].
+        ValueError: shapes or types do not fit, or a factor lies outside [0, 1].
     """
-    check(rewards_BT, mask_BT, gamma)
+    check(rewards_BT, mask_BT, gamma, lam)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"values must have the shape of the rewards, {mask_BT.shape}, got {values_BT.shape}")
     # The tokens inside the mask move to the beginning of each row; zeros follow.
     dense_BT = np.arange(mask_BT.shape[1]) < mask_BT.sum(axis=1)[:, None]
-    deltas_BT, dense_values_BT = np.zeros(mask_BT.shape), np.zeros(mask_BT.shape)
+    deltas_BT, dense_values_BT, gamma_BT, lam_BT = (np.zeros(mask_BT.shape) for _ in range(4))
     deltas_BT[dense_BT], dense_values_BT[dense_BT] = rewards_BT[mask_BT], values_BT[mask_BT]
-    deltas_BT[:, :-1] += gamma * dense_values_BT[:, 1:]
+    gamma_BT[dense_BT], lam_BT[dense_BT] = (np.broadcast_to(rate, mask_BT.shape)[mask_BT] for rate in (gamma, lam))
+    deltas_BT[:, :-1] += gamma_BT[:, :-1] * dense_values_BT[:, 1:]
     deltas_BT -= dense_values_BT
     # The recursion goes from the last column to the first; each column is contiguous in this layout.
-    advantages_TB, decay = deltas_BT.T.copy(), gamma * lam
+    advantages_TB, decay_TB = deltas_BT.T.copy(), (gamma_BT * lam_BT).T.copy()
     for t in reversed(range(len(advantages_TB) - 1)):
-        advantages_TB[t] += decay * advantages_TB[t + 1]
+        advantages_TB[t] += decay_TB[t] * advantages_TB[t + 1]
     advantages_BT = np.zeros(mask_BT.shape)
     advantages_BT[mask_BT] = advantages_TB.T[dense_BT]
     return advantages_BT

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.advantages.arrays import AdvantagesAndReturns, Integers, float32
+from controller.ppo.advantages.arrays import AdvantagesAndReturns, Integers, float32, turns_of
 from controller.ppo.advantages.decoupled_gae import configured_gae
 from controller.ppo.advantages.gae import reinforce_plus_plus, remax
 from controller.ppo.advantages.groups import gdpo, grpo, grpo_passk, less_group_mean, opo, rloo
@@ -147,6 +147,7 @@ def compute_advantages(
         "values_BT": values_BT,
         "groups_B": groups_B,
         "scored_BT": response_mask_BT,
+        "turns_BT": turns_of(learned_BT if response_mask_BT is None else response_mask_BT),
         "greedy_scores_B": greedy_scores_B,
         "components_KB": components_KB,
         "component_weights_K": np.array(weights, np.float64),
@@ -154,6 +155,8 @@ def compute_advantages(
         "lam": algorithm.lam,
         "lam_critic": algorithm.lam_critic,
         "adaptive_lam_alpha": algorithm.adaptive_lam_alpha,
+        "turn_gamma": algorithm.turn_gamma,
+        "turn_lam": algorithm.turn_lam,
         "norm_adv_by_std": algorithm.norm_adv_by_std_in_grpo,
     }
     estimator = estimator_of(algorithm)

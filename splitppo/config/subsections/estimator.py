@@ -29,7 +29,9 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 INPUTS = (
     *("rewards_BT", "mask_BT", "values_BT", "groups_B", "scored_BT", "greedy_scores_B", "components_KB"),
     *("component_weights_K", "gamma", "lam", "lam_critic", "adaptive_lam_alpha", "norm_adv_by_std"),
+    *("turns_BT", "turn_gamma", "turn_lam"),
 )
+_TURN_RATES = ("turn_gamma", "turn_lam")
 
 
 class EstimatorConfig(Section):
@@ -57,6 +59,14 @@ class EstimatorConfig(Section):
     """For gae: if it is set, the lambda of the policy is 1 - 1 / (adaptive_lam_alpha x tokens of the response), and lam
     is not used. VAPO: 0.05. null: lam."""
 
+    turn_gamma: Share | None = None
+    """For gae, in conversations: the discount factor from the last token of a turn to the first one of the next turn.
+    null: gamma."""
+
+    turn_lam: Share | None = None
+    """For gae, in conversations: the lambda from the last token of a turn to the first one of the next turn, for the
+    policy, and for the critic without lam_critic. null: as inside a turn."""
+
     norm_adv_by_std_in_grpo: bool = True
     """For grpo, grpo_passk and gdpo: if true, advantages are divided by the standard deviation of the prompt's samples.
     false: Dr. GRPO."""
@@ -77,6 +87,10 @@ class EstimatorConfig(Section):
             raise ValueError(
                 f"adv_estimator: expected one of {', '.join(NEEDS)}, got {name!r}{did_you_mean(name, NEEDS)}"
             )
+        takes = self._custom_inputs if self.custom_path is not None else _TURN_RATES if name == "gae" else ()
+        for key in _TURN_RATES:
+            if getattr(self, key) is not None and key not in takes:
+                raise ValueError(f"{key}: adv_estimator {name} does not read it: set it to null, or use gae")
         keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
         needs_components = "components_KB" in self.needs
         if needs_components != bool(keys):

@@ -17,6 +17,8 @@ def alone(rewards_BT, mask_BT): ...
 
 def compares(rewards_BT, mask_BT, groups_B): ...
 
+def by_turn(rewards_BT, mask_BT, turns_BT, *, turn_gamma): ...
+
 def wants_more(rewards_BT, colour, *, taste): ...
 """
 
@@ -64,6 +66,15 @@ def test_the_others_take_one_sample(tmp_path: Path, name: str) -> None:
         ),
         (["lam_critic=1.5"], "key 'algorithm.lam_critic': input should be less than or equal to 1, got 1.5"),
         (["adaptive_lam_alpha=0"], "key 'algorithm.adaptive_lam_alpha': input should be greater than 0, got 0"),
+        (["turn_lam=1.5"], "key 'algorithm.turn_lam': input should be less than or equal to 1, got 1.5"),
+        (
+            ["adv_estimator=grpo", "turn_gamma=0.9"],
+            "key 'algorithm.turn_gamma': adv_estimator grpo does not read it: set it to null, or use gae",
+        ),
+        (
+            ["adv_estimator=reinforce_plus_plus", "turn_lam=0.9"],
+            "key 'algorithm.turn_lam': adv_estimator reinforce_plus_plus does not read it",
+        ),
         (["custom_path=none.py"], "key 'algorithm.custom_path': there is no file none.py"),
     ],
 )
@@ -79,6 +90,13 @@ def test_what_a_function_of_a_file_takes_says_what_the_run_needs(tmp_path: Path,
     assert roles("alone") == ("actor",)
     sentence = mistake(tmp_path, f"algorithm.custom_path={file}", "algorithm.adv_estimator=compares")
     assert sentence.startswith("algorithm.adv_estimator compares compares the samples of a prompt: expected rollout.n")
+
+
+def test_a_function_of_a_file_has_the_rates_between_turns_that_it_takes(tmp_path: Path, file: Path) -> None:
+    mine = [f"algorithm.custom_path={file}", "algorithm.adv_estimator=by_turn"]
+    assert load(tmp_path, *mine, "algorithm.turn_gamma=0.5").algorithm.turn_gamma == 0.5
+    sentence = "key 'algorithm.turn_lam': adv_estimator by_turn does not read it: set it to null, or use gae"
+    assert mistake(tmp_path, *mine, "algorithm.turn_lam=0.5").startswith(sentence)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,10 @@ def centred(rewards_BT, mask_BT, groups_B, gamma):
     advantages_BT = np.broadcast_to((scores_B - scores_B.mean())[:, None], mask_BT.shape)
     return advantages_BT + 1000 * ~mask_BT, advantages_BT * gamma
 
+def by_turn(rewards_BT, mask_BT, turns_BT, turn_gamma):
+    assert turns_BT.dtype.kind == "i"
+    return turns_BT, turns_BT * turn_gamma
+
 def short(rewards_BT, mask_BT):
     return rewards_BT[:, :1], rewards_BT
 
@@ -54,6 +58,16 @@ def test_it_sees_the_whole_batch_at_once_and_is_cut_to_the_mask(tmp_path: Path, 
     # Scores 0, 1, 0 (an empty response has no token for its 8) and 2: their mean is 0.75.
     assert batch["advantages"].values.tolist() == [-0.75, *[0.25] * longest, 1.25, 1.25]
     assert batch["returns"].values.tolist() == [-0.375, *[0.125] * longest, 0.625, 0.625]
+
+
+def test_it_may_know_the_turn_of_each_token(tmp_path: Path) -> None:
+    config = algorithm(tmp_path, "by_turn").model_copy(update={"turn_gamma": 0.5})
+    mask = [[1, 1, 0, 1], [0, 1, 1], [], [1, 0, 1, 0, 0, 1]]
+    rollouts = Batch.from_rows(prompts=[[1]] * 4, responses=[[5] * len(row) for row in mask], response_mask=mask)
+    batch = assemble_experience(config, rollouts, make_scores(np.zeros(4, np.float32)), num_samples=2).batch
+    turns = [[1, 1, 0, 2], [0, 1, 1], [], [1, 0, 2, 0, 0, 3]]
+    assert [row.tolist() for row in batch["advantages"].rows()] == turns
+    assert batch["returns"].values.tolist() == [turn / 2 for row in turns for turn in row]
 
 
 @pytest.mark.parametrize(

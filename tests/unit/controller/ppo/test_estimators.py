@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from controller.ppo.advantages.arrays import turns_of
 from controller.ppo.advantages.decoupled_gae import configured_gae
 from controller.ppo.advantages.gae import gae, reinforce_plus_plus, remax
 from controller.ppo.advantages.groups import gdpo, grpo, grpo_passk, opo, rloo
@@ -31,7 +32,7 @@ def test_gae_by_length_by_hand() -> None:
     rewards_BT = np.array([[0, 0, 0, 8], [3, 0, 0, 0]], np.float32)
     mask_BT = np.array([[True] * 4, [True, False, False, False]])
     advantages_BT, returns_BT = configured_gae(
-        rewards_BT, np.zeros((2, 4), np.float32), mask_BT, gamma=1.0, lam=1.0, adaptive_lam_alpha=0.5
+        rewards_BT, np.zeros((2, 4), np.float32), mask_BT, turns_of(mask_BT), gamma=1.0, lam=1.0, adaptive_lam_alpha=0.5
     )
     np.testing.assert_allclose(advantages_BT, [[1, 2, 4, 8], [3, 0, 0, 0]])
     np.testing.assert_allclose(returns_BT, [[8, 8, 8, 8], [3, 0, 0, 0]])

@@ -13,7 +13,7 @@ from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
 from controller.ppo.scores import objects
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
@@ -216,6 +216,49 @@ def test_where_all_conversations_are_lost_nothing_is_learned(tmp_path: Path, est
     assert not experience.learned.values.any()
     assert not experience.batch["advantages"].values.any()
     assert not experience.batch["returns"].values.any()
+
+
+# A response of three turns, of 1, 2 and 1 tokens; two answers of the environment, of 1 and 2 tokens, and a reward of 1,
+# 2 and 4 for the turns.
+TURNS = [[1, 0, 1, 1, 0, 0, 1]]
+TURN_REWARDS = [1.0, 0, 0, 2.0, 0, 0, 4.0]
+
+
+def assemble_turns(tmp_path: Path, columns: dict[str, Any], **changes: Any) -> Experience:
+    columns = {"values": [[0.0] * 7], "response_mask": TURNS, **columns}
+    rollouts = Batch.from_rows(prompts=[[1]], responses=[list(range(7))], **columns)
+    algorithm = make_config(tmp_path, **changes).algorithm
+    placed = Column(np.array(TURN_REWARDS, np.float32), np.array([7], np.int32))
+    scores = make_scores(np.array([7.0], np.float32), token_scores=placed)
+    return assemble_experience(algorithm, rollouts, scores, num_samples=1)
+
+
+@pytest.mark.parametrize(
+    ("rates", "returns"),
+    [
+        ({}, [7, 0, 6, 6, 0, 0, 4]),
+        ({"turn_gamma": 0.0}, [1, 0, 2, 2, 0, 0, 4]),
+        ({"turn_gamma": 0.5}, [3, 0, 4, 4, 0, 0, 4]),
+        ({"turn_gamma": 0.5, "gamma": 0.5}, [2, 0, 2, 4, 0, 0, 4]),
+        ({"turn_gamma": 1.0, "gamma": 0.5}, [4, 0, 3, 6, 0, 0, 4]),
+        ({"turn_lam": 0.0}, [1, 0, 2, 2, 0, 0, 4]),
+    ],
+)
+def test_the_rewards_of_later_turns_count_by_the_rates_between_turns(
+    tmp_path: Path, rates: dict[str, float], returns: list[float]
+) -> None:
+    experience = assemble_turns(tmp_path, {}, **{f"algorithm__{key}": rate for key, rate in rates.items()})
+    assert experience.rewards.values.tolist() == TURN_REWARDS
+    assert experience.batch["returns"].values.tolist() == returns
+
+
+def test_the_tokens_that_are_rejected_end_no_turn(tmp_path: Path) -> None:
+    columns = {"old_log_probs": [[0.0] * 7], "rollout_log_probs": [[0.0, 0, -5, 0, 0, 0, 0]]}
+    rejection = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2.0", "bypass_mode": False}
+    correction = {f"algorithm__rollout_correction__{key}": value for key, value in rejection.items()}
+    experience = assemble_turns(tmp_path, columns, algorithm__turn_gamma=0.5, **correction)
+    assert experience.learned.values.tolist() == [True, False, False, True, False, False, True]
+    assert experience.batch["returns"].values.tolist() == [3, 0, 0, 4, 0, 0, 4]
 
 
 def test_a_response_that_was_cut_off_is_learned_from_unless_it_is_masked(tmp_path: Path) -> None:
