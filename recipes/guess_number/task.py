@@ -1,4 +1,6 @@
-"""The task "find a number from 1 to 31 in five guesses": the texts of its conversations, and its prompt rows."""
+"""The task "find a number from 1 to 31 in five guesses": its texts, its prompt rows, and what a warm start says."""
+
+import random
 
 TOP = 31
 MAX_GUESSES = 5  # 31 = 2 ** 5 - 1: bisection finds every number
@@ -7,6 +9,9 @@ PROMPT = f"Find 1-{TOP}"
 # What stands before and behind the number in a turn of the policy: a call in hermes' form.
 CALL_START, CALL_END = '<tool_call>\n{"name": "guess", "arguments": {"number": ', "}}\n</tool_call>"
 NUM_TRAIN_ROWS_EACH = 64
+# The probabilities of the behaviours that the warm start shows, drawn anew for each turn.
+SCAN, RANDOM, BISECTION = 0.4, 0.2, 0.4
+TOOLS = ({"type": "function", "function": {"name": "guess"}},)  # the chat template shows the name alone
 
 
 def rows_of(split: str, num_each: int) -> list[dict[str, object]]:
@@ -21,3 +26,18 @@ def rows_of(split: str, num_each: int) -> list[dict[str, object]]:
         }
         for index in range(TOP * num_each)
     ]
+
+
+def conversation(rng: random.Random) -> list[dict[str, str]]:
+    """Returns the chat messages of a conversation about a random number."""
+    hidden, low, high = rng.randint(1, TOP), 1, TOP
+    messages = [{"role": "user", "content": PROMPT}]
+    for _ in range(MAX_GUESSES):
+        behaviours = (low, rng.randint(low, high), (low + high) // 2)
+        [guess] = rng.choices(behaviours, (SCAN, RANDOM, BISECTION))
+        messages.append({"role": "assistant", "content": f"{CALL_START}{guess}{CALL_END}"})
+        if guess == hidden:
+            break
+        low, high = (guess + 1, high) if guess < hidden else (low, guess - 1)
+        messages.append({"role": "tool", "content": "higher" if guess < hidden else "lower"})
+    return messages

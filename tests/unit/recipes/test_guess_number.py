@@ -14,16 +14,14 @@ from controller.data.chat_template import detect_tool_format
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
 from environments.chat import Step
+from recipes.conversations import examples
 from recipes.guess_number import task
 from recipes.guess_number.environment import GuessNumber
 from recipes.guess_number.prepare import RECIPE, prepare
 from recipes.guess_number.train import CONFIG
-from recipes.guess_number.warm_start import conversation, examples
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
 from tests.support.groups import PROJECT
-
-TOOL = {"type": "function", "function": {"name": "guess"}}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +76,8 @@ def test_validation_asks_for_each_number_once(prepared: Path) -> None:
 def test_the_longest_conversation_fits_the_lengths_of_the_config(prepared: Path) -> None:
     data, tokenizer = load_config(CONFIG).data, load_tokenizer(str(prepared / "model"))
     [message, *rest] = next(said for said in iter_conversations(0) if len(said) == 2 * task.MAX_GUESSES + 1)
-    prompt = tokenizer.chat_template.render([message], [TOOL])
-    whole = tokenizer.chat_template.render([message, *rest[:-1]], [TOOL], add_generation_prompt=False)
+    prompt = tokenizer.chat_template.render([message], task.TOOLS)
+    whole = tokenizer.chat_template.render([message, *rest[:-1]], task.TOOLS, add_generation_prompt=False)
     ids = [tokenizer.backend.encode(text, add_special_tokens=False).ids for text in (prompt, whole)]
     assert ids[1][: len(ids[0])] == ids[0]
     assert (len(ids[0]), len(ids[1]) - 1 - len(ids[0])) == (12, 52)
@@ -89,13 +87,15 @@ def test_the_longest_conversation_fits_the_lengths_of_the_config(prepared: Path)
 
 def iter_conversations(seed: int) -> list[list[dict[str, str]]]:
     rng = random.Random(seed)
-    return [conversation(rng) for _ in range(50)]
+    return [task.conversation(rng) for _ in range(50)]
 
 
 def test_the_warm_start_learns_the_models_own_turns(prepared: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(prepared / "model")
     said = iter_conversations(0)
-    for messages, (ids, labels) in zip(said, islice(examples(prepared / "model", 0), 50), strict=True):
+    for messages, (ids, labels) in zip(
+        said, islice(examples(prepared / "model", task.conversation, 0, task.TOOLS), 50), strict=True
+    ):
         assert [label for label in labels if label not in (IGNORED, *ids)] == []
         learned = tokenizer.decode([label for label in labels if label != IGNORED])
         own = [message["content"] for message in messages if message["role"] == "assistant"]
@@ -108,7 +108,9 @@ def test_the_model_is_trained_on_the_tokens_that_a_run_puts_between_turns(prepar
     assert detect_tool_format(tokenizer.chat_template.source) == "hermes"
     end = tokenizer.backend.token_to_id("<|im_end|>")
     reply = TurnTokens(tokenizer, 64).reply([{"role": "tool", "name": "guess", "content": "lower"}], last_token=end)
-    ids, _ = next(example for example in examples(prepared / "model", 0) if len(example[0]) > 40)
+    ids, _ = next(
+        example for example in examples(prepared / "model", task.conversation, 0, task.TOOLS) if len(example[0]) > 40
+    )
     text = tokenizer.backend.decode(ids, skip_special_tokens=False)
     assert "lower" in text
     assert tokenizer.backend.decode(reply.tolist(), skip_special_tokens=False) in text
