@@ -135,7 +135,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS="--part 1"; PY=python3: without making the environment
 	$(PY) -m benchmarks.gpu_proof $(ARGS)
 
-curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
+curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, of three on conversations, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)
 	$(if $(ARGS),,$(PY) -m benchmarks.token_scores)
 

@@ -1,4 +1,4 @@
-"""Learning curves: sort_letters by every algorithm, from the same model, with equal responses per step.
+"""Learning curves of a recipe by several algorithms, from the same model, with equal responses per step.
 
     python -m benchmarks.curves [--only ppo grpo] [--seeds 1 2 3] [--output runs/curves]
 
@@ -24,21 +24,23 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from controller.tracking.step_file import METRICS_FILE, read_metrics
+from recipes.clerk.prepare import RECIPE as CLERK
 from recipes.fresh_run import remove_run
-from recipes.sort_letters.prepare import prepare
-from recipes.sort_letters.quickstart import CONFIG
+from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
+from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
+from recipes.warm_started import WarmStarted
 from splitppo.atomic_write import write_atomically
 
 METRIC = "val/accuracy"
 GOAL = 0.85
-# Of all runs; 256 responses per step, and four optimizer steps.
+# Of all runs.
 COMMON = (
-    "evaluation.test_freq=2",
     "evaluation.min_accuracy=0",
     "tracking.trackers=[]",
     "checkpoint.save_freq=4",
     "checkpoint.keep=1",
 )
+# Of sort_letters: 256 responses per step, and four optimizer steps.
 IN_GROUPS = ("data.train_batch_size=32", "rollout.n=8", "actor.ppo_mini_batch_size=8")
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
@@ -46,14 +48,15 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One line of the picture: a name, and the keys of recipes/sort_letters/cpu.yaml that have another value."""
+    """One line of the picture: a name, and the keys of the recipe's cpu.yaml that have another value."""
 
     name: str
     changes: tuple[str, ...] = ()
+    recipe: WarmStarted = SORT_LETTERS
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (*COMMON, *self.changes)
+        return (f"evaluation.test_freq={2 if self.recipe is SORT_LETTERS else 1}", *COMMON, *self.changes)
 
 
 # Hyper-parameters of each algorithm, beside those of the recipe: PPO's.
@@ -95,11 +98,31 @@ LORA = (
     Algorithm("ppo_lora", (*WITH_ADAPTERS, "critic.lora_rank=16", "critic.lora_alpha=16", "critic.lr=1e-2")),
     Algorithm("grpo_lora", ("algorithm.adv_estimator=grpo", *IN_GROUPS, *WITH_ADAPTERS)),
 )
+# Conversations: 512 per step with a reward at the end, and 64 per step with a reward for each turn.
+GUESSES_IN_GROUPS = ("data.train_batch_size=64", "rollout.n=8", "actor.ppo_mini_batch_size=8")
+GUESSES = (
+    Algorithm("guess_number_gae", (), GUESS_NUMBER),
+    Algorithm("guess_number_gae_turn_lam", ("algorithm.lam=1", "algorithm.turn_lam=0.8"), GUESS_NUMBER),
+    Algorithm("guess_number_grpo", ("algorithm.adv_estimator=grpo", *GUESSES_IN_GROUPS), GUESS_NUMBER),
+    Algorithm("guess_number_reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus",), GUESS_NUMBER),
+)
+REQUESTS_IN_GROUPS = ("data.train_batch_size=8", "rollout.n=8", "actor.ppo_mini_batch_size=2")
+ONE_RATE = "algorithm.turn_lam=null"
+REQUESTS = (
+    Algorithm("clerk_gae", (), CLERK),
+    Algorithm("clerk_gae_lam_1", (ONE_RATE,), CLERK),
+    # Nearly the same decay from turn to turn, by a lambda for every token: turns have two.
+    Algorithm("clerk_gae_lam_0.7", ("algorithm.lam=0.7", ONE_RATE), CLERK),
+    Algorithm("clerk_grpo", ("algorithm.adv_estimator=grpo", ONE_RATE, *REQUESTS_IN_GROUPS), CLERK),
+    Algorithm("clerk_reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus", ONE_RATE), CLERK),
+)
 # By the name of the picture.
 PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "curves": ALGORITHMS,
     "staleness": (ALGORITHMS[0], *STALE),
     "lora": (*ALGORITHMS[:2], *LORA),
+    "guess_number": GUESSES,
+    "clerk": REQUESTS,
 }
 
 
@@ -131,7 +154,8 @@ def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
     if is_finished(folder):
         return
     print(f"{algorithm.name}, seed {seed}", flush=True)
-    command = [sys.executable, "-m", "controller", "--config", str(CONFIG), *overrides]
+    config = f"recipes/{algorithm.recipe.name}/cpu.yaml"
+    command = [sys.executable, "-m", "controller", "--config", config, *overrides]
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode in (1, 2):
         sentence = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
@@ -196,7 +220,7 @@ def draw(algorithms: Sequence[Algorithm], output: Path, file: Path) -> None:
         axis.plot(steps, [statistics.median(at) for at in values], color=colour, label=algorithm.name, marker="o")
         axis.fill_between(steps, [min(at) for at in values], [max(at) for at in values], color=colour, alpha=0.12)
     axis.axhline(GOAL, color="#8a99a6", linewidth=1, linestyle="--")
-    axis.set(title="256 responses per step", xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
+    axis.set(title=algorithms[0].recipe.name, xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
     axis.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
@@ -221,8 +245,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--output", type=Path, default=Path("runs/curves"))
     options = parser.parse_args()
-    prepare()
     for algorithm in known:
+        if options.only is None or algorithm.name in options.only:
+            algorithm.recipe.prepare()
         for seed in options.seeds if options.only is None or algorithm.name in options.only else ():
             run(algorithm, seed, options.output / algorithm.name / f"seed_{seed}")
             write_report(options.output)
