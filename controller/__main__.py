@@ -78,6 +78,9 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="with --check: also keys at their defaults")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
+    from controller.conversations.checks import with_server_tools
+
+    config = with_server_tools(config)
     if options.check:
         return _check(config, with_defaults=options.verbose)
     from controller.session import run_session

@@ -1,12 +1,13 @@
 """Loads what the model talks with: tools, classes and coroutines from the user's files, and parsers of calls."""
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from environments.adapters.python import load_python
@@ -17,11 +18,17 @@ from environments.messages import Schemas
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.config.subsections.multi_turn import EnvironmentConfig, is_file_and_name
+from splitppo.config.subsections.multi_turn import (
+    MCP_TOOLS,
+    EnvironmentConfig,
+    MultiTurnConfig,
+    is_file_and_name,
+)
 from splitppo.config_error import ConfigError
 from splitppo.user_file import callable_of, import_file
 
 Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
+ToolsOfServers = Mapping[str, Sequence[Tool]]  # of MCP servers, by their names
 
 _KEY = "rollout.multi_turn"
 _NO_TOOL_METHODS = ("reset", "step", "get_reward", "close")
@@ -51,14 +58,36 @@ class Loaded:
     is_users_coroutine: bool = False
 
 
+async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
+    """Returns the tools of each MCP server that environments use; its session lives in the running event loop.
+
+    Raises:
+        ConfigError: the SDK is missing, or a server cannot be used.
+    """
+    if not config.servers:
+        return {}
+    try:
+        from environments.adapters.mcp import Server
+    except ModuleNotFoundError as error:
+        missing = f"{sys.executable} does not have the package {error.name}: pip install 'splitppo[mcp]'"
+        raise ConfigError(f"{_KEY}.mcp_servers: {missing}") from error
+    return {name: await Server(name, config).tools() for name in sorted(config.servers)}
+
+
 def load_environments(
-    configs: Mapping[str, EnvironmentConfig], code: CodeConfig, *, is_start: bool = True
+    configs: Mapping[str, EnvironmentConfig],
+    code: CodeConfig,
+    servers: ToolsOfServers = MappingProxyType({}),
+    *,
+    is_start: bool = True,
 ) -> dict[str, Loaded]:
     """Loads all environments; ConfigError names the key and says in one sentence what is wrong.
 
-    `code` has the limits of sandboxes; `is_start` is True at the start of a run, when servers must be there.
+    `code` has the limits of sandboxes, `servers` the tools of MCP servers; `is_start` is True at the start of a run,
+    when servers must be there.
     """
-    return {name: _load(f"{_KEY}.environments.{name}", config, code, is_start) for name, config in configs.items()}
+    named = partial(_tools_named, code, servers)
+    return {name: _load(f"{_KEY}.environments.{name}", config, named, is_start) for name, config in configs.items()}
 
 
 def load_parser(tool_format: str | None) -> Parse:
@@ -69,9 +98,9 @@ def load_parser(tool_format: str | None) -> Parse:
     return parse
 
 
-def _load(key: str, config: EnvironmentConfig, code: CodeConfig, is_start: bool) -> Loaded:
+def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Sequence[Tool]], is_start: bool) -> Loaded:
     if config.name is None:
-        found = [tool for entry in config.tools for tool in _tools_named(entry, f"{key}.tools", code)]
+        found = [tool for entry in config.tools for tool in named(entry, f"{key}.tools")]
         tools = {tool.name: tool for tool in found}
         if len(tools) < len(found):
             raise ConfigError(
@@ -106,13 +135,18 @@ def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bo
     return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
 
 
-def _tools_named(entry: str, key: str, code: CodeConfig) -> Sequence[Tool]:
+def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str) -> Sequence[Tool]:
     """Returns the tools that an entry of `tools` stands for."""
     if entry == "python":
         return [load_python(code)]
     if is_file_and_name(entry):
         return [_tool(f"{key}: {entry}", _load_function(key, entry))]
-    return load_verl_tools(Path(entry))
+    if (of_server := MCP_TOOLS.fullmatch(entry)) is None:
+        return load_verl_tools(Path(entry))
+    tools = {tool.name: tool for tool in servers[of_server[1]]}
+    if chosen := [tool for name, tool in tools.items() if of_server[2] in (None, name)]:
+        return chosen
+    raise ConfigError(f"{key}: {entry}: the server has no such tool, it has {', '.join(tools) or 'none'}")
 
 
 def _tools_of(user_class: type, label: str) -> dict[str, Tool]:

@@ -17,7 +17,10 @@ _MAX_ERROR_LENGTH = 300  # characters of an exception that are told to the model
 
 
 class EnvironmentFailed(Exception):
-    """Raised if code of the user's that no call of the model's made has failed; the message is a sentence."""
+    """Raised if code of the user's that no call of the model's made has failed, or a server's tools have changed.
+
+    The message is a sentence.
+    """
 
 
 async def converse_with_tools(tools: Mapping[str, Tool], chat: Chat, row: Mapping[str, Any]) -> None:
@@ -111,6 +114,8 @@ async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[
     except TookTooLong:
         chat.pending = replace(chat.pending, timed_out_calls=(*chat.pending.timed_out_calls, number))
         return _counted(chat, "num_timeouts", TIMED_OUT)
+    except EnvironmentFailed:
+        raise
     except Exception as error:  # noqa: BLE001 - the user's function may raise anything
         return _counted(chat, "num_tool_errors", message_of(error)[:_MAX_ERROR_LENGTH])
 

@@ -22,7 +22,7 @@ from types import coroutine
 from typing import Any
 
 from environments.chat import Chat, ConversationOver, TookTooLong, ToolCall, Turn
-from environments.loading import Loaded, Parse, load_environments, load_parser
+from environments.loading import Loaded, Parse, load_environments, load_parser, load_servers
 from environments.loops import EnvironmentFailed
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Setup
 from environments.tool_calls.json_calls import call_of
@@ -39,25 +39,28 @@ _MAX_THREADS = 64  # in which sync code runs at the same time, without calls tha
 def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
     """Loads what the model talks with, then holds conversations until the controller has ended.
 
-    The first message has the schemas of each environment's tools; it is a ConfigError if a file cannot be used.
+    The first message has the schemas of each environment's tools; it is a ConfigError if a file or a server cannot be
+    used.
     """
     end_with(channel.controller_pid)
     os.dup2(2 if setup.output is None else os.open(setup.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 1)
     os.dup2(1, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    try:
-        environments = load_environments(setup.config.environments, setup.code, is_start=setup.is_start)
-        parse = load_parser(setup.tool_format)
-    except ConfigError as error:
-        return channel.send(pickle.dumps(error))
-    channel.send(pickle.dumps({name: loaded.schemas for name, loaded in environments.items()}))
-    process = Process(setup, environments, parse, mmap.mmap(marks_fd, 2 * MARKS))
-    try:
-        asyncio.run(process.serve(channel))
-    except BaseException:  # noqa: BLE001 - the user's code may end the event loop by anything
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(1)  # threads that are stuck keep nobody waiting
+    with asyncio.Runner() as runner:  # sessions with servers live in its loop
+        try:
+            servers = runner.run(load_servers(setup.config))
+            environments = load_environments(setup.config.environments, setup.code, servers, is_start=setup.is_start)
+            parse = load_parser(setup.tool_format)
+        except ConfigError as error:
+            return channel.send(pickle.dumps(error))
+        channel.send(pickle.dumps({name: loaded.schemas for name, loaded in environments.items()}))
+        process = Process(setup, environments, parse, mmap.mmap(marks_fd, 2 * MARKS))
+        try:
+            runner.run(process.serve(channel))
+        except BaseException:  # noqa: BLE001 - the user's code may end the event loop by anything
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)  # threads that are stuck keep nobody waiting
 
 
 class _Stopped(BaseException):

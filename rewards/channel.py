@@ -10,8 +10,10 @@ import pickle
 import pkgutil
 import signal
 import socket
+import sys
 from contextlib import suppress
 from ctypes import c_int, sizeof
+from typing import NoReturn
 
 LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -75,8 +77,18 @@ def work(serve: str, descriptor: int, controller_pid: int) -> None:
         pkgutil.resolve_name(serve)(channel, *arguments)
 
 
-def end_with(controller_pid: int) -> None:
-    """Makes the kernel kill this process when the controller ends, for whatever reason; uses prctl."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != controller_pid:
+def end_with(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Makes the kernel send this process a signal when its parent ends, for whatever reason; uses prctl."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def run_with(parent_pid: int) -> NoReturn:
+    """Runs the program that the arguments of this process name; it ends, with all that it started, with the parent.
+
+    This process must lead a process group of its own.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    end_with(parent_pid, signal.SIGTERM)
+    sys.exit(os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:]))  # noqa: S606

@@ -13,7 +13,7 @@ from controller.workers.concurrency import gather_calls
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
-from splitppo.config.subsections.multi_turn import TOOL_FORMATS, MultiTurnConfig
+from splitppo.config.subsections.multi_turn import TOOL_FORMATS, EnvironmentConfig, MultiTurnConfig
 
 _FORMAT = "rollout.multi_turn.tool_format"
 _NUM_TRIED = 3  # rows of an environment with which it begins twice
@@ -73,15 +73,7 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
     section = config.rollout.multi_turn
     if not section.environments:
         return no_tools
-
-    async def load() -> dict[str, Tools]:
-        async with EnvironmentProcesses(
-            section, config.reward.code, tool_format=tool_format_of(config, tokenizer)
-        ) as processes:
-            return {name: processes.schemas_of(name) for name in section.environments}
-
-    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-        schemas = thread.submit(asyncio.run, load()).result()
+    schemas = _load(config, section, tool_format_of(config, tokenizer))
     if any(schemas.values()):
         check_tools(config, tokenizer)
     return lambda source: schemas.get(source, schemas.get("default", ()))
@@ -136,6 +128,34 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
                 f" {'texts' if are_texts else 'rewards'} for the same seed: a resumed run would differ"
             )
     return any(one != other for one, other in pairs)
+
+
+def with_server_tools(config: Config) -> Config:
+    """Asks the MCP servers of a configuration for their tools, and returns a copy that has them as `mcp_tools`.
+
+    So they are part of the run: environment processes compare with them, and a resumed run must find the same.
+
+    Raises:
+        ConfigError: a server cannot be used.
+    """
+    section = config.rollout.multi_turn
+    if not section.servers:
+        return config
+    each = {name: EnvironmentConfig(tools=(f"mcp:{name}",)) for name in section.servers}
+    found = _load(config, section.changed("", {"environments": each, "mcp_tools": {}}), None)
+    tools = {name: {tool["function"]["name"]: tool for tool in found[name]} for name in sorted(found)}
+    return config.changed("rollout.multi_turn", {"mcp_tools": tools})
+
+
+def _load(config: Config, section: MultiTurnConfig, tool_format: str | None) -> dict[str, Tools]:
+    """Loads environments in a process, which ends; returns the schemas of each one's tools."""
+
+    async def load() -> dict[str, Tools]:
+        async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
+            return {name: processes.schemas_of(name) for name in section.environments}
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+        return thread.submit(asyncio.run, load()).result()
 
 
 def _check_role(role: str, config: Config, tokenizer: Tokenizer, key: str) -> None:

@@ -1,5 +1,6 @@
 """The configuration section `rollout.multi_turn`: conversations of several turns with tools and environments."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,11 +17,13 @@ from splitppo.config.section import (
     did_you_mean,
     expected,
 )
+from splitppo.config.subsections.mcp_server import McpServerConfig
 
 # The ways in which models write calls of tools; any other name is that of a user's parser, "file.py:function".
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3_json")
 ADAPTERS = ("gymnasium", "openenv")  # environments that are built in
 MAX_OBSERVATION_LENGTH = 8192  # tokens; replies travel in messages of bounded size
+MCP_TOOLS = re.compile(r"mcp:([^/]+)(?:/(.+))?")  # all tools of a server, or one of them
 
 
 def is_file_and_name(value: object) -> bool:
@@ -31,7 +34,8 @@ def is_file_and_name(value: object) -> bool:
 
 def _is_tool(value: object) -> bool:
     is_file = isinstance(value, str) and value.endswith((".yaml", ".yml", ".json", ".py"))
-    return is_file or value == "python" or is_file_and_name(value)
+    is_mcp = isinstance(value, str) and MCP_TOOLS.fullmatch(value) is not None
+    return is_file or is_mcp or value == "python" or is_file_and_name(value)
 
 
 def _is_steps_or_auto(value: Any) -> bool:
@@ -42,7 +46,9 @@ def _is_tool_format(value: Any) -> bool:
     return value == "auto" or value in TOOL_FORMATS or is_file_and_name(value)
 
 
-ToolName = Annotated[str, BeforeValidator(expected("file.py:function, python, or a file of verl's", _is_tool))]
+ToolName = Annotated[
+    str, BeforeValidator(expected("file.py:function, python, mcp:SERVER, or a file of verl's", _is_tool))
+]
 
 
 class EnvironmentConfig(Section):
@@ -63,7 +69,8 @@ class EnvironmentConfig(Section):
 
     tools: Annotated[tuple[ToolName, ...], OneOrMany] = ()
     """The tools that the model may call: typed functions, each as file.py:function; python, which runs programs in
-    sandboxes; tools for verl, as its file.yaml of classes, or file.py of functions with its decorator."""
+    sandboxes; tools for verl, as its file.yaml of classes, or file.py of functions with its decorator; tools of
+    `mcp_servers`, as mcp:SERVER for all of a server, or mcp:SERVER/TOOL."""
 
     @property
     def label(self) -> str:
@@ -96,8 +103,15 @@ class MultiTurnConfig(Section):
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
     """The environment that the model talks with, by data_source, and under `default` for all others: {path, name,
-    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function, python]}.
-    Empty: a response has one turn."""
+    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function, python,
+    mcp:SERVER]}. Empty: a response has one turn."""
+
+    mcp_servers: Annotated[dict[str, McpServerConfig], MAY_CHANGE] = Field(default_factory=dict)
+    """MCP servers, by the names that `tools` has for them: {url, headers} or {command: [PROGRAM, ARGUMENT, ...]}."""
+
+    mcp_tools: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The tools of each MCP server. The controller asks the servers at every start and sets this key, so that a resumed
+    run is refused if it does not find the tools that it began with."""
 
     tool_format: Annotated[
         str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))
@@ -144,6 +158,16 @@ class MultiTurnConfig(Section):
     after a crash or by a resumed run, gets the answers that the run folder has, and asks no environment. auto: true if
     reply_steps is over 0, and an environment answers otherwise when it begins with the same seed again, or a tool is
     remote."""
+
+    def _check_keys(self) -> None:
+        if missing := sorted(self.servers - self.mcp_servers.keys()):
+            raise ValueError(f"mcp_servers: tools of environments name the server {missing[0]!r}, which is not there")
+
+    @property
+    def servers(self) -> frozenset[str]:
+        """The names of the MCP servers that environments use."""
+        tools = (tool for environment in self.environments.values() for tool in environment.tools)
+        return frozenset(found[1] for found in map(MCP_TOOLS.fullmatch, tools) if found)
 
     def environment_of(self, data_source: str) -> EnvironmentConfig | None:
         """Returns the environment of a data source; None if its responses have one turn."""

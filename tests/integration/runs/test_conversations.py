@@ -12,8 +12,10 @@ import pytest
 
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
-from tests.support import text_game, verl_files
+from tests.support import text_game, user_environments, verl_files
 from tests.support.external import ExternalGroups, external_groups
+from tests.support.mcp_server import HttpServer
+from tests.support.models import CHAT_TEMPLATE
 from tests.support.runs import EACH_STEP, NUM_STEPS, Inputs, RunFolder
 from tests.support.user_tools import write
 
@@ -149,6 +151,33 @@ def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups:
     assert "more than rollout.multi_turn.max_error_rate (0.2) allows; first" in line
     assert "step: ValueError: the game is broken" in line
     assert "Traceback" not in controller.output
+
+
+def test_a_tool_server_that_is_killed_is_told_to_the_policy_and_a_run_does_not_start_without_it(
+    groups: ExternalGroups, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% if tools %}t{% endif %}" + CHAT_TEMPLATE.replace("'\\n'", "'<eos>'"))
+    with HttpServer() as server:
+        settings = {
+            "environments": "{default: {tools: 'mcp:words'}}",
+            "mcp_servers": f"{{words: {{url: '{server.url}'}}}}",
+            "tool_format": f"{user_environments.__file__}:look_up_everything",
+            "max_turns": "2",
+        }
+        options = [f"rollout.multi_turn.{key}={value}" for key, value in settings.items()]
+        with groups.started(*LIMITS, f"data.chat_template={template}", *options) as controller:
+            controller.wait_until(lambda folder: any(line["step"] == 1 for line in folder.metrics), "step 1")
+            server.kill()
+            first, *_, last = controller.complete().metrics[1:]
+        groups.empty()
+        with groups.started(*LIMITS, f"data.chat_template={template}", *options) as controller:
+            assert controller.wait() == 2
+    assert first["tool_call_counts/mean"] == last["tool_call_counts/mean"] == 2.0
+    assert (first["environment/num_tool_errors"], last["environment/num_tool_errors"]) == (0.0, 2.0 * 32)
+    assert last["environment/num_lost"] == 0.0
+    [error] = controller.errors
+    assert error.startswith(f"error: rollout.multi_turn.mcp_servers.words: {server.url} cannot be used: ")
 
 
 def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inputs, tmp_path: Path) -> None:

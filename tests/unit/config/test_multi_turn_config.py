@@ -16,8 +16,8 @@ SECTION = "rollout.multi_turn"
 TOOLS = f"{SECTION}.environments.math={{tools: [my_tools.py:lookup]}}"
 GAME = f"{SECTION}.environments.default={{path: guess.py, name: Guess, kwargs: {{top: 31}}}}"
 KNOWN = (
-    "known here: environments, tool_format, max_turns, max_turn_length, max_observation_length, max_parallel_calls,"
-    " timeout_s, num_workers, max_error_rate, reply_steps, record"
+    "known here: environments, mcp_servers, mcp_tools, tool_format, max_turns, max_turn_length, max_observation_length,"
+    " max_parallel_calls, timeout_s, num_workers, max_error_rate, reply_steps, record"
 )
 
 
@@ -38,16 +38,19 @@ KNOWN = (
             " has one turn; remove one of them",
         ),
         ((f"{SECTION}.record=maybe",), f"key '{SECTION}.record': expected auto, true or false, got 'maybe'"),
-        ((f"{SECTION}.mcp_servers={{s: {{url: u}}}}",), f"unknown key '{SECTION}.mcp_servers'; {KNOWN}"),
+        ((f"{SECTION}.mcp_servers={{s: {{}}}}",), f"key '{SECTION}.mcp_servers.s': expected either url or command"),
+        (
+            (f"{SECTION}.mcp_servers={{s: {{command: [a], headers: {{b: c}}}}}}",),
+            f"key '{SECTION}.mcp_servers.s.headers': they are sent to a url, and there is none",
+        ),
         (
             (f"{SECTION}.environments.math={{tools: pyhton}}",),
-            f"key '{SECTION}.environments.math.tools.0': expected file.py:function, python, or a file of verl's, got"
-            " 'pyhton'",
+            f"key '{SECTION}.environments.math.tools.0': expected file.py:function, python, mcp:SERVER, or a file of"
+            " verl's, got 'pyhton'",
         ),
         (
             (f"{SECTION}.environments.math={{tools: [a.py:b, 'mcp:search']}}",),
-            f"key '{SECTION}.environments.math.tools.1': expected file.py:function, python, or a file of verl's, got"
-            " 'mcp:search'",
+            f"key '{SECTION}.mcp_servers': tools of environments name the server 'search', which is not there",
         ),
         (
             (f"{SECTION}.environments.math={{tools: [a.py:b, a.py:b]}}",),
@@ -154,6 +157,8 @@ def test_a_resumed_run_keeps_its_number_of_reply_steps(tmp_path: Path) -> None:
     ("name", "is_free", "is_work"),
     [
         ("environments", False, True),
+        ("mcp_servers", True, False),
+        ("mcp_tools", False, False),
         ("max_turns", False, True),
         ("max_turn_length", False, True),
         ("max_observation_length", False, True),
