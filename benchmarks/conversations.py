@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from controller.conversations.driver import Environments, OpenConversations, conversations_of
+from controller.conversations.driver import OpenConversations, conversations_of
+from controller.conversations.environments import Environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer

@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 import uvloop
 
 from controller.conversations.conversation import EnvironmentsFailed
-from controller.conversations.driver import Environments, open_environments
+from controller.conversations.environments import Environments, open_environments
 from controller.memory.gpus import visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence

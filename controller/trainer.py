@@ -10,7 +10,7 @@ The schedules (controller/schedule.py) change only what may run at the same time
 from dataclasses import dataclass
 from functools import partial
 
-from controller.conversations.driver import Environments
+from controller.conversations.environments import Environments
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd

@@ -11,8 +11,7 @@ Every row has a task of its own. Replies that are there at the same time are sen
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -20,21 +19,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.checks import must_record, tool_format_of
 from controller.conversations.conversation import Conversation
-from controller.data.observations import with_observations
-from controller.data.prompt_files import PromptRow
+from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch, response_seeds
-from controller.data.tokenizer import Tokenizer
-from controller.data.turn_tokens import TurnTokens
 from controller.workers.concurrency import gather_calls
 from controller.workers.share import Replies, Share
 from controller.workers.span import Span
 from environments.messages import Answer
-from environments.pool import EnvironmentProcesses, Episode
-from environments.record import Record, StepRecord
+from environments.pool import Episode
+from environments.record import StepRecord
 from splitppo.batch import Batch, Column
-from splitppo.config import Config, ConfigError
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import conversation_pb2
 
@@ -42,63 +36,6 @@ from splitppo.v1 import conversation_pb2
 _SEED_BITS = 31
 # Shorter pauses between two times in which environments work are no pause in the timeline.
 _PAUSE_S = 0.01
-
-
-@dataclass(frozen=True, eq=False)
-class Environments:
-    """The limits of all conversations of a run, the processes, and the text between turns as tokens.
-
-    `record` is that of environments that are not deterministic; None: nothing is recorded.
-    """
-
-    config: Config
-    processes: EnvironmentProcesses
-    tokenizer: Tokenizer
-    turn_tokens: TurnTokens
-    record: Record | None = None
-
-    @property
-    def request(self) -> conversation_pb2.Conversation:
-        """The part of a Generate request that asks for conversations."""
-        limits = self.config.rollout.multi_turn
-        assert limits.reply_steps != "auto", "load resolves it"
-        return conversation_pb2.Conversation(
-            max_turn_length=limits.max_turn_length or 0, reply_steps=limits.reply_steps
-        )
-
-    def with_beginnings(self, asked: PromptBatch, texts: Sequence[str]) -> PromptBatch:
-        """Adds the texts by which environments begin to the prompts; ConfigError if one has no room."""
-        limit, tools_of = self.config.data.max_prompt_length, self.processes.schemas_of
-        try:
-            return with_observations(asked, texts, self.tokenizer, max_prompt_length=limit, tools_of=tools_of)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    def has_stopped(self, text: str, last_token: int) -> bool:
-        """Returns True if a turn ended by itself, and not at a limit of its length."""
-        is_ended = last_token in self.tokenizer.eos_token_ids
-        return is_ended or any(stop in text for stop in self.config.rollout.stop)
-
-
-@asynccontextmanager
-async def open_environments(
-    config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]
-) -> AsyncIterator[Environments | None]:
-    """Gives a `with` block what the policy talks with, in processes that end with it; None without environments.
-
-    `rows` are those of the training prompts, by which `must_record` decides.
-    """
-    section = config.rollout.multi_turn
-    if not section.environments:
-        yield None
-        return
-    output, tool_format = config.run.dir / "logs" / "environments.log", tool_format_of(config, tokenizer)
-    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
-        record = Record(config.run.dir / "episodes")
-        was_recorded = section.record == "auto" and record.folder.exists()
-        is_recorded = was_recorded or await must_record(section, processes, rows)
-        turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
-        yield Environments(config, processes, tokenizer, turn_tokens, record if is_recorded else None)
 
 
 class OneTurn:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from controller.conversations.driver import Environments
+from controller.conversations.environments import Environments
 from controller.scoring.scorer import Scorer
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.step_record import StepRecord

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from controller.conversations.conversation import check_lost, conversation_metrics
-from controller.conversations.driver import Environments, OneTurn, conversations_of
+from controller.conversations.driver import OneTurn, conversations_of
+from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls

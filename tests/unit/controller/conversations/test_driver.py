@@ -19,7 +19,7 @@ from controller.conversations.conversation import (
     conversation_metrics,
     without_lost,
 )
-from controller.conversations.driver import Environments
+from controller.conversations.environments import Environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
