@@ -64,11 +64,11 @@ class Roles:
             config = config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
         return RankContext(role_name, 0, 1, torch.device("cpu"), cast(Any, None), config)
 
-    def commands(self, run_dir: Path) -> dict[str, dict[str, Any]]:
+    def commands(self, run_dir: Path, ledger: Ledger | None = None) -> dict[str, dict[str, Any]]:
         """The runtime's commands by role and method, over another run folder."""
         found = {}
         for name, role in self.roles.items():
-            commands_of = CheckpointCommands(role, self._context(name, run_dir), Ledger(), BatchStore())
+            commands_of = CheckpointCommands(role, self._context(name, run_dir), ledger or Ledger(), BatchStore())
             found[name] = {command.method: command for command in commands_of.commands()}
         return found
 
@@ -78,10 +78,10 @@ class Roles:
         request = worker_pb2.SaveCheckpointRequest(header=header, with_hf_model=True)
         ledger, manifests = Ledger(), {}
         ledger.commit(step, "an update", StoredReply("", worker_pb2.CommandResult()))
-        for role, commands in self.commands(run_dir).items():
+        for role, commands in self.commands(run_dir, ledger).items():
             command = commands["SaveCheckpoint"]
             command.check(request)
-            manifests[role] = command.run(request, ledger.serialise(), None).durable.result(60)
+            manifests[role] = command.run(request, None, None).durable.result(60)
         return manifests
 
     def check(self, run_dir: Path, step: int) -> None:
@@ -93,7 +93,7 @@ class Roles:
         """Loads both parts, which answer the sha256 of the weights afterwards."""
         request = worker_pb2.LoadCheckpointRequest(step=step)
         commands = self.commands(run_dir).items()
-        answers = {role: entry["LoadCheckpoint"].run(request, b"", None).weights_sha256 for role, entry in commands}
+        answers = {role: entry["LoadCheckpoint"].run(request, None, None).weights_sha256 for role, entry in commands}
         assert answers == {role: self.roles[role].compute_weights_digest() for role in self.roles}
         return answers
 
