@@ -67,6 +67,7 @@ class Chat:
         seed: a number for everything random; equal for all conversations about one prompt.
         max_parallel_calls: the largest number of calls of one turn that should be made.
         runner: runs functions of the user's; `run` is the easy way to it.
+        has_begun: True if the coroutine has asked for a turn.
         pending: what has been given for the latest turn, and is told with the next messages.
     """
 
@@ -77,8 +78,8 @@ class Chat:
         self.max_parallel_calls = max_parallel_calls
         self.runner = runner
         self.pending = Answer()
+        self.has_begun = False
         self._exchange = exchange
-        self._has_begun = False
 
     async def turn(self, *messages: Message) -> Turn:
         """Says chat messages to the model, roles `user` and `tool`, and returns its turn.
@@ -89,9 +90,9 @@ class Chat:
             ConversationOver: the model has no further turn, because a limit is reached.
             ValueError: a message has another role, or no text of at most 1 MiB; there is none after a turn.
         """
-        if self._has_begun and not messages:
+        if self.has_begun and not messages:
             raise ValueError("expected messages that follow the turn, got none")
-        self._has_begun = True
+        self.has_begun = True
         answer, self.pending = replace(self.pending, messages=tuple(map(_checked, messages))), Answer()
         return await self._exchange(answer)
 

@@ -140,7 +140,9 @@ def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str
     if entry == "python":
         return [load_python(code)]
     if is_file_and_name(entry):
-        return [_tool(f"{key}: {entry}", _load_function(key, entry))]
+        if inspect.isclass(function := _load_function(key, entry)):
+            raise ConfigError(f"{key}: {entry} is a class, expected a function; give an environment as path and name")
+        return [_tool(f"{key}: {entry}", function)]
     if (of_server := MCP_TOOLS.fullmatch(entry)) is None:
         return load_verl_tools(Path(entry))
     tools = {tool.name: tool for tool in servers[of_server[1]]}

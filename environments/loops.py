@@ -1,7 +1,6 @@
 """The conversations that need no coroutine of the user's: with tools, and with an environment of the user's."""
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 from environments.chat import Chat, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
 from environments.messages import NO_CALL, TIMED_OUT, Message
 from environments.tools import Tool, message_of, reason_of, step_of
-from rewards.returned import plain
+from rewards.returned import LARGEST, plain
 
 _MAX_ERROR_LENGTH = 300  # characters of an exception that are told to the model
 
@@ -94,7 +93,6 @@ async def use_tools(chat: Chat, turn: Turn, tools: Mapping[str, Tool], *owner: o
     replies: list[Message] = []
     for number, call in enumerate(turn.calls, start=1):
         step = await _step_of_call(chat, call, number, tools, *owner)
-        _take(chat, step)
         if step.done:
             return ()
         replies.append(tool_message(call, step.text))
@@ -110,14 +108,16 @@ async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[
         return _counted(chat, "num_bad_calls", str(error))
     try:
         async with tool.places or nullcontext():
-            return step_of(tool.read(await chat.runner(number, partial(tool.function, *owner, **arguments))))
+            step = step_of(tool.read(await chat.runner(number, partial(tool.function, *owner, **arguments))))
+        _take(chat, step)
+        return step
     except TookTooLong:
         chat.pending = replace(chat.pending, timed_out_calls=(*chat.pending.timed_out_calls, number))
-        return _counted(chat, "num_timeouts", TIMED_OUT)
+        return _counted(chat, "num_timeouts", TIMED_OUT, tool.name)
     except EnvironmentFailed:
         raise
     except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-        return _counted(chat, "num_tool_errors", message_of(error)[:_MAX_ERROR_LENGTH])
+        return _counted(chat, "num_tool_errors", message_of(error)[:_MAX_ERROR_LENGTH], tool.name)
 
 
 def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, dict[str, Any]]:
@@ -129,8 +129,10 @@ def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, dict[str,
     return tools[call.name], tools[call.name].check(call.arguments)
 
 
-def _counted(chat: Chat, counter: str, text: str) -> Step:
-    chat.pending = replace(chat.pending, **{counter: getattr(chat.pending, counter) + 1})
+def _counted(chat: Chat, counter: str, text: str, tool: str = "") -> Step:
+    """Counts a call that failed, and returns what the model is told; a tool's first failure is kept for the log."""
+    error = chat.pending.tool_error or (f"{tool}: {text}" if tool else "")
+    chat.pending = replace(chat.pending, tool_error=error, **{counter: getattr(chat.pending, counter) + 1})
     return Step(text)
 
 
@@ -139,7 +141,7 @@ def _take(chat: Chat, step: Step) -> None:
     if step.reward:
         chat.reward(step.reward)
     values = ((str(name), plain(value)) for name, value in step.info.items())
-    chat.note(**{name: value for name, value in values if isinstance(value, int | float) and math.isfinite(value)})
+    chat.note(**{name: value for name, value in values if isinstance(value, int | float) and abs(value) <= LARGEST})
 
 
 def _taken(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:

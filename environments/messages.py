@@ -43,6 +43,7 @@ class Answer:
         num_bad_calls, num_tool_errors, num_timeouts: how many of them were no call of a tool, failed, took too long.
         text: the turn up to its first call.
         calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
+        tool_error: the first failure of a tool, as "name: message"; empty if none failed.
         lost: the reason why the environment failed, one sentence; empty if it did not.
         timed_out_calls: the calls (from 1) that took too long, so that they are not made again.
     """
@@ -58,6 +59,7 @@ class Answer:
     num_timeouts: int = 0
     text: str = ""
     calls: tuple[Mapping[str, Any], ...] = ()
+    tool_error: str = ""
     lost: str = ""
     timed_out_calls: tuple[int, ...] = ()
 

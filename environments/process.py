@@ -250,6 +250,7 @@ class Conversation:
         converse = partial(self._loaded.converse, self._chat, row)
         try:
             final = _final(await (self._user_code.run(converse, []) if self._loaded.is_users_coroutine else converse()))
+            lost = "" if self._chat.has_begun else f"{self._loaded.name}: it ended without asking for a turn"
         except ConversationOver:
             pass
         except EnvironmentFailed as error:

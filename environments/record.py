@@ -1,9 +1,10 @@
 """Records what environments answered, so that a repeated step need not ask environments that are not deterministic.
 
-    episodes/3.jsonl     a line for each conversation of step 3 that is over: {"response", "turns", "answers"}
+    episodes/3.jsonl     a line for each conversation of step 3 that is over: {"response", "turns", "answers", "sha256"}
 
-`response` names the response, `turns` are digests, one for each answer: that of turn t is of turns 1 to t as text, so
-that an answer is used again only for a conversation that was the same up to it.
+`response` names the response, `turns` are digests, one for each answer: that of turn t is of what the conversation is
+about and of turns 1 to t as text, so that an answer is used again only for a conversation that was the same up to it.
+`sha256` is that of the other fields.
 """
 
 import hashlib
@@ -27,20 +28,20 @@ Save = Callable[[Sequence[str], Sequence[Answer]], None]
 class Replay:
     """The answers that one response has got, in this or an earlier attempt to sample it, for one attempt.
 
-    `save` gets the digests and answers of a conversation that is over, unless all of them were known; None: nobody
-    does.
+    `about` is all that the environment knows before the first turn. `save` gets the digests and answers of a
+    conversation that is over, unless all of them were known; None: nobody does.
     """
 
-    def __init__(self, known: dict[str, Answer], save: Save | None = None) -> None:
+    def __init__(self, known: dict[str, Answer], about: object = None, save: Save | None = None) -> None:
         self._known = known
         self._save = save
-        self._digests = [""]
+        self._digests = [_sha256(about)]
 
     def find(self, turns: Sequence[Said | None]) -> Answer | None:
         """Returns the answer to the last of these turns, none or one more than in the call before; None: unknown."""
         for turn in turns[len(self._digests) - 1 :]:
             said = [self._digests[-1], turn and [turn.text, turn.ended_by]]
-            self._digests.append(hashlib.sha256(json.dumps(said).encode()).hexdigest())
+            self._digests.append(_sha256(said))
         return self._known.get(self._digests[-1])
 
     def add(self, answers: Sequence[Answer]) -> None:
@@ -89,18 +90,18 @@ class StepRecord:
         for number, line in enumerate(whole.splitlines(), start=1):
             self._read(line, f"{self._file}, line {number}")
 
-    def replay(self, place: int) -> Replay:
-        """Returns what is known of the response at a place."""
+    def replay(self, place: int, about: object = None) -> Replay:
+        """Returns what is known of the response at a place, in a conversation about the same."""
         name = self._names[place] if self._names else str(place)
 
         def save(turns: Sequence[str], answers: Sequence[Answer]) -> None:
             self._append({"response": name, "turns": turns, "answers": [asdict(answer) for answer in answers]})
 
-        return Replay(self._known.setdefault(name, {}), save if self._names else None)
+        return Replay(self._known.setdefault(name, {}), about, save if self._names else None)
 
     def sync(self) -> None:
-        """Waits until all lines are on disk."""
-        if self._has_grown:
+        """Waits until all lines are on disk, also those of a start before this one."""
+        if self._names and self._file.exists():
             with self._file.open("rb") as file:
                 os.fsync(file.fileno())
             sync_folder(self._file.parent)
@@ -114,7 +115,7 @@ class StepRecord:
         size = self._file.stat().st_size if self._file.exists() else 0
         try:
             with self._file.open("ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
+                file.write(json.dumps({**line, "sha256": _sha256(line)}).encode() + b"\n")
         except OSError as error:  # such as a full disk, which does not name the file
             with suppress(OSError):
                 os.truncate(self._file, size)
@@ -123,6 +124,8 @@ class StepRecord:
     def _read(self, line: bytes, place: str) -> None:
         try:
             fields = json_object(line, place)
+            if fields.pop("sha256", "") != _sha256(fields):
+                raise ValueError("it was edited")
             known = self._known.setdefault(fields["response"], {})
             for turn, answer in zip(fields["turns"], fields["answers"], strict=True):
                 known.setdefault(turn, _answer(answer))
@@ -131,6 +134,10 @@ class StepRecord:
                 f"{place}: expected a recorded conversation, the line is damaged; remove the file, and the step asks"
                 " its environments again"
             ) from error
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
 
 
 def _answer(fields: dict[str, Any]) -> Answer:

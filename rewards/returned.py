@@ -3,10 +3,11 @@
 Scoring processes import this module, so it imports nothing heavy.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-_LARGEST = 3.4028234e38  # the largest number of float32; scores are converted to it
+LARGEST = 3.4028234e38  # the largest number of float32; scores are converted to it
 
 
 def finite_number(value: Any, expected: str, source: str = "the scorer") -> float:
@@ -21,7 +22,7 @@ def finite_number(value: Any, expected: str, source: str = "the scorer") -> floa
         number = float(value)
     except OverflowError as error:
         raise ValueError(f"{source} returned a number that float32 cannot hold") from error
-    if not abs(number) <= _LARGEST:
+    if not abs(number) <= LARGEST:
         raise ValueError(f"{source} returned {number}, which is not a finite number of float32")
     return number
 
@@ -40,10 +41,12 @@ def score_and_fields(result: Any, source: str = "the scorer") -> tuple[float, di
 def plain(value: Any) -> Any:
     """Converts a value of the user's to a plain bool, number, string or None; anything else becomes text.
 
-    Scalars of numpy and torch become numbers of Python.
+    Scalars of numpy and torch become numbers of Python; integers that no float can hold become text.
     """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return hex(value)
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)  # the controller cannot load a subclass of the user's, such as an IntEnum

@@ -32,6 +32,8 @@ class Conversation:
         messages: the chat messages after the prompt, those of the policy included.
         num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
             `num_tool_errors` raised, `num_timeouts` took too long.
+        tool_error: the first failure of a tool, as "name: message"; empty if none failed.
+        last_turn: the policy's last turn as text, calls of tools included.
         is_truncated: True if the conversation did not fit into the response.
         lost: why the environment failed, as a sentence; empty if it did not fail.
         beginning: the text by which the environment began, which the prompt ends with.
@@ -46,15 +48,11 @@ class Conversation:
     num_bad_calls: int = 0
     num_tool_errors: int = 0
     num_timeouts: int = 0
+    tool_error: str = ""
+    last_turn: str = ""
     is_truncated: bool = False
     lost: str = ""
     beginning: str = ""
-
-    @property
-    def last_turn(self) -> Sequence[Mapping[str, Any]]:
-        """The message of the policy's last turn, an empty one if it had none."""
-        said = [message for message in self.messages if message["role"] == "assistant"]
-        return said[-1:] or [{"role": "assistant", "content": ""}]
 
     @property
     def num_turns(self) -> int:
@@ -104,14 +102,17 @@ def without_lost(scores: Scores) -> Scores:
 def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
     """Checks that environments failed for at most this share of responses; `whose` names these, e.g. "step 3".
 
-    Logs the first failure.
+    Logs the first failure, and that of a tool if so large a share of the calls failed.
 
     Raises:
         EnvironmentsFailed: environments failed for more responses.
     """
-    lost = [
-        (place, one.lost) for place, one in zip(scores.places, scores.conversations, strict=True) if one and one.lost
-    ]
+    talks = [(place, one) for place, one in zip(scores.places, scores.conversations, strict=True) if one is not None]
+    num_calls = sum(one.num_calls for _, one in talks)
+    if (num_failed := sum(one.num_tool_errors + one.num_timeouts for _, one in talks)) > max_error_rate * num_calls:
+        place, why = next((place, one.tool_error) for place, one in talks if one.tool_error)
+        log.warning("tools failed in %d of %d calls of %s; first %s: %s", num_failed, num_calls, whose, place, why)
+    lost = [(place, one.lost) for place, one in talks if one.lost]
     if not lost:
         return
     place, why = lost[0]

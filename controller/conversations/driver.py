@@ -119,8 +119,9 @@ class Conversations(OneTurn):
         if place in self._episodes:
             return self._episodes.pop(place)
         row = self.asked.rows[place]
-        replay = None if self._record is None else self._record.replay(place)
-        seed = int(self._seeds_B[place])
+        seed, section = int(self._seeds_B[place]), self.environments.config.rollout.multi_turn
+        about = [str(section.environment_of(row.data_source)), row.prompt, row.fields, seed]
+        replay = None if self._record is None else self._record.replay(place, about)
         episode = self.environments.processes.begin(row.data_source, row.fields, seed, replay)
         try:
             answer = await self.ask(episode.start())
@@ -260,6 +261,7 @@ class _Row:
     rewards: list[float] = field(default_factory=list)
     messages: list[Any] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    last_turn: str = ""
     is_truncated: bool = False
 
     def __post_init__(self) -> None:
@@ -284,7 +286,7 @@ class _Row:
             return ()
         environments, last_token = self.whole.environments, turn.tokens[-1]
         text, limits = environments.tokenizer.decode(turn.tokens), environments.config.rollout.multi_turn
-        has_stopped = environments.has_stopped(text, last_token)
+        has_stopped, self.last_turn = environments.has_stopped(text, last_token), text
         answer = await self.whole.ask(self.episode.say(text, "stop" if has_stopped else "length"))
         self._take(answer)
         self.is_truncated = turn.is_last and not has_stopped
@@ -330,6 +332,8 @@ class _Row:
             extra={**notes, **final},
             messages=tuple(self.messages),
             is_truncated=self.is_truncated,
+            tool_error=next((answer.tool_error for answer in self.answers if answer.tool_error), ""),
+            last_turn=self.last_turn,
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
             beginning=self.whole.asked.rows[self.place].observation,
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in counts},

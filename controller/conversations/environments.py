@@ -1,5 +1,6 @@
 """What the policy of a run talks with: the processes of environments, the limits of conversations, their record."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from environments.record import Record
 from splitppo.config import Config
 from splitppo.config_error import config_errors
 from splitppo.v1 import conversation_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,5 +71,6 @@ async def open_environments(
         record = Record(config.run.dir / "episodes")
         was_recorded = section.record == "auto" and record.folder.exists()
         is_recorded = was_recorded or await must_record(section, processes, rows)
+        log.info("conversations are %srecorded: rollout.multi_turn.record", "" if is_recorded else "not ")
         turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
         yield Environments(config, processes, tokenizer, turn_tokens, record if is_recorded else None)

@@ -177,6 +177,8 @@ class RunFolder:
         """Resolves `auto` and writes config.yaml; ConfigError if the folder has a run with another configuration."""
         stored = self._stored()
         used = self._used(stored)
+        if stored is None and self.config.run.resume == "disable":  # a run that made no step may have recorded some
+            shutil.rmtree(self.path / "episodes", ignore_errors=True)
         self.config = resolve_run(self.config, used, permitted_cores())
         is_copied = used is not None and used.run.dir != self.config.run.dir  # the other folder's run may go on
         self._published_by = [self.config] if used is None or is_copied else [self.config, used]

@@ -54,7 +54,7 @@ class Scorer:
         assert self.reward_tokenizer is not None
         if conversations:
             which = self.reward_tokenizer.conversation
-            said = [talk.last_turn if which == "last_turn" else talk.messages for talk in conversations]
+            said = [as_answer(talk.last_turn) if which == "last_turn" else talk.messages for talk in conversations]
         else:
             said = [as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows())]
         return await asyncio.to_thread(self.reward_tokenizer.encode, prompts.rows, said)
@@ -86,7 +86,7 @@ class Scorer:
                 extra_info=row.extra_info if talk is None else {**row.extra_info, **talk.facts},
                 prompt=prompt,
                 messages=as_messages(row.begun_prompt),
-                last_turn=response if talk is None else talk.last_turn[0]["content"],
+                last_turn=response if talk is None else talk.last_turn,
                 token_spans=TokenSpans(self.tokenizer, ids, response),
             )
             for row, prompt, ids, response, talk in zip(

@@ -16,6 +16,7 @@ LIMIT_S = 2.0
 
 TOOLS = '''
 import asyncio, os, re, signal, time
+from environments.chat import Step
 
 CALLS = []
 
@@ -80,6 +81,13 @@ def trouble(kind: str) -> object:
         return "x" * 10_000_000
     if kind == "10 MB in a list":
         return ["x" * 1000] * 10_000
+    if kind.startswith("step "):
+        return Step("told", **{
+            "step nan": {"reward": float("nan")},
+            "step text": {"reward": "5"},
+            "step none": {"info": None},
+            "step big": {"info": {"big": 10**400, "far": 1e300, "near": 3}},
+        }[kind])
     return {
         "control": "\\x00\\x1b[31m\\x07\\ud800end",
         "number": 1.5,
@@ -107,7 +115,7 @@ async def async_trouble(kind: str) -> str:
         raise asyncio.CancelledError
     if kind == "block":
         time.sleep(1000)
-    return str(trouble(kind))
+    return trouble(kind) if kind.startswith("step") else str(trouble(kind))
 '''
 
 

@@ -13,6 +13,17 @@ def replies_come_in_time(config: Config) -> None:
         )
 
 
+def programs_end_in_time(config: Config) -> None:
+    """Checks that the limits of sandboxes, and not the time of a call, end programs of the tool `python`."""
+    section, limit_s = config.rollout.multi_turn, 3 * config.reward.code.timeout_s
+    runs_programs = any("python" in environment.tools for environment in section.environments.values())
+    if runs_programs and section.timeout_s <= limit_s:
+        raise ValueError(
+            f"rollout.multi_turn.timeout_s ({section.timeout_s:g}) must be over three times reward.code.timeout_s"
+            f" ({limit_s:g}), in which the tool python ends a program"
+        )
+
+
 def turns_have_no_forced_length(config: Config) -> None:
     """Checks that `debug.response_lengths`, with which nothing but its length ends a response, is off."""
     if config.rollout.multi_turn.environments and config.debug.response_lengths is not None:

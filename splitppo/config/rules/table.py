@@ -18,6 +18,7 @@ RULES = (
     sampling.share_has_two_samplers,
     sampling.overlong_buffer_fits,
     conversations.replies_come_in_time,
+    conversations.programs_end_in_time,
     conversations.turns_have_no_forced_length,
     placement.groups_share_no_gpu,
     placement.gpus_in_turns_are_given_back,

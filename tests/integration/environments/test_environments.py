@@ -244,8 +244,10 @@ class Failing:
     def close(self): self._fail("close")
 
 async def converse(chat, row):
+    if row["where"] == "silent": return 1
     turn = await chat.turn()
     if row["where"] == "raise": raise KeyError("oh no")
+    if row["where"] == "big": return {"score": 1, "big": 10**400}
     if row["where"] == "exit": raise SystemExit(2)
     if row["where"] == "hang": time.sleep(1000)
     if row["where"] == "wait": await asyncio.sleep(1000)
@@ -301,6 +303,18 @@ async def test_a_coroutine_that_fails_ends_its_conversation_only(tmp_path: Path,
         assert answer.is_over
         assert expected in answer.lost
         assert (await good.say("a", "stop")).is_over
+
+
+async def test_a_coroutine_that_never_asks_for_a_turn_has_failed(tmp_path: Path) -> None:
+    async with processes({"c": game(write(tmp_path, FAILING), "converse")}) as pool:
+        answer = await pool.begin("c", {"where": "silent"}, 1).start()
+    assert answer.lost.endswith("it ended without asking for a turn")
+
+
+async def test_a_number_that_no_float_can_hold_is_kept_as_text(tmp_path: Path) -> None:
+    async with processes({"c": game(write(tmp_path, FAILING), "converse")}) as pool:
+        answer = await (await started(pool, "c", where="big")).say("a", "stop")
+    assert answer.final == {"score": 1.0, "big": hex(10**400)}
 
 
 async def test_two_thousand_conversations_are_open_at_once(tmp_path: Path) -> None:

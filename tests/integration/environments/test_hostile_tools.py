@@ -33,6 +33,9 @@ async def pool(tmp_path: Path) -> AsyncIterator[EnvironmentProcesses]:
         ("recursion", "maximum recursion depth exceeded"),
         ("10 MB", "the result has 10,000,000 characters, more than 1 MiB"),
         ("10 MB in a list", "the result has 10,040,000 characters, more than 1 MiB"),
+        ("step nan", "the environment returned nan, which is not a finite number"),
+        ("step text", "the environment returned '5', expected a number as reward"),
+        ("step none", "'NoneType' object has no attribute 'items'"),
     ],
 )
 @pytest.mark.parametrize("tool", ["trouble", "async_trouble"])
@@ -42,7 +45,13 @@ async def test_what_a_tool_raises_is_its_reply(pool: EnvironmentProcesses, tool:
     assert contents(answer)[0].startswith(expected[:40])
     assert len(contents(answer)[0]) <= 300
     assert (answer.num_calls, answer.num_tool_errors, answer.num_bad_calls, answer.num_timeouts) == (1, 1, 0, 0)
+    assert answer.tool_error == f"{tool}: {contents(answer)[0]}"
     assert await reply(episode, call("add", a=1)) == ["3"]
+
+
+async def test_numbers_that_no_metric_can_hold_are_left_out(pool: EnvironmentProcesses) -> None:
+    answer = await (await started(pool, "t")).say(call("trouble", kind="step big"), "stop")
+    assert (contents(answer), answer.notes, answer.num_tool_errors) == (["told"], {"near": 3}, 0)
 
 
 @pytest.mark.parametrize(

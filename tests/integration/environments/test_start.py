@@ -12,6 +12,12 @@ from splitppo.config import ConfigError
 from tests.support.user_tools import TOOLS, processes, tools, write
 
 
+async def test_a_class_is_no_tool(tmp_path: Path) -> None:
+    path = write(tmp_path, "class Game: ...")
+    found = await refused(processes({"m": tools(path, "Game")}))
+    assert found.endswith("Game is a class, expected a function; give an environment as path and name")
+
+
 async def refused(pool: EnvironmentProcesses) -> str:
     with pytest.raises(ConfigError) as raised:
         async with pool:

@@ -33,6 +33,11 @@ KNOWN = (
             "rollout.multi_turn.timeout_s (60) must be under services.progress_timeout_s (60)",
         ),
         (
+            (TOOLS.replace("my_tools.py:lookup", "python"), f"{SECTION}.timeout_s=30"),
+            "rollout.multi_turn.timeout_s (30) must be over three times reward.code.timeout_s (30), in which the tool"
+            " python ends a program",
+        ),
+        (
             (TOOLS, "debug.response_lengths={kind: uniform, low: 1, high: 2}"),
             "debug.response_lengths and rollout.multi_turn.environments exclude each other: a response of forced length"
             " has one turn; remove one of them",

@@ -132,6 +132,21 @@ def test_another_line_that_is_damaged_is_one_sentence(tmp_path: Path, line: byte
     assert "\n" not in str(e.value)
 
 
+def test_an_edited_line_is_damaged(tmp_path: Path) -> None:
+    record, file = Record(tmp_path), tmp_path / "3.jsonl"
+    play(record.at_step(3, NAMES))
+    file.write_text(file.read_text().replace("1.5", "2.5"))
+    with pytest.raises(ConfigError, match=r"3\.jsonl, line 1: expected a recorded conversation"):
+        record.at_step(3, NAMES)
+
+
+def test_a_conversation_about_something_else_is_held_anew(tmp_path: Path) -> None:
+    step = Record(tmp_path).at_step(3, NAMES)
+    step.replay(0, {"truth": 3}).add(ANSWERS[:1])
+    assert step.replay(0, {"truth": 3}).find(()) == ANSWERS[0]
+    assert step.replay(0, {"truth": 4}).find(()) is None
+
+
 def test_the_disk_has_the_record_before_sync_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))

@@ -234,6 +234,16 @@ def failing(where: int) -> Callable[[Mapping[str, Any], int], Iterator[Answer]]:
     return converse
 
 
+def test_tools_of_which_many_calls_fail_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Conversation(num_calls=2), Conversation(num_calls=2, num_timeouts=1, tool_error="add: timed out")
+    scores = make_scores(np.zeros(2, np.float32), conversations=objects([good, bad]), places=objects("ab"))
+    with caplog.at_level("WARNING"):
+        check_lost(scores, 0.25, "step 3")
+        assert caplog.messages == []
+        check_lost(scores, 0.2, "step 3")
+    assert caplog.messages == ["tools failed in 1 of 4 calls of step 3; first b: add: timed out"]
+
+
 @pytest.mark.parametrize("where", [0, 1, 2])
 async def test_of_a_lost_conversation_nothing_is_learned(
     tmp_path: Path, where: int, caplog: pytest.LogCaptureFixture

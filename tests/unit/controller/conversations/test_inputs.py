@@ -94,7 +94,7 @@ def test_tools_need_a_template_that_takes_them(make: Any) -> None:
         r"^rollout\.multi_turn\.tool_format: the chat template of actor\.model takes no tools; set data\.chat_template,"
         r" or use step$"
     )
-    for environment in ({"tools": f"{user_environments.__file__}:Echo"}, {**GAME, "name": "Riddle"}):
+    for environment in ({"tools": f"{user_environments.__file__}:lookup"}, {**GAME, "name": "Riddle"}):
         with pytest.raises(ConfigError, match=sentence):
             load_inputs(make(**{MULTI_TURN: {"environments": {"default": environment}}}))
 

@@ -123,7 +123,7 @@ async def test_a_conversation_is_scored_whole_or_its_last_turn_alone(tokenizer: 
         {"role": "assistant", "content": "b"},
     ]
     prompts, rollouts = make_table().take(np.array([0, 1])), Batch.from_rows(responses=[[1, 2], [2]])
-    talks, reward = [Conversation(messages=said), Conversation(lost="it broke")], LengthReward()
+    talks, reward = [Conversation(messages=said, last_turn="b"), Conversation(lost="it broke")], LengthReward()
     reward.extras = [{}, {}]
     tokens: dict[str, list[list[int]]] = {}
     for part in ("all", "last_turn"):
