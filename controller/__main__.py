@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks ends no run
     commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
     try:
+        sys.path[:0] = {str(Path.cwd())}.difference(sys.path)  # as `python -m` does, also for the command `splitppo`
         if arguments and (command := commands.get(arguments[0])):
             return command(arguments[1:])
         if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
@@ -99,7 +100,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
     inputs = load_inputs(config)
     asyncio.run(check_rewards(config, inputs))
-    asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows))
+    talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows))
     config = inputs.with_last_step(RunFolder(config).check())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
@@ -109,7 +110,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = dump_config(config, with_defaults=with_defaults)
-    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{run}\n{memory}\n")
+    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{talks}{run}\n{memory}\n")
     check_devices(config, gpus)  # last: the plan is of use also on a machine that is not to run it
     return 0
 

@@ -23,7 +23,7 @@ from controller.tracking.trackers.process import check_trackers
 from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
-from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources
+from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources, terms_of
 from splitppo.config import Config, ConfigError, RewardConfig, TrainedModelConfig
 from splitppo.config.adapter_files import check_adapter
 from splitppo.config.batch_plan import batch_plan
@@ -144,6 +144,10 @@ def load_inputs(config: Config) -> Inputs:
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     check_conversations(config, tokenizer, rows)
     scored = inputs.scored_sources(config.reward)
+    for source in sorted(scored):
+        if (own := multi_turn.environment_of(source)) and own.tools:
+            with config_errors(ValueError, before="tools alone give no reward: "):
+                terms_of(config.reward, source)
     check_scorers(config.reward, scored)
     if not multi_turn.environments:
         _check_filter_metric(config, table.data_sources & scored)

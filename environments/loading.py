@@ -69,8 +69,7 @@ async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
     try:
         from environments.adapters.mcp import Server
     except ModuleNotFoundError as error:
-        missing = f"{sys.executable} does not have the package {error.name}: pip install 'splitppo[mcp]'"
-        raise ConfigError(f"{_KEY}.mcp_servers: {missing}") from error
+        raise ConfigError(f"{_KEY}.mcp_servers: {_missing(error, 'mcp')}") from error
     return {name: await Server(name, config).tools() for name in sorted(config.servers)}
 
 
@@ -131,8 +130,14 @@ def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bo
         if is_start:
             adapter(**kwargs).check()
     except Exception as error:
+        if name == "openenv" and isinstance(error, ModuleNotFoundError):
+            raise ConfigError(f"{label}: {_missing(error, name)}") from error
         raise ConfigError(f"{label}: {message_of(error).splitlines()[0]}") from error
     return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> str:
+    return f"{sys.executable} does not have the package {error.name}: pip install 'splitppo[{extra}]'"
 
 
 def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str) -> Sequence[Tool]:
@@ -140,7 +145,12 @@ def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str
     if entry == "python":
         return [load_python(code)]
     if is_file_and_name(entry):
-        if inspect.isclass(function := _load_function(key, entry)):
+        try:
+            function = _load_function(key, entry)
+        except ConfigError as error:
+            hint = "; name verl's yaml file of tools instead" if "No module named 'verl" in str(error) else ""
+            raise ConfigError(f"{error}{hint}") from error
+        if inspect.isclass(function):
             raise ConfigError(f"{key}: {entry} is a class, expected a function; give an environment as path and name")
         return [_tool(f"{key}: {entry}", function)]
     if (of_server := MCP_TOOLS.fullmatch(entry)) is None:

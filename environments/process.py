@@ -278,7 +278,9 @@ class Conversation:
         return Turn(said.text, calls, said.ended_by)
 
     async def _read_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """Reads the calls of a turn; those that it only thinks of are none."""
+        """Reads the calls of a turn; those that it only thinks of are none, and without tools there are none."""
+        if not (self._loaded.schemas or self._loaded.is_users_coroutine):
+            return text, ()
         thought, mark, rest = text.rpartition("</think>")
         parse = partial(self._process.parse, rest, self._loaded.schemas)
         try:

@@ -79,17 +79,24 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
     return lambda source: schemas.get(source, schemas.get("default", ()))
 
 
-async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
-    """Checks, as a trial, what `must_record` checks at the start of a run.
+async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> str:
+    """Checks, as a trial, what `must_record` checks at the start of a run; returns a line about all environments.
 
     Raises:
         ConfigError: the run would be refused.
     """
-    if (section := config.rollout.multi_turn).environments:
-        async with EnvironmentProcesses(
-            section, config.reward.code, tool_format=tool_format_of(config, tokenizer)
-        ) as processes:
-            await must_record(section, processes, rows)
+    section, tool_format = config.rollout.multi_turn, tool_format_of(config, tokenizer)
+    if not section.environments:
+        return ""
+    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
+        await must_record(section, processes, rows)
+        tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
+    each = (
+        f"{key}: {section.environments[key].label}" + (f" with the tools {', '.join(names)}" if names else "")
+        for key, names in tools.items()
+    )
+    written = f" (tool_format: {tool_format})" if any(tools.values()) else ""
+    return f"environments: {'; '.join(each)}{written}\n"
 
 
 async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> bool:
@@ -124,8 +131,8 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
         if one != other and section.record is False:
             are_texts = [answer.messages for answer in one] != [answer.messages for answer in other]
             raise ConfigError(
-                f"rollout.multi_turn.record is false, but {section.environments[key].label} gave other"
-                f" {'texts' if are_texts else 'rewards'} for the same seed: a resumed run would differ"
+                f"rollout.multi_turn.record is false, but environments.{key} ({section.environments[key].label})"
+                f" gave other {'texts' if are_texts else 'rewards'} for the same seed: a resumed run would differ"
             )
     return any(one != other for one, other in pairs)
 

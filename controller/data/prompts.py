@@ -208,7 +208,8 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split, tools_o
             raise ConfigError(f"{row.place}: column {config.prompt_key!r} has no tokens")
     kept = np.flatnonzero([not config.filter_overlong_prompts or len(prompt) <= limit for prompt in ids])
     if len(kept) == 0:
-        allowed = f"{limit} tokens; the shortest has {min(map(len, ids))}"
+        with_tools = ", with its tools" if any(tools_of(row.data_source) for row in rows) else ""
+        allowed = f"{limit} tokens; the shortest has {min(map(len, ids))}{with_tools}"
         raise ConfigError(f"{key}: all {len(rows)} prompts are longer than data.max_prompt_length ({allowed})")
     if len(kept) < len(rows):
         log.warning("%s: %d of %d prompts are overlong and left out", key, len(rows) - len(kept), len(rows))

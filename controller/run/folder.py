@@ -37,6 +37,7 @@ _LOCK_FILE = "controller.lock"
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
 _MAX_EPOCH = 2**63 - 1  # on the wire
+_MCP_TOOLS = "rollout.multi_turn.mcp_tools."
 
 
 def read_epoch(record: Path) -> tuple[str, int]:
@@ -195,7 +196,7 @@ class RunFolder:
             raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
         before = stored if used is None else yaml.safe_load(dump_config(used))
         changed = differences(before, yaml.safe_load(dump_config(self.config)))
-        lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in changed}
+        lines = {key: _line(key, old, new) for key, old, new in changed}
         if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
             way = self.checkpoints.way_to_other_keys()
             raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
@@ -257,6 +258,13 @@ class RunFolder:
         controller = ("controller", 0, os.getpid(), os.uname().nodename, None, None)  # nobody calls it
         content = [dict(zip(columns, row, strict=True)) for row in (*rows, controller)]
         write_atomically(self.path / "processes.json", json.dumps(content, indent=2))
+
+
+def _line(key: str, old: Any, new: Any) -> str:
+    server, _, tool = key.removeprefix(_MCP_TOOLS).partition(".")
+    if key.startswith(_MCP_TOOLS) and tool and ".function" not in tool:
+        return f"{_MCP_TOOLS}{server}: the tool {tool} of the server {server} is {'new' if old is None else 'gone'}"
+    return f"{key}: {old!r} in the folder, {new!r} now"
 
 
 def differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

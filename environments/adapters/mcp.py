@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -27,7 +28,7 @@ class Server:
         own, self._known = config.mcp_servers[name], config.mcp_tools.get(name)
         if own.command and shutil.which(own.command[0]) is None:
             raise ConfigError(f"key '{self._key}.command': there is no program {own.command[0]!r}")
-        self._where = own.url or own.command[0]
+        self._where = own.url or shlex.join(own.command)
         url = filled(own.url or "", f"{self._key}.url")
         headers = {header: filled(value, f"{self._key}.headers") for header, value in own.headers.items()}
         http = httpx2.AsyncClient(headers=headers, timeout=None)

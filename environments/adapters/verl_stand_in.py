@@ -103,7 +103,10 @@ def function_tool(name: Any = None, *, schema: Any = None) -> Any:
     """Registers a function as a tool, as `@function_tool`, or `@function_tool("name", schema=...)`."""
 
     def register(function: Callable[..., Any], called: str | None = name) -> Callable[..., Any]:
-        tool_schema = OpenAIFunctionToolSchema.model_validate(schema_of(function) if schema is None else schema)
+        try:
+            tool_schema = OpenAIFunctionToolSchema.model_validate(schema_of(function) if schema is None else schema)
+        except ValueError as error:
+            raise ValueError(f"{function.__name__}: {error}") from error
         tool_schema.function.name = called or tool_schema.function.name
         place = f"{function.__module__}:{tool_schema.function.name}"
         FUNCTION_TOOL_REGISTRY[place] = SimpleNamespace(fn=function, tool_schema=tool_schema)

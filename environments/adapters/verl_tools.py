@@ -1,7 +1,6 @@
 """Tools for verl: yaml files that name classes of BaseTool, and Python files with functions of @function_tool."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -18,6 +17,7 @@ from splitppo.config_error import ConfigError
 from splitppo.user_file import describe, import_file
 
 _KEY = "rollout.multi_turn.environments"
+_SERVERS = "rollout.multi_turn.mcp_servers, and tools: [mcp:SERVER]"
 _AGENT_DATA = "verl's agent_data"  # the field of a row in which the tools of a conversation find what they share
 
 
@@ -35,16 +35,22 @@ def load_verl_tools(path: Path) -> Sequence[Tool]:
         if not (found := [_tool(tool, tool.fn) for name, tool in tools.items() if name not in before]):
             raise ConfigError(f"key '{_KEY}': {path} has no function with verl's decorator @function_tool")
         return found
-    sys.path += {str(Path.cwd())}.difference(sys.path)  # where verl looks for classes
     try:
-        return [_of_class(**entry) for entry in yaml.safe_load(path.read_bytes())["tools"]]
+        if not isinstance(entries := yaml.safe_load(path.read_bytes())["tools"], list):
+            raise ValueError(f"tools must be a list, got {entries!r}")
+        return [_of_class(**entry) for entry in entries]
     except Exception as error:
         raise ConfigError(f"key '{_KEY}': {path}: {describe(error)}; expected tools, as verl reads them") from error
 
 
-def _of_class(class_name: str, config: Mapping[str, Any], tool_schema: Any = None) -> Tool:
+def _of_class(
+    class_name: str = "", config: Mapping[str, Any] | None = None, tool_schema: Any = None, **others: Any
+) -> Tool:
+    config = config or {}
     if (kind := config.get("type", "native")) != "native":
-        raise ValueError(f"{class_name}: expected native as config.type, got {kind!r}")
+        raise ValueError(f"{class_name}: expected native as config.type, got {kind!r}; servers of MCP: {_SERVERS}")
+    if others or not class_name:
+        raise ValueError(f"expected class_name, config, tool_schema, got {', '.join(others) or 'no class_name'}")
     module, _, name = class_name.rpartition(".")
     schema = import_module("verl.tools.schemas").OpenAIFunctionToolSchema
     given = None if tool_schema is None else schema.model_validate(tool_schema)

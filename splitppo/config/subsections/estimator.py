@@ -90,7 +90,8 @@ class EstimatorConfig(Section):
         takes = self._custom_inputs if self.custom_path is not None else _TURN_RATES if name == "gae" else ()
         for key in _TURN_RATES:
             if getattr(self, key) is not None and key not in takes:
-                raise ValueError(f"{key}: adv_estimator {name} does not read it: set it to null, or use gae")
+                way = "use gae" if self.custom_path is None else "let the function take it"
+                raise ValueError(f"{key}: adv_estimator {name} does not read it: set it to null, or {way}")
         keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
         needs_components = "components_KB" in self.needs
         if needs_components != bool(keys):

@@ -198,15 +198,16 @@ async def test_sync_methods_of_an_object_run_in_one_thread(tmp_path: Path) -> No
 
 
 async def test_a_class_with_step_needs_no_tools(tmp_path: Path) -> None:
-    async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}, tool_format=None) as pool:
+    async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}) as pool:
         assert not pool.schemas_of("r")
         episode = await started(pool, "r")
         for turn in (1, 2):
             answer = await episode.say("abc", "length")
             assert answer.messages == ({"role": "user", "content": "cba"},)
             assert (answer.reward, answer.notes) == (0.5, {"turns": turn})
-        answer = await episode.say("abc", "stop")
+        answer = await episode.say(call("abc"), "stop")
         assert (answer.is_over, answer.reward, answer.final) == (True, 0.5, None)
+        assert (answer.num_calls, answer.calls) == (0, ())  # what looks like a call is the text of a turn
 
 
 async def test_a_coroutine_has_the_conversation_in_its_hands(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_tools_of_servers_belong_to_the_run(tmp_path: Path, http: HttpServer
     with pytest.raises(ConfigError) as refused:
         RunFolder(with_server_tools(config)).check()
     [line] = [line for line in str(refused.value).splitlines() if "mcp_tools" in line]
-    assert line.startswith("  rollout.multi_turn.mcp_tools.words.more: None in the folder, {'type': 'function'")
+    assert line == "  rollout.multi_turn.mcp_tools.words: the tool more of the server words is new"
 
 
 async def test_without_the_sdk_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

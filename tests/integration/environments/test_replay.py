@@ -167,8 +167,8 @@ async def test_record_false_is_refused_for_what_answers_otherwise(file: Path, na
     with pytest.raises(ConfigError) as error:
         await check_record(config, load_tokenizer(str(file.parent / "model")), rows())
     assert str(error.value) == (
-        f"rollout.multi_turn.record is false, but {name} of {file} gave other {what} for the same seed: a resumed run"
-        " would differ"
+        f"rollout.multi_turn.record is false, but environments.default ({name} of {file}) gave other {what} for the"
+        " same seed: a resumed run would differ"
     )
 
 

@@ -21,7 +21,7 @@ def of_files(*files: Path, **keys: Any) -> EnvironmentProcesses:
 async def test_a_class_is_created_for_each_call_with_the_rows_arguments_and_rewards_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     async with of_files(verl_files.write_classes(tmp_path)) as pool:
         shown = [dict(tool["function"]) for tool in pool.schemas_of("v")]
         assert [tool["name"] for tool in shown] == ["check_answer", "described"]
@@ -42,7 +42,7 @@ async def test_a_class_is_created_for_each_call_with_the_rows_arguments_and_rewa
 async def test_a_class_that_raises_or_answers_with_a_picture_is_released_and_the_model_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     async with of_files(verl_files.write_classes(tmp_path)) as pool:
         episode = await started(pool, "v", **ROW)
         bad = await episode.say(call("check_answer") + call("check_answer", answer="a picture"), "stop")

@@ -95,7 +95,9 @@ def test_what_a_function_of_a_file_takes_says_what_the_run_needs(tmp_path: Path,
 def test_a_function_of_a_file_has_the_rates_between_turns_that_it_takes(tmp_path: Path, file: Path) -> None:
     mine = [f"algorithm.custom_path={file}", "algorithm.adv_estimator=by_turn"]
     assert load(tmp_path, *mine, "algorithm.turn_gamma=0.5").algorithm.turn_gamma == 0.5
-    sentence = "key 'algorithm.turn_lam': adv_estimator by_turn does not read it: set it to null, or use gae"
+    sentence = (
+        "key 'algorithm.turn_lam': adv_estimator by_turn does not read it: set it to null, or let the function take it"
+    )
     assert mistake(tmp_path, *mine, "algorithm.turn_lam=0.5").startswith(sentence)
 
 

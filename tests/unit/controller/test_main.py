@@ -133,6 +133,17 @@ def test_check_begins_environments_that_no_record_would_repeat(
     assert "gave other texts for the same seed: a resumed run would differ" in capsys.readouterr().err
 
 
+def test_check_names_environments_whose_files_import_from_the_folder_it_is_called_in(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # without the folder, as in the command `splitppo`
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "names_of_ours.py").write_text("from tests.support.user_environments import Game")
+    (tmp_path / "mine.py").write_text("from names_of_ours import Game")
+    assert check(config_file, "rollout.multi_turn.environments={default: {path: mine.py, name: Game}}") == 0
+    assert "\nenvironments: default: Game of mine.py\nrun: 2 steps\n" in capsys.readouterr().out
+
+
 def test_check_ends_with_the_memory_of_each_group(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(config_file) == 0
     plan = capsys.readouterr().out.partition("\nstep: ")[2].splitlines()

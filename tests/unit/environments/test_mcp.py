@@ -27,7 +27,7 @@ KEY = "rollout.multi_turn.mcp_servers.words"
         ({"url": "127.0.0.1"}, f"{KEY}: 127.0.0.1 cannot be used: Request URL is missing an 'http://' or 'https://'"),
         ({"command": ["nowhere"]}, f"key '{KEY}.command': there is no program 'nowhere'"),
         ({"command": ["true"]}, f"{KEY}: true cannot be used: Connection closed"),
-        ({"command": ["sleep", "100"], "timeout_s": 0.5}, f"{KEY}: sleep cannot be used: no answer within 0.5 s"),
+        ({"command": ["sleep", "100"], "timeout_s": 0.5}, f"{KEY}: sleep 100 cannot be used: no answer within 0.5 s"),
         (
             {"url": "http://127.0.0.1:1/$NO_SUCH"},
             f"key '{KEY}.url': expected $NAME of environment variables that are set: 'NO_SUCH'",

@@ -12,11 +12,16 @@ from environments.adapters.verl_tools import load_verl_tools
 from splitppo.config import ConfigError
 from tests.support.user_tools import write
 
+UNDESCRIBED = """
+from verl.tools.function_tool import function_tool
+@function_tool
+def weather(city: str) -> str: ...
+"""
+
 
 @pytest.fixture(autouse=True)
-def no_verl_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_verl_is_left() -> Iterator[None]:
     """Forgets the modules that stand for verl."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
     modules = dict(sys.modules)
     yield
     sys.modules.clear()
@@ -34,8 +39,19 @@ def no_verl_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ),
         ("a.yaml", "tools: [", "{f}: ParserError: while parsing"),
         ("a.yaml", "{}", "{f}: KeyError: 'tools'; expected tools, as verl reads them"),
-        ("a.yaml", "tools: [{config: {}}]", "{f}: TypeError: _of_class() missing 1 required"),
-        ("a.yaml", "tools: [{class_name: a.B, config: {type: mcp}}]", "{f}: ValueError: a.B: expected native as"),
+        ("a.py", UNDESCRIBED, "importing {f} failed: ValueError: weather: it has no docstring; expected"),
+        ("a.yaml", "tools: {a: 1}", "{f}: ValueError: tools must be a list, got {{'a': 1}}"),
+        ("a.yaml", "tools: [{config: {}}]", "{f}: ValueError: expected class_name, config, tool_schema, got no class"),
+        (
+            "a.yaml",
+            "tools: [{class_name: a.B, config: {}, tool_shema: {}}]",
+            "{f}: ValueError: expected class_name, config, tool_schema, got tool_shema",
+        ),
+        (
+            "a.yaml",
+            "tools: [{class_name: a.B, config: {type: mcp}, mcp: {mcp_servers_config_path: a.json}}]",
+            "{f}: ValueError: a.B: expected native as config.type, got 'mcp'; servers of MCP: rollout.multi_turn.mcp_s",
+        ),
         ("a.yaml", "tools: [{class_name: a_b.C, config: {}}]", "{f}: ModuleNotFoundError: No module named 'a_b'"),
         ("b.json", "", "{f}: FileNotFoundError: "),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from controller.conversations.checks import check_record
 from controller.preflight import load_inputs
 from controller.run.folder import RunFolder
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
@@ -69,8 +71,11 @@ def test_sources_with_an_environment_need_no_scorer_and_have_one_if_there_is_one
 def test_tools_alone_give_no_score(tmp_path: Path, make: Any) -> None:
     (tmp_path / "template.jinja").write_text(TEMPLATE)
     tools = {"environments": {"default": {"tools": f"{user_environments.__file__}:lookup"}}, "tool_format": "hermes"}
-    with pytest.raises(ConfigError, match="no reward for data_source 'riddle'"):
-        load_inputs(make(data__chat_template=str(tmp_path / "template.jinja"), rollout__multi_turn=tools))
+    keys: dict[str, Any] = {"data__chat_template": str(tmp_path / "template.jinja"), "rollout__multi_turn": tools}
+    with pytest.raises(ConfigError, match=r"^tools alone give no reward: no reward for data_source 'riddle'"):
+        load_inputs(make(**keys))
+    with pytest.raises(ConfigError, match=r"longer than data.max_prompt_length \(2 tokens; .*, with its tools\)$"):
+        load_inputs(make(**keys, data__max_prompt_length=2))
 
 
 def test_what_an_environment_returns_is_not_known_before_the_run(make: Any) -> None:
@@ -106,7 +111,7 @@ def test_a_conversation_longer_than_the_model_is_refused(tmp_path: Path, make: A
         load_inputs(make(actor__model=model, data__max_prompt_length=4, data__max_response_length=512, **talks))
 
 
-def test_prompts_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) -> None:
+def test_prompts_and_the_check_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
     prompt = [{"role": "user", "content": "abc"}]
@@ -118,9 +123,15 @@ def test_prompts_name_the_tools_of_their_data_source(tmp_path: Path, make: Any) 
         rollout__multi_turn={"environments": environments, "tool_format": "hermes"},
     )
 
-    table = load_inputs(config).prompts.table
+    inputs = load_inputs(config)
+    table = inputs.prompts.table
 
     assert table.texts == ("guess abc", "abc", "abc", "guess abc")
+    told = asyncio.run(check_record(config, inputs.tokenizer, table.rows))
+    file = user_environments.__file__
+    assert told == (
+        f"environments: riddle: Riddle of {file} with the tools guess; default: Game of {file} (tool_format: hermes)\n"
+    )
 
 
 def test_a_resumed_run_keeps_its_reply_steps_and_its_environments(tmp_path: Path) -> None:
