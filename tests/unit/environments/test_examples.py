@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
-from environments.loading import load_environments
+from environments.chat import ToolCall
+from environments.loading import load_environments, load_parser
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from tests.support.groups import PROJECT
 
 # The name in each example, in the order of the page.
-NAMES = ("GuessNumber", "lookup", "Chess", "converse")
+NAMES = ("GuessNumber", "lookup", "Chess", "converse", "parse")
 
 
 def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
@@ -20,8 +21,12 @@ def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
     for name, block in zip(NAMES, blocks, strict=True):
         file = tmp_path / f"{name.lower()}.py"
         file.write_text(block)
+        if name == "parse":
+            continue
         given = {"tools": [f"{file}:{name}"]} if name == "lookup" else {"path": file, "name": name}
         configs[name] = EnvironmentConfig.model_validate(given)
     loaded = load_environments(configs, CodeConfig())
     tools = {name: [tool["function"]["name"] for tool in one.schemas] for name, one in loaded.items()}
     assert tools == {"GuessNumber": ["guess"], "lookup": ["lookup"], "Chess": [], "converse": []}
+    parse = load_parser(f"{tmp_path / 'parse.py'}:parse")
+    assert parse("Well. LOOK UP cat", ()) == ("Well. ", [ToolCall("lookup", {"key": "cat"})])
