@@ -1,4 +1,4 @@
-"""What the policy of a run talks with: the processes of environments, the limits of conversations, their record."""
+"""Everything that the policy of a run talks with: processes of environments, limits of conversations, the record."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
