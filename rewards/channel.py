@@ -13,10 +13,9 @@ import socket
 import sys
 from contextlib import suppress
 from ctypes import c_int, sizeof
-from typing import NoReturn
 
 LENGTH_BYTES = 8
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
 
 
 def framed(content: bytes) -> bytes:
@@ -84,11 +83,12 @@ def end_with(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def run_with(parent_pid: int) -> NoReturn:
-    """Runs the program that the arguments of this process name; it ends, with all that it started, with the parent.
+def run_with(parent_pid: int) -> None:
+    """Runs the program that the arguments of this process name; it ends, with all that it started, with the parent."""
+    from splitppo.machine.process_tree import descendants, kill  # heavy, and needed only here
 
-    This process must lead a process group of its own.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: (kill(descendants(os.getpid())), os._exit(1)))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
     end_with(parent_pid, signal.SIGTERM)
-    sys.exit(os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:]))  # noqa: S606
+    os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:])  # noqa: S606
+    signal.raise_signal(signal.SIGTERM)  # ends what the program has left

@@ -2,7 +2,8 @@
 
     python -m tests.support.mcp_server [--socket DESCRIPTOR] [--more] [--pids FILE]
 
-With --more it has one tool more. FILE gets the pids of the server and of a child that never ends by itself.
+With --more it has one tool more. FILE gets the pids of the server and of a child in a session of its own
+that never ends by itself.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ if __name__ == "__main__":
     if options.more:
         server.tool()(more)
     if options.pids:
-        child = subprocess.Popen(["sleep", "1000"])
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         options.pids.write_text(f"{os.getpid()} {child.pid}")
     if options.socket is None:
         server.run()
