@@ -30,15 +30,19 @@ _POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
-# Prints what a program prints and raises, in its order; the traceback begins in the program.
+# Prints what a program prints and raises, in its order, as an interpreter does; the traceback begins in the program.
 _SCRIPT = """
-import linecache, sys, traceback
+import linecache, os, sys, traceback
 program = {!r}
+os.dup2(1, 2)
 sys.stderr = sys.stdout
+sys.setrecursionlimit(1000)
 linecache.cache["program.py"] = len(program), None, program.splitlines(True), "program.py"
 try:
     exec(compile(program, "program.py", "exec"), {{"__name__": "__main__"}})
-except Exception as error:
+except SystemExit as error:
+    if error.code: print(f"[exit code {{error.code}}]" if isinstance(error.code, int) else error.code)
+except BaseException as error:
     traceback.print_exception(error.with_traceback(error.__traceback__.tb_next))
 """
 

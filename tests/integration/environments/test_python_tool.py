@@ -57,7 +57,11 @@ async def test_the_reply_is_what_a_program_prints_and_how_it_ends() -> None:
             "def f():\n    return x\nf()": "Traceback (most recent call last):\n"
             '  File "program.py", line 3, in <module>\n    f()*line 2, in f\n    return x\n*NameError: *\n',
             "x = (": '  File "program.py", line 1\n    x = (\n        ^\nSyntaxError: *\n',
-            "print('a')\nexit(3)": "a\n",
+            "print('a')\nexit(3)": "a\n[[]exit code 3]\n",
+            "print('a')\nexit(0)": "a\n",
+            "raise SystemExit('bye')": "bye\n",
+            "raise KeyboardInterrupt": "Traceback (most recent call last):\n*\nKeyboardInterrupt\n",
+            "import os, sys\nprint('a', flush=True)\nos.write(2, b'b')\nprint(sys.getrecursionlimit())": "a\nb1000\n",
             "import os\nos.abort()": "[the program printed nothing]\n[it ended with an error]",
             "while True: pass": "[the program was ended: it exceeded the limit of time]",
             "print('x' * 300_000)": "[the program was ended: it exceeded the limit of output]",
