@@ -1,9 +1,9 @@
 """The built-in environment `gymnasium`: games with gymnasium's API that are played in text."""
 
 import inspect
+import pkgutil
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from environments.chat import Step
@@ -13,7 +13,8 @@ class Adapter:
     """A game with gymnasium's API: its observations are the user's messages, and the model's turns its actions.
 
     Observations are texts, or those of a game that renders text (`render_mode: ansi`). Actions are texts; for a
-    discrete space, the last of its numbers or names that a turn has. Thoughts, up to </think>, are no action.
+    discrete space, the last of its numbers or names that a turn has without a minus sign directly before it. Thoughts,
+    up to </think>, are no action.
 
     Args:
         id: the game, as `make` takes it, e.g. module:Game-v0.
@@ -26,15 +27,16 @@ class Adapter:
     """
 
     def __init__(self, id: str, make: str = "gymnasium:make", actions: Sequence[str] = (), **kwargs: Any) -> None:  # noqa: A002
-        module, _, function = make.partition(":")
-        self._env = getattr(import_module(module), function)(id, **kwargs)
+        if not isinstance(make, str) or ":" not in make:
+            raise ValueError(f"make: expected module:function, got {make!r}")
+        self._env = pkgutil.resolve_name(make)(id, **kwargs)
         shown = getattr(self._env, "observation_space", None)
         shows_text = getattr(self._env, "render_mode", None) == "ansi" in self._env.metadata["render_modes"]
         if not _is_text(shown) and not shows_text:
             raise ValueError(f"the observations of {id} are {shown}; expected texts, or a game with render_mode: ansi")
         self._actions = _by_name(id, getattr(self._env, "action_space", None), actions)
         names = "|".join(map(re.escape, sorted(self._actions, key=len, reverse=True)))
-        self._names = re.compile(rf"(?<![\w.])(?:{names})(?!\w|\.\d)", re.IGNORECASE)
+        self._names = re.compile(rf"(?<![\w.\-\u2212])(?:{names})(?!\w|\.\d)")
 
     def reset(self, *, seed: int, **row: Any) -> str:
         """Begins a game. One that takes `options` gets the row's fields."""
@@ -45,10 +47,10 @@ class Adapter:
         """Makes the move of a turn; a turn without one is told so, and changes nothing."""
         action: Any = text.rpartition("</think>")[2].strip()
         if self._actions:
-            said = self._names.findall(action)
+            said = self._names.findall(action.lower())
             if not said:
                 return Step(f"expected one of: {', '.join(self._actions)}")
-            action = self._actions[said[-1].lower()]
+            action = self._actions[said[-1]]
         observation, reward, is_terminated, is_truncated, info = self._env.step(action)
         return Step(self._text_of(observation), float(reward), bool(is_terminated or is_truncated), info)
 
@@ -73,6 +75,7 @@ def _by_name(game: str, space: Any, names: Sequence[str]) -> dict[str, int]:
     if type(space).__name__ != "Discrete":
         raise ValueError(f"the actions of {game} are {space}; expected Text or Discrete: wrap the game")
     numbers = range(int(space.start), int(space.start + space.n))
-    if names and len(names) != len(numbers):
-        raise ValueError(f"actions: expected the {len(numbers)} names of {game}, got {len(names)}")
-    return {str(name).lower(): number for name, number in zip(names or numbers, numbers, strict=True)}
+    said = [str(name).strip().lower() for name in names or numbers] if isinstance(names, list | tuple) else []
+    if "" in said or not len({*said}) == len(said) == len(numbers):
+        raise ValueError(f"actions: expected {len(numbers)} different names for {game}, got {names!r}")
+    return dict(zip(said, numbers, strict=True))

@@ -63,10 +63,12 @@ class Adapter:
         answer = json.loads(await self._socket.recv())
         told: Mapping[str, Any] = answer["data"]
         if told.get("code") == "VALIDATION_ERROR" and kind == "step":
-            wrong = (f"{'.'.join(map(str, one['loc'])) or 'action'}: {one['msg']}" for one in told["errors"])
+            errors = told.get("errors") or [{"msg": told.get("message")}]
+            wrong = (f"{'.'.join(map(str, one.get('loc', ()))) or 'action'}: {one.get('msg')}" for one in errors)
             return Step("; ".join(wrong))
         if answer["type"] == "error":
-            raise RuntimeError(f"{self._url} says {told['code']}: {told['message']}")
+            message = " ".join(str(told.get("message")).split())[:300]
+            raise RuntimeError(f"{self._url} says {told.get('code')}: {message}")
         observation, field = told["observation"], self._fields["observation"]
         text = json.dumps(observation, ensure_ascii=False) if field is None else observation[field]
-        return Step(text, float(told.get("reward") or 0.0), bool(told.get("done")))
+        return Step(text, float(told.get("reward") or 0.0), told.get("done") is True)

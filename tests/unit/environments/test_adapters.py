@@ -55,7 +55,13 @@ def test_a_game_may_end_by_itself_and_thoughts_are_no_action() -> None:
 
 @pytest.mark.parametrize(
     ("text", "moved"),
-    [("2", "Right"), ("0? No: 1.", "Down"), ("<think>0</think> 2", "Right"), ("RIGHT, then down!", "Down")],
+    [
+        ("2", "Right"),
+        ("0? No: 1.", "Down"),
+        ("<think>0</think> 2", "Right"),
+        ("RIGHT, then down!", "Down"),
+        ("1,2", "Right"),
+    ],
 )
 def test_the_last_name_in_a_turn_is_the_action_of_a_discrete_space(text: str, moved: str) -> None:
     names = [] if any(letter.isdigit() for letter in text) else ["left", "down", "right", "up"]
@@ -64,12 +70,19 @@ def test_the_last_name_in_a_turn_is_the_action_of_a_discrete_space(text: str, mo
     assert game.step(text).text.strip().startswith(f"({moved})")
 
 
-@pytest.mark.parametrize("text", ["", "go", "4", "12", "1.5", "a1"])
+@pytest.mark.parametrize("text", ["", "go", "4", "12", "1.5", "a1", "-1", "\u22122"])
 def test_a_turn_without_an_action_is_told_so_and_moves_nothing(text: str) -> None:
     game = gymnasium.Adapter(**LAKE)
     before = game.reset(seed=1)
     assert game.step(text) == Step("expected one of: 0, 1, 2, 3")
     assert game.step("0").text.splitlines()[1:] == before.splitlines()[1:]
+
+
+@pytest.mark.parametrize("text", ["\u017ftop", "r\u0131ght"])
+def test_letters_that_are_only_like_those_of_a_name_are_no_action(text: str) -> None:
+    game = gymnasium.Adapter(**LAKE, actions=["left", "stop", "right", "up"])
+    game.reset(seed=1)
+    assert game.step(text) == Step("expected one of: left, stop, right, up")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +92,14 @@ def test_a_turn_without_an_action_is_told_so_and_moves_nothing(text: str) -> Non
         ({"id": "Nope-v0"}, "Environment `Nope` doesn't exist."),
         ({"id": "no_module:Nope-v0"}, "No module named 'no_module'."),
         ({"id": "FrozenLake-v1"}, "the observations of FrozenLake-v1 are Discrete(16); expected texts, or a game"),
-        ({**LAKE, "actions": ["up"]}, "actions: expected the 4 names of FrozenLake-v1, got 1"),
+        ({**LAKE, "actions": ["up"]}, "actions: expected 4 different names for FrozenLake-v1, got ['up']"),
+        ({**LAKE, "actions": 4}, "actions: expected 4 different names for FrozenLake-v1, got 4"),
+        ({**LAKE, "actions": list("abcA")}, "actions: expected 4 different names for FrozenLake-v1, got ['a', 'b', "),
+        (
+            {**LAKE, "actions": ["a", "b", "c", " "]},
+            "actions: expected 4 different names for FrozenLake-v1, got ['a', 'b', ",
+        ),
+        ({**LAKE, "make": 3}, "make: expected module:function, got 3"),
         ({**LAKE, "make": "no_module:make"}, "No module named 'no_module'"),
         ({"id": LETTERS, "size": 3}, "Letters"),
     ],
@@ -104,8 +124,15 @@ def answer(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": [WRONG]}}
     if content["guess"] == "!":
         return {"type": "error", "data": {"message": "boom", "code": "EXECUTION_ERROR"}}
+    if content["guess"] == "vague":
+        return {"type": "error", "data": {"message": "no action", "code": "VALIDATION_ERROR"}}
+    if content["guess"] == "long":
+        return {"type": "error", "data": {"message": "boom\n" * 1000}}
     is_right = content["guess"] == "7"
-    return {"type": "observation", "data": {"observation": {"text": "ok"}, "reward": is_right / 2, "done": is_right}}
+    return {
+        "type": "observation",
+        "data": {"observation": {"text": "ok"}, "reward": is_right / 2, "done": is_right or "false"},
+    }
 
 
 @pytest.fixture
@@ -131,6 +158,7 @@ async def test_a_session_has_rewards_an_end_and_refused_actions(url: str) -> Non
     assert json.loads(await game.reset(seed=7, ground_truth="abc")) == {"seed": 7, "ground_truth": "abc"}
     assert await game.step("3") == Step("ok")
     assert await game.step("x") == Step("guess: Input should be a valid integer")
+    assert await game.step("vague") == Step("action: no action")
     assert await game.step("<think>3</think>\n7") == Step("ok", 0.5, done=True)
     await game.close()
 
@@ -151,6 +179,9 @@ async def test_a_server_that_fails_or_is_gone_is_a_failure_of_the_environment(ur
     await game.reset(seed=7)
     with pytest.raises(RuntimeError, match=rf"^{url} says EXECUTION_ERROR: boom$"):
         await game.step("!")
+    with pytest.raises(RuntimeError, match=rf"^{url} says None: boom boom [bom ]*$") as told:
+        await game.step("long")
+    assert "\n" not in str(told.value)
     with pytest.raises(ConnectionClosed):
         await game.step("?")
     await game.close()
