@@ -13,7 +13,8 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 
-from environments.adapters.variables import filled
+from environments.adapters.mcp_client import Http, tools_of
+from environments.adapters.variables import filled, without_secrets
 from environments.loops import EnvironmentFailed
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
@@ -31,56 +32,58 @@ class Server:
         self._where = own.url or shlex.join(own.command)
         url = filled(own.url or "", f"{self._key}.url")
         headers = {header: filled(value, f"{self._key}.headers") for header, value in own.headers.items()}
-        http = httpx2.AsyncClient(headers=headers, timeout=None)
+        http = Http(headers=headers, timeout=None, limits=httpx2.Limits())  # no limits
         call = f"import sys; sys.path[:] = {sys.path!r}; from rewards.channel import run_with; run_with({os.getpid()})"
         arguments = ["-P", "-c", call, *own.command]
         child = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
-        self._connect = partial(streamable_http_client, url, http_client=http) if url else partial(stdio_client, child)
-        self._is_lost = asyncio.Event()
-        self._is_lost.set()
+        self._dial = partial(streamable_http_client, url, http_client=http) if own.url else partial(stdio_client, child)
+        self._signs = (CONNECTION_CLOSED, INVALID_REQUEST) if own.url else (CONNECTION_CLOSED,)
+        self._session: tuple[asyncio.Future[Client], asyncio.Event] | None = None
 
     async def tools(self) -> list[Tool]:
         """Returns the tools that the run began with; if it begins, the server lists them; ConfigError: it does not."""
         try:
-            known = self._known if self._known is not None else await self._open() and self._known
+            known = self._known if self._known is not None else await self._open()[0] and self._known
         except Exception as error:
             reason = f"no answer within {self._limit_s:g} s" if isinstance(error, TimeoutError) else message_of(error)
-            raise ConfigError(f"{self._key}: {self._where} cannot be used: {reason}") from error
+            in_one_line = " ".join(without_secrets(reason).split())[:300]
+            raise ConfigError(f"{self._key}: {self._where} cannot be used: {in_one_line}") from error
         return [Tool(partial(self._call, name), schema) for name, schema in (known or {}).items()]
 
     async def _call(self, name: str, /, **arguments: Any) -> Any:
-        client, is_lost = await self._open(), self._is_lost
+        client, is_lost = self._open()
         try:
-            result = await client.call_tool(name, arguments)
-        except MCPError as error:
-            if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):  # the latter: a server that was started again
+            result = await (await asyncio.shield(client)).call_tool(name, arguments)
+        except (MCPError, ValueError, OSError) as error:
+            if isinstance(error, MCPError) and error.code in self._signs:
                 is_lost.set()
-            raise
+            raise RuntimeError(without_secrets(message_of(error))) from error
         no_text = "({} left out: only text can be shown)"
         parts = (getattr(getattr(one, "resource", one), "text", no_text.format(one.type)) for one in result.content)
         text = "\n".join(parts)
         if result.is_error:
-            raise RuntimeError(text)
+            raise RuntimeError(without_secrets(text))
         return text or result.structured_content or ""
 
-    async def _open(self) -> Client:
-        if self._is_lost.is_set():
-            self._session, self._is_lost = asyncio.get_running_loop().create_future(), asyncio.Event()
-            self._keeper = asyncio.create_task(self._keep(self._session, self._is_lost))
-        return await asyncio.shield(self._session)
+    def _open(self) -> "tuple[asyncio.Future[Client], asyncio.Event]":
+        if self._session is None or self._session[1].is_set():
+            self._session = asyncio.get_running_loop().create_future(), asyncio.Event()
+            self._keeper = asyncio.create_task(self._keep(*self._session))
+        return self._session
 
     async def _keep(self, session: "asyncio.Future[Client]", is_lost: asyncio.Event) -> None:
         """Opens a session and keeps it until it is lost; the SDK wants the task that opened it to close it."""
         problem: Exception = ConnectionError("the connection was lost")
         try:
-            async with asyncio.timeout(self._limit_s) as opening, Client(self._connect()) as client:
-                tools = await _listed(client)
+            async with asyncio.timeout(self._limit_s) as opening, Client(self._dial()) as client:
+                tools = await tools_of(client)
                 known = self._known = tools if self._known is None else self._known
                 if changed := [name for name in {**known, **tools} if known.get(name) != tools.get(name)]:
                     raise EnvironmentFailed(f"{self._key}: tools changed since the run began: {', '.join(changed)}")
                 opening.reschedule(None)
                 session.set_result(client)
                 await is_lost.wait()
+                await asyncio.sleep(self._limit_s)  # until all calls in it have ended
         except Exception as error:  # noqa: BLE001 - the SDK passes errors of its transports on
             problem = error
         is_lost.set()
@@ -88,12 +91,3 @@ class Server:
             problem = problem.exceptions[0]
         if not session.done():
             session.set_exception(problem)
-
-
-async def _listed(client: Client) -> dict[str, Any]:
-    pages = [await client.list_tools()]
-    while cursor := pages[-1].next_cursor:
-        pages.append(await client.list_tools(cursor=cursor))
-    tools = sorted((tool for page in pages for tool in page.tools), key=lambda tool: tool.name)
-    written = {tool.name: {"description": tool.description or "", "parameters": tool.input_schema} for tool in tools}
-    return {name: {"type": "function", "function": {"name": name, **tool}} for name, tool in written.items()}

@@ -23,7 +23,7 @@ class McpServerConfig(Section):
     with the controller's environment variables."""
 
     def _check_keys(self) -> None:
-        if (self.url is None) == (not self.command):
+        if bool(self.url) == bool(self.command):
             raise ValueError("expected either url or command")
-        if self.headers and self.url is None:
+        if self.headers and not self.url:
             raise ValueError("headers: they are sent to a url, and there is none")
