@@ -18,12 +18,7 @@ from environments.messages import Schemas
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.config.subsections.multi_turn import (
-    MCP_TOOLS,
-    EnvironmentConfig,
-    MultiTurnConfig,
-    is_file_and_name,
-)
+from splitppo.config.subsections.multi_turn import MCP_TOOLS, EnvironmentConfig, MultiTurnConfig, is_file_and_name
 from splitppo.config_error import ConfigError
 from splitppo.user_file import callable_of, import_file
 
@@ -66,11 +61,8 @@ async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
     """
     if not config.servers:
         return {}
-    try:
-        from environments.adapters.mcp import Server
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{_KEY}.mcp_servers: {_missing(error, 'mcp')}") from error
-    return {name: await Server(name, config).tools() for name in sorted(config.servers)}
+    server = _adapter("mcp", f"{_KEY}.mcp_servers").Server
+    return {name: await server(name, config).tools() for name in sorted(config.servers)}
 
 
 def load_environments(
@@ -124,20 +116,23 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
 
 
 def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bool) -> Loaded:
+    adapter = _adapter(name, label).Adapter
     try:
-        adapter = import_module(f"environments.adapters.{name}").Adapter
         inspect.signature(adapter).bind(**kwargs)
         if is_start:
             adapter(**kwargs).check()
     except Exception as error:
-        if name == "openenv" and isinstance(error, ModuleNotFoundError):
-            raise ConfigError(f"{label}: {_missing(error, name)}") from error
         raise ConfigError(f"{label}: {message_of(error).splitlines()[0]}") from error
     return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
 
 
-def _missing(error: ModuleNotFoundError, extra: str) -> str:
-    return f"{sys.executable} does not have the package {error.name}: pip install 'splitppo[{extra}]'"
+def _adapter(name: str, label: str) -> ModuleType:
+    """Imports an adapter; ConfigError names the extra that has its packages, if they are missing."""
+    try:
+        return import_module(f"environments.adapters.{name}")
+    except ModuleNotFoundError as error:
+        missing = f"{sys.executable} does not have the package {error.name}: pip install 'splitppo[{name}]'"
+        raise ConfigError(f"{label}: {missing}") from error
 
 
 def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str) -> Sequence[Tool]:

@@ -119,9 +119,10 @@ class Conversations(OneTurn):
         if place in self._episodes:
             return self._episodes.pop(place)
         row = self.asked.rows[place]
-        seed, section = int(self._seeds_B[place]), self.environments.config.rollout.multi_turn
-        about = [str(section.environment_of(row.data_source)), row.prompt, row.fields, seed]
-        replay = None if self._record is None else self._record.replay(place, about)
+        seed, replay = int(self._seeds_B[place]), None
+        if self._record is not None:
+            environment = self.environments.config.rollout.multi_turn.environment_of(row.data_source)
+            replay = self._record.replay(place, [str(environment), row.prompt, row.fields, seed])
         episode = self.environments.processes.begin(row.data_source, row.fields, seed, replay)
         try:
             answer = await self.ask(episode.start())

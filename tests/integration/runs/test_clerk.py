@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from recipes.clerk import task
-from tests.support.groups import PROJECT
+from tests.support.recipes import trained
 from tests.support.runs import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(900)]
 
 NUM_STEPS = 4
-
-
-def trained(folder: Path, *overrides: str) -> RunFolder:
-    command = [
-        sys.executable,
-        "-m",
-        "recipes.clerk.train",
-        f"run.dir={folder}",
-        "evaluation.min_accuracy=0",
-        *overrides,
-    ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return RunFolder(folder)
+ANY = "evaluation.min_accuracy=0"
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The first steps of the recipe."""
-    overrides = (f"run.total_steps={NUM_STEPS}", "tracking.dump_rollouts=true")
-    return trained(tmp_path_factory.mktemp("short") / "run", *overrides)
+    overrides = (f"run.total_steps={NUM_STEPS}", ANY, "tracking.dump_rollouts=true")
+    return trained("clerk", tmp_path_factory.mktemp("short") / "run", *overrides)
 
 
 def test_more_requests_are_answered_rightly_after_a_few_steps(short: RunFolder) -> None:
@@ -68,6 +51,6 @@ def test_each_reward_is_that_of_the_answer_of_its_turn(short: RunFolder) -> None
 
 
 def test_the_median_of_three_seeds_answers_at_least_85_of_100_requests(tmp_path: Path) -> None:
-    runs = [trained(tmp_path / str(seed), f"run.seed={seed}") for seed in (1, 2, 3)]
+    runs = [trained("clerk", tmp_path / str(seed), f"run.seed={seed}", ANY) for seed in (1, 2, 3)]
     accuracies = [run.summary["validation"]["after"]["overall"] for run in runs]
     assert median(accuracies) >= 0.85, accuracies

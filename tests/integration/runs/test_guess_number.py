@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from tests.support.groups import PROJECT
+from tests.support.recipes import trained
 from tests.support.runs import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_STEPS = 4
+ANY = "evaluation.min_accuracy=0"
 GUESS = re.compile(r'\{"name": "guess", "arguments": \{"number": (\d+)\}\}')
-
-
-def trained(folder: Path, *overrides: str) -> RunFolder:
-    command = [sys.executable, "-m", "recipes.guess_number.train", f"run.dir={folder}", *overrides]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return RunFolder(folder)
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The first steps of the recipe."""
-    overrides = (f"run.total_steps={NUM_STEPS}", "evaluation.min_accuracy=0", "tracking.dump_rollouts=true")
-    return trained(tmp_path_factory.mktemp("short") / "run", *overrides)
+    overrides = (f"run.total_steps={NUM_STEPS}", ANY, "tracking.dump_rollouts=true")
+    return trained("guess_number", tmp_path_factory.mktemp("short") / "run", *overrides)
 
 
 def test_more_numbers_are_found_after_a_few_steps(short: RunFolder) -> None:
@@ -63,7 +53,7 @@ def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
 
 @pytest.mark.extended
 def test_the_median_of_three_seeds_finds_at_least_85_of_100_numbers(tmp_path: Path) -> None:
-    runs = [trained(tmp_path / str(seed), f"run.seed={seed}", "evaluation.min_accuracy=0") for seed in (1, 2, 3)]
+    runs = [trained("guess_number", tmp_path / str(seed), f"run.seed={seed}", ANY) for seed in (1, 2, 3)]
     accuracies = [run.summary["validation"]["after"]["overall"] for run in runs]
     assert median(accuracies) >= 0.85, accuracies
     assert [run.summary["global_step"] for run in runs] == [20] * 3

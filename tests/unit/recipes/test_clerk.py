@@ -20,7 +20,7 @@ from recipes.clerk.train import CONFIG
 from recipes.conversations import examples
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
-from tests.support.groups import PROJECT
+from tests.support.recipes import names_its_files
 
 CARD = "afkpux"
 
@@ -66,13 +66,7 @@ def test_the_requests_follow_from_the_seed() -> None:
 
 def test_the_config_reads_what_prepare_makes_and_the_environment_of_this_recipe() -> None:
     config = load_config(CONFIG)
-    assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
-        str(RECIPE.output / name) for name in ("model", "train.parquet", "val.parquet")
-    }
-    environment = config.rollout.multi_turn.environment_of(task.DATA_SOURCE)
-    assert environment is not None
-    assert environment.path is not None
-    assert (PROJECT / environment.path).is_file()
+    names_its_files(config, RECIPE, task.DATA_SOURCE)
     assert config.rollout.multi_turn.max_turns == task.NUM_REQUESTS
     assert config.algorithm.turn_lam is not None
 

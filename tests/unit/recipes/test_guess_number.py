@@ -21,7 +21,7 @@ from recipes.guess_number.prepare import RECIPE, prepare
 from recipes.guess_number.train import CONFIG
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
-from tests.support.groups import PROJECT
+from tests.support.recipes import names_its_files
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,7 @@ def test_a_number_out_of_range_is_an_error_that_the_policy_reads() -> None:
 
 def test_the_config_reads_what_prepare_makes_and_the_environment_of_this_recipe() -> None:
     config = load_config(CONFIG)
-    assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
-        str(RECIPE.output / name) for name in ("model", "train.parquet", "val.parquet")
-    }
-    environment = config.rollout.multi_turn.environment_of(task.DATA_SOURCE)
-    assert environment is not None
-    assert environment.path is not None
-    assert (PROJECT / environment.path).is_file()
+    names_its_files(config, RECIPE, task.DATA_SOURCE)
     assert config.rollout.multi_turn.max_turns == task.MAX_GUESSES
 
 
