@@ -1,12 +1,13 @@
 """Fills folders that take long to make, such as models, once, and again only if their inputs have changed."""
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from splitppo.file_lock import any_lock
 
 Fingerprint = Mapping[str, str | int]
 _FINGERPRINT_FILE = "fingerprint.json"
@@ -23,8 +24,7 @@ def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -
         make: gets the folder to write to.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with any_lock([folder.with_name(f"{folder.name}.lock")]):
         if _stored_fingerprint(folder) == wanted:
             return False
         unfinished = folder.with_name(f".{folder.name}.unfinished")

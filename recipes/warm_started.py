@@ -30,6 +30,16 @@ class WarmStarted:
     make: Callable[[Path, int, int], None]
 
     @property
+    def folder(self) -> Path:
+        """The folder of the recipe's code."""
+        return _FOLDER / self.name
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration of the recipe."""
+        return self.folder / "cpu.yaml"
+
+    @property
     def output(self) -> Path:
         """The folder that the files are written to by default."""
         return Path(".cache") / self.name
@@ -41,7 +51,7 @@ class WarmStarted:
         """
         started = time.monotonic()
         folder, num_steps = output or self.output, self.num_steps if warm_start_steps is None else warm_start_steps
-        code = code_fingerprint(*(_FOLDER / self.name / name for name in self.code), *_SHARED)
+        code = code_fingerprint(*(self.folder / name for name in self.code), *_SHARED)
         wanted = {"seed": seed, "warm_start_steps": num_steps, **code}
         if make_once(folder, wanted, lambda unfinished: self.make(unfinished, seed, num_steps)):
             print(f"{self.name}: model and prompts made in {time.monotonic() - started:.0f} s: {folder}", flush=True)

@@ -1,12 +1,9 @@
 """The program of `make quickstart`: prepares model and prompts, then starts PPO anew; arguments override cpu.yaml."""
 
 import sys
-from pathlib import Path
 
 from recipes.fresh_run import train
-from recipes.sort_letters.prepare import prepare
-
-CONFIG = Path(__file__).with_name("cpu.yaml")
+from recipes.sort_letters.prepare import RECIPE
 
 if __name__ == "__main__":
-    train(CONFIG, prepare, sys.argv[1:])
+    train(RECIPE, sys.argv[1:])

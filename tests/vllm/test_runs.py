@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recipes.sort_letters import quickstart
+from recipes.sort_letters.prepare import RECIPE
 from splitppo.config import load_config
 from tests.kill_matrix.conversation_cells import LIMITS, echo
 from tests.support.groups import is_alive
@@ -48,9 +48,9 @@ def config(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[int, int]]:
     """The quickstart, and the memory of the actor's rank at the beginning of updates, early and late."""
-    quickstart.prepare()
+    RECIPE.prepare()
     folder = tmp_path_factory.mktemp("learned")
-    tree = load_config(quickstart.CONFIG, [f"run.dir={folder}"]).model_dump(mode="json")
+    tree = load_config(RECIPE.config_file, [f"run.dir={folder}"]).model_dump(mode="json")
     tree["rollout"]["backend"] = "vllm"
     tree["rollout"]["check_freq"] = None
     tree["algorithm"]["rollout_correction"]["bypass_mode"] = "auto"

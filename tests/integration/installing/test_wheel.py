@@ -109,7 +109,7 @@ def test_the_first_run_of_a_wheels_user(installed: Installed) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads((installed.elsewhere / "runs/quickstart/summary.json").read_text())
     assert (summary["global_step"], summary["exit_reason"]) == (2, "completed")
-    config = installed.python("import recipes.sort_letters.quickstart as quickstart; print(quickstart.CONFIG)")
+    config = installed.python("from recipes.sort_letters.prepare import RECIPE; print(RECIPE.config_file)")
     checked = installed.run("splitppo", "--config", config, "--check", "run.dir=runs/another")
     assert checked.returncode == 0, checked.stderr
     assert "run: 12 steps" in checked.stdout

@@ -16,7 +16,6 @@ from controller.data.turn_tokens import TurnTokens
 from recipes.clerk import task
 from recipes.clerk.environment import Clerk
 from recipes.clerk.prepare import RECIPE, prepare
-from recipes.clerk.train import CONFIG
 from recipes.conversations import examples
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
@@ -65,7 +64,7 @@ def test_the_requests_follow_from_the_seed() -> None:
 
 
 def test_the_config_reads_what_prepare_makes_and_the_environment_of_this_recipe() -> None:
-    config = load_config(CONFIG)
+    config = load_config(RECIPE.config_file)
     names_its_files(config, RECIPE, task.DATA_SOURCE)
     assert config.rollout.multi_turn.max_turns == task.NUM_REQUESTS
     assert config.algorithm.turn_lam is not None
@@ -83,7 +82,7 @@ def test_validation_has_cards_that_training_has_not(prepared: Path) -> None:
 
 
 def test_the_longest_conversation_fits_the_lengths_of_the_config(prepared: Path) -> None:
-    data, tokenizer = load_config(CONFIG).data, load_tokenizer(str(prepared / "model"))
+    data, tokenizer = load_config(RECIPE.config_file).data, load_tokenizer(str(prepared / "model"))
     [message, *rest] = task.conversation(random.Random(0))
     prompt = tokenizer.chat_template.render([message], ())
     whole = tokenizer.chat_template.render([message, *rest], (), add_generation_prompt=False)

@@ -18,7 +18,6 @@ from recipes.conversations import examples
 from recipes.guess_number import task
 from recipes.guess_number.environment import GuessNumber
 from recipes.guess_number.prepare import RECIPE, prepare
-from recipes.guess_number.train import CONFIG
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
 from tests.support.recipes import names_its_files
@@ -56,7 +55,7 @@ def test_a_number_out_of_range_is_an_error_that_the_policy_reads() -> None:
 
 
 def test_the_config_reads_what_prepare_makes_and_the_environment_of_this_recipe() -> None:
-    config = load_config(CONFIG)
+    config = load_config(RECIPE.config_file)
     names_its_files(config, RECIPE, task.DATA_SOURCE)
     assert config.rollout.multi_turn.max_turns == task.MAX_GUESSES
 
@@ -68,7 +67,7 @@ def test_validation_asks_for_each_number_once(prepared: Path) -> None:
 
 
 def test_the_longest_conversation_fits_the_lengths_of_the_config(prepared: Path) -> None:
-    data, tokenizer = load_config(CONFIG).data, load_tokenizer(str(prepared / "model"))
+    data, tokenizer = load_config(RECIPE.config_file).data, load_tokenizer(str(prepared / "model"))
     [message, *rest] = next(said for said in iter_conversations(0) if len(said) == 2 * task.MAX_GUESSES + 1)
     prompt = tokenizer.chat_template.render([message], task.TOOLS)
     whole = tokenizer.chat_template.render([message, *rest[:-1]], task.TOOLS, add_generation_prompt=False)

@@ -15,7 +15,6 @@ from controller.data.tokenizer import load_tokenizer
 from recipes.fresh_run import remove_run
 from recipes.sort_letters import task
 from recipes.sort_letters.prepare import RECIPE, make_tokenizer, prepare
-from recipes.sort_letters.quickstart import CONFIG
 from rewards.scorers.sort_letters import compute_score
 from splitppo.config import ConfigError, load_config
 
@@ -49,7 +48,7 @@ def test_only_ascending_letters_are_rewarded() -> None:
 
 
 def test_every_prompt_and_response_fits_the_lengths_of_the_config() -> None:
-    data = load_config(CONFIG).data
+    data = load_config(RECIPE.config_file).data
     tokenizer = make_tokenizer()
     words = [*WORDS.val, *WORDS.train]
     prompts = [tokenizer.encode(task.prompt_of(word)).ids for word in words]
@@ -59,7 +58,7 @@ def test_every_prompt_and_response_fits_the_lengths_of_the_config() -> None:
 
 
 def test_the_config_reads_what_prepare_makes_by_default() -> None:
-    config = load_config(CONFIG)
+    config = load_config(RECIPE.config_file)
     assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
         str(RECIPE.output / name) for name in ("model", "train.parquet", "val.parquet")
     }
@@ -133,7 +132,7 @@ def test_a_run_whose_controller_is_alive_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_every_folder_that_the_quickstart_writes() -> None:
-    config = load_config(CONFIG)
+    config = load_config(RECIPE.config_file)
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     for folder in (config.run.dir, Path(config.actor.model).parent, Path(config.data.train_files[0]).parent):
         assert f"`{folder}`" in readme
