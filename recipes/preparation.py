@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.rows import BadInput, Example, Row, first_line, read_rows, write_parquet
+from recipes.rows import BadInput, Example, Row, read_rows, write_parquet
 from recipes.tiny_models import make_tiny_model
+from splitppo.model_folder import local_folder
 
 EXIT_BAD_INPUT = 2
 SPLITS = ("train", "test")
@@ -114,13 +115,15 @@ def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: 
         BadInput: there is no such folder or data set, or it lacks a split; or it is a single file, and nothing names
             the test split.
     """
-    folder = Path(source).expanduser()
-    if folder.is_file():
+    file = Path(source).expanduser()
+    if file.is_file():
         if has_test:
-            raise BadInput(f"{folder} is one file: say by --test-file or --test-rows what the test split is")
-        return {"train": [folder]}
-    if not folder.is_dir():
-        folder = _fetch(source, [pattern for split in SPLITS for pattern in patterns[split]])
+            raise BadInput(f"{file} is one file: say by --test-file or --test-rows what the test split is")
+        return {"train": [file]}
+    try:
+        folder = local_folder(source, [pattern for split in SPLITS for pattern in patterns[split]], "dataset")
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     files = {}
     for split in SPLITS if has_test else SPLITS[:1]:
         matches = (sorted(folder.glob(pattern)) for pattern in patterns[split])
@@ -143,17 +146,3 @@ def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> I
     else:
         text = " ".join(str(value).split())
         yield f"{path}: {text if len(text) <= _MAX_SHOWN else f'{text[:_MAX_SHOWN]}...'}"
-
-
-def _fetch(name: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a Hugging Face data set that match the patterns; returns their local folder."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise BadInput(f"there is no folder {name}")
-    import huggingface_hub  # slow to import, and local files do not need it
-
-    try:
-        return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=list(patterns)))
-    except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors
-        raise BadInput(
-            f"{name!r} is neither a folder nor a data set that the Hugging Face hub gives us: {first_line(error)}"
-        ) from error
