@@ -2,11 +2,12 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeGuard, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
 # A role has a worker group; a trained role has checkpoints.
 TrainedRoleName = Literal["actor", "critic"]
@@ -83,40 +84,28 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def expected(description: str, fits: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Returns a pydantic validator that raises ValueError("expected DESCRIPTION") for values that `fits` refuses."""
+def expected(description: str, fits: Callable[[Any], bool] = lambda _: True) -> WrapValidator:
+    """Returns a pydantic validator with one sentence for all wrong values: "expected DESCRIPTION".
 
-    def check(value: Any) -> Any:
-        if not fits(value):
-            raise ValueError(f"expected {description}")
-        return value
+    Wrong are values that do not have the type that the validator annotates, and values that `fits` refuses.
+    """
 
-    return check
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        with suppress(ValidationError):
+            if fits(checked := validate(value)):
+                return checked
+        raise ValueError(f"expected {description}")
 
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Returns True if the value is an int or a float; a bool does not count."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count_or_auto(value: Any) -> bool:
-    return value == "auto" or (type(value) is int and value >= 1)
+    return WrapValidator(check)
 
 
-def _is_share(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= 1
-
-
-NumberOrAuto = Annotated[
-    int | Literal["auto"], BeforeValidator(expected("auto, or a number of at least 1", _is_count_or_auto))
-]
-ShareOrAuto = Annotated[
-    float | Literal["auto"],
-    BeforeValidator(expected("auto, or a number from 0 to 1", lambda share: share == "auto" or _is_share(share))),
-]
-Range = Annotated[
-    tuple[float, float], AfterValidator(expected("a number, then a higher one", lambda ends: ends[0] < ends[1]))
-]
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=0, strict=True)]
+NumberOrAuto = Annotated[Annotated[Count, Field(ge=1)] | Auto, expected("auto, or a number of at least 1")]
+CountOrAuto = Annotated[Count | Auto, expected("auto, or a number of at least 0")]
+ShareOrAuto = Annotated[Annotated[Share, Field(strict=True)] | Auto, expected("auto, or a number from 0 to 1")]
+SwitchOrAuto = Annotated[Annotated[bool, Field(strict=True)] | Auto, expected("auto, true or false")]
+Range = Annotated[tuple[float, float], expected("a number, then a higher one", lambda ends: ends[0] < ends[1])]
 
 
 ScoredTurns = Literal["all", "last_turn"]  # of a conversation

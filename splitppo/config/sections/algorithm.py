@@ -2,20 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from splitppo.config.section import KlEstimator, OneOrMany, PositiveInt, Section, expected
+from splitppo.config.section import KlEstimator, OneOrMany, PositiveInt, Section, SwitchOrAuto
 from splitppo.config.subsections.estimator import EstimatorConfig
 from splitppo.config.subsections.filter_groups import FilterGroupsConfig
 from splitppo.config.subsections.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.subsections.rejection import Rejection, WeightBounds, parse_rejections, parse_weight_bounds
-
-
-def _is_switch_or_auto(value: object) -> bool:
-    return value == "auto" or isinstance(value, bool)
-
-
-SwitchOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(expected("auto, true or false", _is_switch_or_auto))]
 
 
 class RolloutCorrectionConfig(Section):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from splitppo.config.section import PositiveInt, Section, Share, expected
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
@@ -10,21 +10,17 @@ from splitppo.config.sections.rollout import MIN_TEMPERATURE
 # The better values of a metric: the larger or the smaller ones.
 MetricMode = Literal["max", "min"]
 
-
-_NAMES = "val/accuracy, or a name that begins with val-core/ or val-aux/"
-
-
-def _is_of_validation(name: str) -> bool:
-    return name == "val/accuracy" or name.startswith(("val-core/", "val-aux/"))
-
-
-def _is_temperature(value: float) -> bool:
-    return value == 0.0 or value >= MIN_TEMPERATURE
-
-
-ValidationMetric = Annotated[str, AfterValidator(expected(_NAMES, _is_of_validation))]
+ValidationMetric = Annotated[
+    str,
+    expected(
+        "val/accuracy, or a name that begins with val-core/ or val-aux/",
+        lambda name: name == "val/accuracy" or name.startswith(("val-core/", "val-aux/")),
+    ),
+]
 Temperature = Annotated[
-    float, Field(ge=0.0), AfterValidator(expected(f"0 (greedy) or at least {MIN_TEMPERATURE:g}", _is_temperature))
+    float,
+    Field(ge=0.0),
+    expected(f"0 (greedy) or at least {MIN_TEMPERATURE:g}", lambda value: value == 0.0 or value >= MIN_TEMPERATURE),
 ]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from splitppo.config.section import (
     CONTROLLER_ONLY,
@@ -19,10 +19,7 @@ from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 # At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
-
-
-def _is_absolute_or_empty(folder: str) -> bool:
-    return not folder or Path(folder).is_absolute()
+AbsolutePath = Annotated[str, expected("an absolute path", lambda folder: not folder or Path(folder).is_absolute())]
 
 
 class VllmConfig(Section):
@@ -109,7 +106,7 @@ class RolloutConfig(Section):
     of both groups that sample, or 0 if the critic's update is longer than the actor's. A resumed run keeps its
     share."""
 
-    sync_dir: Annotated[str, MAY_CHANGE, AfterValidator(expected("an absolute path", _is_absolute_or_empty))] = ""
+    sync_dir: Annotated[AbsolutePath, MAY_CHANGE] = ""
     """The absolute path of the folder in which the actor publishes the weights for the group of services.rollout. Both
     groups must see it. Several runs may share it; each needs room for three versions until it has ended. It may lie in
     main memory, e.g. in /dev/shm. Empty: the folder weights in the run folder."""

@@ -1,11 +1,11 @@
 """The configuration section `tracking`: what a run records beside metrics.jsonl: trackers, samples, rollouts."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from splitppo.config.section import PositiveInt, Section, expected
+from splitppo.config.section import PositiveInt, Section
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 
@@ -13,10 +13,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 class TrackingConfig(Section):
     """The settings of what a run records beside metrics.jsonl: trackers, samples, rollouts."""
 
-    trackers: Annotated[
-        tuple[TrackerName, ...],
-        AfterValidator(expected("each tracker once", lambda names: len({*names}) == len(names))),
-    ] = ("tensorboard",)
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """The trackers that receive the metrics, in addition to metrics.jsonl. Each is fed by a process of its own, which
     never delays a step."""
 
@@ -40,3 +37,7 @@ class TrackingConfig(Section):
     dump_rollouts: bool = False
     """If true, all training responses are written as JSONL in the run folder. For validation see
     evaluation.dump_generations."""
+
+    def _check_keys(self) -> None:
+        if len({*self.trackers}) < len(self.trackers):
+            raise ValueError(f"trackers: expected each tracker once, got {[*self.trackers]}")

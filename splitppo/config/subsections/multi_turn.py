@@ -2,18 +2,20 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from splitppo.config.section import (
     IS_WORK,
     MAY_CHANGE,
+    CountOrAuto,
     NumberOrAuto,
     OneOrMany,
     PositiveInt,
     Section,
     Share,
+    SwitchOrAuto,
     did_you_mean,
     expected,
 )
@@ -26,29 +28,23 @@ MAX_OBSERVATION_LENGTH = 8192  # tokens; replies travel in messages of bounded s
 MCP_TOOLS = re.compile(r"mcp:([^/]+)(?:/(.+))?")  # all tools of a server, or one of them
 
 
-def is_file_and_name(value: object) -> bool:
+def is_file_and_name(text: str | None) -> bool:
     """Returns True for text of the form "file.py:name"."""
-    path, _, name = str(value).rpartition(":")
-    return isinstance(value, str) and path.endswith(".py") and name.isidentifier()
+    path, _, name = (text or "").rpartition(":")
+    return path.endswith(".py") and name.isidentifier()
 
 
-def _is_tool(value: object) -> bool:
-    is_file = isinstance(value, str) and value.endswith((".yaml", ".yml", ".json", ".py"))
-    is_mcp = isinstance(value, str) and MCP_TOOLS.fullmatch(value) is not None
-    return is_file or is_mcp or value == "python" or is_file_and_name(value)
+def _is_tool(text: str) -> bool:
+    is_file = text.endswith((".yaml", ".yml", ".json", ".py"))
+    return is_file or text == "python" or is_file_and_name(text) or MCP_TOOLS.fullmatch(text) is not None
 
 
-def _is_steps_or_auto(value: Any) -> bool:
-    return value == "auto" or (type(value) is int and value >= 0)
+def _is_tool_format(text: str) -> bool:
+    return text in ("auto", *TOOL_FORMATS) or is_file_and_name(text)
 
 
-def _is_tool_format(value: Any) -> bool:
-    return value == "auto" or value in TOOL_FORMATS or is_file_and_name(value)
-
-
-ToolName = Annotated[
-    str, BeforeValidator(expected("file.py:function, python, mcp:SERVER, or a file of verl's", _is_tool))
-]
+ToolName = Annotated[str, expected("file.py:function, python, mcp:SERVER, or a file of verl's", _is_tool)]
+ToolFormat = Annotated[str, expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format)]
 
 
 class EnvironmentConfig(Section):
@@ -113,9 +109,7 @@ class MultiTurnConfig(Section):
     """The tools of each MCP server. The controller asks the servers at every start and sets this key, so that a resumed
     run is refused if it does not find the tools that it began with."""
 
-    tool_format: Annotated[
-        str, BeforeValidator(expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format))
-    ] = "auto"
+    tool_format: ToolFormat = "auto"
     """The way in which the model writes calls of tools: hermes (Qwen2.5, Qwen3), qwen3_coder, llama3_json, or a parser
     of your own, as file.py:function. auto: that of the chat template."""
 
@@ -142,18 +136,12 @@ class MultiTurnConfig(Section):
     """The largest share of the conversations of a step, or of a validation, whose environment may fail. If more fail,
     the run ends. Tools that raise, and calls that are wrong, are told to the model and never end a run."""
 
-    reply_steps: Annotated[
-        int | Literal["auto"], BeforeValidator(expected("auto, or a number of at least 0", _is_steps_or_auto))
-    ] = "auto"
+    reply_steps: CountOrAuto = "auto"
     """The number of decoding steps after which a turn goes on; generation waits for its reply then. So the weights do
     not depend on how fast tools are. 0: a turn goes on as soon as its reply is there, which is faster and cannot be
     repeated exactly. auto: 32 on a CPU, 0 on GPUs. A resumed run keeps its number."""
 
-    record: Annotated[
-        bool | Literal["auto"],
-        MAY_CHANGE,
-        BeforeValidator(expected("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))),
-    ] = "auto"
+    record: Annotated[SwitchOrAuto, MAY_CHANGE] = "auto"
     """The switch of the record of conversations, for environments that are not deterministic: a step that is repeated,
     after a crash or by a resumed run, gets the answers that the run folder has, and asks no environment. auto: true if
     reply_steps is over 0, and an environment answers otherwise when it begins with the same seed again, or a tool is

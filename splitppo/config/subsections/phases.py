@@ -4,14 +4,13 @@ An entry of phases replaces values of other sections for some steps. `Config.at_
 into the sections; `RunState.config_at_step` adds the values that adaptive coefficients have reached.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field
 
-from splitppo.config.section import PositiveInt, Section, expected, is_number
+from splitppo.config.section import PositiveInt, Section, expected
 
 MAX_LABEL = 100  # characters of a phase's name
 
@@ -44,13 +43,8 @@ class AdaptiveEntropy(Section):
             raise ValueError(f"expected min_entropy_coeff ({low:g}) to be at most max_entropy_coeff ({high:g})")
 
 
-def _is_coefficient(value: object) -> bool:
-    return value is None or value == "adaptive" or (is_number(value) and math.isfinite(value))
-
-
-Coefficient = Annotated[
-    float | Literal["adaptive"] | None, BeforeValidator(expected("a finite number, or adaptive", _is_coefficient))
-]
+Number = Annotated[float, Field(strict=True)]
+Adaptive = Literal["adaptive"] | None
 
 
 class Phase(Section):
@@ -72,7 +66,7 @@ class Phase(Section):
     loss_mode: str | None = None
     """The value of actor.policy_loss.loss_mode in the phase."""
 
-    entropy_coeff: Coefficient = None
+    entropy_coeff: Annotated[Number | Adaptive, expected("a finite number, or adaptive")] = None
     """The value of actor.entropy_coeff in the phase, or adaptive: algorithm.adaptive_entropy controls it."""
 
     use_kl_loss: bool | None = None
@@ -84,9 +78,7 @@ class Phase(Section):
     use_kl_in_reward: bool | None = None
     """The value of algorithm.use_kl_in_reward in the phase."""
 
-    kl_coef: Annotated[
-        Coefficient, AfterValidator(expected("at least 0", lambda value: not is_number(value) or value >= 0))
-    ] = None
+    kl_coef: Annotated[Annotated[Number, Field(ge=0.0)] | Adaptive, expected("at least 0, or adaptive")] = None
     """The value of algorithm.kl_coef in the phase, or adaptive: it is controlled as with algorithm.kl_ctrl adaptive."""
 
     def _check_keys(self) -> None:

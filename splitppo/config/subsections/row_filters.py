@@ -1,11 +1,11 @@
 """The configuration keys `data.filters` and `data.val_filters`: conditions on the columns of a data file."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import BeforeValidator
 
-from splitppo.config.section import Section, is_number
+from splitppo.config.section import Section
 
 _Plain = str | bool | int | float
 
@@ -26,11 +26,16 @@ def passes(value: object, condition: Condition) -> bool:
     A bool is never equal to a number here: true and 1 are different values.
     """
     if isinstance(condition, ValueRange):
-        if not is_number(value):
+        if not _is_number(value):
             return False
         low, high = condition.min, condition.max
         return (low is None or value >= low) and (high is None or value <= high)
     return any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in condition)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Returns True if the value is an int or a float; a bool does not count."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _by_column(filters: Any) -> Any:
@@ -53,7 +58,7 @@ def _columns(filters: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str
 def _condition(column: str, given: Any) -> Any:
     if isinstance(given, Mapping):
         bounds = [bound for bound in given.values() if bound is not None]
-        if bounds and all(map(is_number, bounds)):
+        if bounds and all(map(_is_number, bounds)):
             return given
     else:
         values = given if isinstance(given, list | tuple) else [given]
