@@ -19,8 +19,8 @@ try:
     from splitppo.config import Config, ConfigError, dump_config, load_config
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
-    from splitppo.config.section import did_you_mean
     from splitppo.config.threads import crowding
+    from splitppo.config_error import did_you_mean
     from splitppo.machine.cores import permitted_cores
 except ModuleNotFoundError as missing:
     sys.stderr.write(_NO_PACKAGE.format(sys.executable, missing.name))

@@ -6,8 +6,8 @@ from contextlib import suppress
 from rewards.judge.questions import Questions, headers
 from rewards.registry import CUSTOM, SCORERS, covering, is_code, scorer_name
 from splitppo.config import ConfigError, RewardConfig
-from splitppo.config.section import did_you_mean
 from splitppo.config.sections.reward import Term
+from splitppo.config_error import did_you_mean
 
 JUDGE = "judge"
 # The entry of `reward.scorers` for all data sources that it does not name.

@@ -1,9 +1,10 @@
-"""The exception for a configuration that cannot be used.
+"""The exception for a configuration that cannot be used, and parts of its sentences.
 
 This module needs no package, so any process can import it.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -18,3 +19,9 @@ def config_errors(*kinds: type[Exception], before: str = "", after: str = "") ->
         yield
     except kinds as error:
         raise ConfigError(f"{before}{error}{after}") from error
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns the end of an error message for an unknown name: " (did you mean CHOICE?)"; "" if none is similar."""
+    close = difflib.get_close_matches(name, [*choices], n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,4 +1,4 @@
-"""Loads a function or class from a Python file of the user, or reads its functions without running the file.
+"""Loads a function or class from a Python file of the user, or reads a function's parameters without running it.
 
 Scoring processes import this module, so it imports nothing heavy.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from splitppo.config_error import ConfigError
+from splitppo.config_error import ConfigError, did_you_mean
 
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
@@ -68,25 +68,26 @@ class Parameters:
     required: tuple[str, ...]
 
 
-def read_functions(path: Path) -> dict[str, Parameters]:
-    """Parses a Python file and returns the parameters of each function at its top level, without running the file.
+def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> Parameters:
+    """Reads the parameters of a function at the top level of a Python file, without running the file.
+
+    `path_key` and `name_key` begin the sentences of errors.
 
     Raises:
-        ValueError: the file does not exist, cannot be read or is not Python; the sentence names no configuration key.
+        ConfigError: the file does not exist, cannot be read, is not Python, or has no function `name`.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except OSError as error:
-        raise ValueError(
-            f"there is no file {path}" if not path.is_file() else f"cannot read {path}: {error}"
-        ) from error
+        reason = f"cannot read {path}: {error}" if path.is_file() else f"there is no file {path}"
+        raise ConfigError(f"{path_key}: {reason}") from error
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is not a Python file: {describe(error)}") from error
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {function.name: _parameters_of(function.args) for function in functions}
-
-
-def _parameters_of(arguments: ast.arguments) -> Parameters:
+        raise ConfigError(f"{path_key}: {path} is not a Python file: {describe(error)}") from error
+    functions = {node.name: node.args for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    if name not in functions:
+        hint = did_you_mean(name, functions) or f"; it has {', '.join(functions) or 'none'}"
+        raise ConfigError(f"{name_key}: {path} has no function {name!r}{hint}")
+    arguments = functions[name]
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     by_name = [argument.arg for argument in arguments.kwonlyargs]
     required = positional[: len(positional) - len(arguments.defaults)]

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 from splitppo.config.resolve import resolve
 from splitppo.config.rules.table import check_rules
 from splitppo.config.schema import Config
-from splitppo.config.section import did_you_mean
-from splitppo.config_error import ConfigError
+from splitppo.config_error import ConfigError, config_errors, did_you_mean
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,10 +44,8 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
     """
-    try:
+    with config_errors(OSError, UnicodeDecodeError, before=f"cannot read the config file {path}: "):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config file {path}: {error}") from error
     tree = _parse(text, str(path))
     if not isinstance(tree, dict):
         kind = "nothing" if tree is None else type(tree).__name__

@@ -1,7 +1,6 @@
 """The base class of all configuration sections, the marks of keys (`Key`), and types of values for several sections."""
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +75,6 @@ class Section(BaseModel):
         copy = self.model_copy(update={name: getattr(self, name).changed(rest, values)} if path else values)
         copy.model_fields_set.intersection_update(self.model_fields_set)
         return copy
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns the end of an error message for an unknown name: " (did you mean CHOICE?)"; "" if none is similar."""
-    close = difflib.get_close_matches(name, [*choices], n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def expected(description: str, fits: Callable[[Any], bool] = lambda _: True) -> WrapValidator:

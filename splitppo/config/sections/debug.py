@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from splitppo.config.section import OneOrMany, PositiveInt, Section, did_you_mean
+from splitppo.config.section import OneOrMany, PositiveInt, Section
 from splitppo.config.subsections.response_lengths import ResponseLengths
+from splitppo.config_error import did_you_mean
 
 # The points on every rank of a group, and what each of them means.
 _OF_A_ROLE = {

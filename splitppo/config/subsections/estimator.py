@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, PrivateAttr
 
-from splitppo.config.section import Section, Share, did_you_mean
-from splitppo.user_file import Parameters, read_functions
+from splitppo.config.section import Section, Share
+from splitppo.config_error import did_you_mean
+from splitppo.user_file import read_parameters
 
 # The inputs of each estimator that not every run has: values need a critic group, groups several samples of a prompt,
 # greedy scores a greedy rollout of each prompt, components further fields of the scorers. The functions of the same
@@ -82,7 +83,7 @@ class EstimatorConfig(Section):
     def _check_keys(self) -> None:
         name = self.adv_estimator
         if self.custom_path is not None:
-            self._custom_inputs = _custom_parameters(self.custom_path, name).names
+            self._custom_inputs = _custom_inputs(self.custom_path, name)
         elif name not in NEEDS:
             raise ValueError(
                 f"adv_estimator: expected one of {', '.join(NEEDS)}, got {name!r}{did_you_mean(name, NEEDS)}"
@@ -114,7 +115,7 @@ class EstimatorConfig(Section):
         return "greedy_scores_B" in self.needs
 
 
-def _custom_parameters(path: Path, name: str) -> Parameters:
+def _custom_inputs(path: Path, name: str) -> tuple[str, ...]:
     """Reads the names of the parameters of a user's estimator function from its Python file.
 
     The file is read and not run, because every process reads the configuration.
@@ -122,15 +123,10 @@ def _custom_parameters(path: Path, name: str) -> Parameters:
     Raises:
         ValueError: the file cannot be read or has no such function, or the function needs an input not in INPUTS.
     """
-    try:
-        functions = read_functions(path)
-    except ValueError as error:
-        raise ValueError(f"custom_path: {error}") from error
-    if name not in functions:
-        raise ValueError(f"adv_estimator: {path} has no function {name!r}{did_you_mean(name, functions)}")
-    if unknown := [parameter for parameter in functions[name].required if parameter not in INPUTS]:
+    parameters = read_parameters(path, name, path_key="custom_path", name_key="adv_estimator")
+    if unknown := [parameter for parameter in parameters.required if parameter not in INPUTS]:
         raise ValueError(
             f"adv_estimator: {name} of {path} takes {', '.join(unknown)}, which no estimator is given; expected some of"
             f" {', '.join(INPUTS)}"
         )
-    return functions[name]
+    return parameters.names

@@ -16,10 +16,10 @@ from splitppo.config.section import (
     Section,
     Share,
     SwitchOrAuto,
-    did_you_mean,
     expected,
 )
 from splitppo.config.subsections.mcp_server import McpServerConfig
+from splitppo.config_error import did_you_mean
 
 # The ways in which models write calls of tools; any other name is that of a user's parser, "file.py:function".
 TOOL_FORMATS = ("hermes", "qwen3_coder", "llama3_json")

@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from splitppo.config.section import Section, did_you_mean
+from splitppo.config.section import Section
 from splitppo.config.subsections.rejection import Rejection, WeightBounds, parse_rejections, parse_weight_bounds
-from splitppo.config_error import ConfigError
-from splitppo.user_file import read_functions
+from splitppo.config_error import did_you_mean
+from splitppo.user_file import read_parameters
 
 # The functions are in services/actor/losses/registry.py.
 LOSS_MODES = (
@@ -121,13 +121,6 @@ class PolicyLossConfig(Section):
 
         A built-in loss is not looked for. The file is read and not run. Raises ConfigError.
         """
-        name, path = self.loss_mode, self.custom_path
-        if name in LOSS_MODES or path is None:
-            return
-        try:
-            functions = read_functions(path)
-        except ValueError as error:
-            raise ConfigError(f"key 'actor.policy_loss.custom_path': {error}") from error
-        if name not in functions:
-            others = ", ".join(functions) or "none"
-            raise ConfigError(f"key 'actor.policy_loss.loss_mode': {path} has no function {name!r}; it has {others}")
+        if self.custom_path is not None and self.loss_mode not in LOSS_MODES:
+            path_key, name_key = (f"key 'actor.policy_loss.{name}'" for name in ("custom_path", "loss_mode"))
+            read_parameters(self.custom_path, self.loss_mode, path_key=path_key, name_key=name_key)
