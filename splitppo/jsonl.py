@@ -40,13 +40,11 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
         content = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{place}: not UTF-8 text: {error}") from error
-    except (ValueError, RecursionError) as error:
-        reason = (
-            f"{error.msg.removesuffix(' at')}, at column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else error
-        )
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg.removesuffix(' at')}, at column {error.colno}"
         raise ValueError(f"{place}: not valid JSON: {reason}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{place}: expected a JSON object, got {type(content).__name__}")
     return content

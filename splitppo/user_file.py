@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,18 +59,11 @@ def callable_of(module: ModuleType, name: str, key: str) -> Any:
     return found
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """The parameter names of a user's function: all that can be given by name, and those that must be given."""
-
-    names: tuple[str, ...]
-    required: tuple[str, ...]
-
-
-def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> Parameters:
+def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> dict[str, bool]:
     """Reads the parameters of a function at the top level of a Python file, without running the file.
 
-    `path_key` and `name_key` begin the sentences of errors.
+    Returns for each parameter, by name, whether it must be given. `path_key` and `name_key` begin the sentences of
+    errors.
 
     Raises:
         ConfigError: the file does not exist, cannot be read, is not Python, or has no function `name`.
@@ -88,11 +80,10 @@ def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> P
         hint = did_you_mean(name, functions) or f"; it has {', '.join(functions) or 'none'}"
         raise ConfigError(f"{name_key}: {path} has no function {name!r}{hint}")
     arguments = functions[name]
-    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    by_name = [argument.arg for argument in arguments.kwonlyargs]
-    required = positional[: len(positional) - len(arguments.defaults)]
-    required += [name for name, default in zip(by_name, arguments.kw_defaults, strict=True) if default is None]
-    return Parameters((*positional, *by_name), tuple(required))
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    parameters = zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
+    return {parameter.arg: default is None for parameter, default in parameters}
 
 
 def describe(error: BaseException) -> str:

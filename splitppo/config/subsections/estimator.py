@@ -124,9 +124,9 @@ def _custom_inputs(path: Path, name: str) -> tuple[str, ...]:
         ValueError: the file cannot be read or has no such function, or the function needs an input not in INPUTS.
     """
     parameters = read_parameters(path, name, path_key="custom_path", name_key="adv_estimator")
-    if unknown := [parameter for parameter in parameters.required if parameter not in INPUTS]:
+    if unknown := [key for key, must_be_given in parameters.items() if must_be_given and key not in INPUTS]:
         raise ValueError(
             f"adv_estimator: {name} of {path} takes {', '.join(unknown)}, which no estimator is given; expected some of"
             f" {', '.join(INPUTS)}"
         )
-    return parameters.names
+    return tuple(parameters)

@@ -47,6 +47,14 @@ Number = Annotated[float, Field(strict=True)]
 Adaptive = Literal["adaptive"] | None
 
 
+# The section of each key that a phase may change.
+_SECTIONS = {
+    "loss_mode": "actor.policy_loss",
+    **dict.fromkeys(("entropy_coeff", "use_kl_loss", "kl_loss_coef"), "actor"),
+    **dict.fromkeys(("use_kl_in_reward", "kl_coef"), "algorithm"),
+}
+
+
 class Phase(Section):
     """A span of steps in which other configuration values apply; a key that is null keeps the value of its section.
 
@@ -84,9 +92,8 @@ class Phase(Section):
     def _check_keys(self) -> None:
         if self.to_step is not None and self.to_step < self.from_step:
             raise ValueError(f"expected to_step ({self.to_step}) to be at least from_step ({self.from_step})")
-        keys = [name for name in type(self).model_fields if name not in ("from_step", "to_step", "name")]
-        if all(getattr(self, key) is None for key in keys):
-            raise ValueError(f"the phase of {self.steps} changes nothing: expected one of {', '.join(keys)}")
+        if all(getattr(self, key) is None for key in _SECTIONS):
+            raise ValueError(f"the phase of {self.steps} changes nothing: expected one of {', '.join(_SECTIONS)}")
 
     @property
     def steps(self) -> str:
@@ -105,13 +112,10 @@ class Phase(Section):
     @property
     def changes(self) -> Mapping[str, Mapping[str, Any]]:
         """The configuration values that the phase overrides, by the dotted path of their section, then by key."""
-        given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != "adaptive"}
-        actor, algorithm = ("entropy_coeff", "use_kl_loss", "kl_loss_coef"), ("use_kl_in_reward", "kl_coef")
-        changes = {
-            "actor": {name: given[name] for name in actor if name in given},
-            "actor.policy_loss": {name: given[name] for name in ("loss_mode",) if name in given},
-            "algorithm": {name: given[name] for name in algorithm if name in given},
-        }
+        changes: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS.values()}
+        for name, section in _SECTIONS.items():
+            if (value := getattr(self, name)) not in (None, "adaptive"):
+                changes[section][name] = value
         if self.entropy_coeff is not None:
             changes["algorithm.adaptive_entropy"] = {"enable": self.entropy_coeff == "adaptive"}
         if self.kl_coef is not None:
