@@ -13,12 +13,15 @@ class ConfigError(ValueError):
 
 
 @contextmanager
-def config_errors(*kinds: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
-    """Turns errors of these kinds, in a `with` block, into a ConfigError with a text `before` and `after` theirs."""
+def config_errors(*kinds: type[Exception], before: str = "", after: str = "", instead: str = "") -> Iterator[None]:
+    """Turns errors of these kinds, in a `with` block, into a ConfigError.
+
+    Its sentence is theirs with a text `before` and `after`, or the text `instead` of theirs.
+    """
     try:
         yield
     except kinds as error:
-        raise ConfigError(f"{before}{error}{after}") from error
+        raise ConfigError(instead or f"{before}{error}{after}") from error
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

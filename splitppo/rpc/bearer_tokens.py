@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitppo.config import ConfigError
 from splitppo.config.subsections.security import SecurityConfig
+from splitppo.config_error import ConfigError, config_errors
 from splitppo.rpc.secret_files import read_file
 
 # The variable by which the local launcher gives the token of its run to the groups, if the configuration names none.
@@ -74,10 +74,8 @@ def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.envi
     """
     if config.token_file is not None:
         source = f"services.security.token_file: {config.token_file}"
-        try:
+        with config_errors(UnicodeDecodeError, instead=f"{source} is not a text file"):
             text = read_file(config.token_file, "token_file", is_secret=True).decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{source} is not a text file") from error
         return BearerTokens.parse(text, source)
     variable = config.token_env or RUN_TOKEN_VARIABLE
     if config.token_env is None and not environment.get(variable):

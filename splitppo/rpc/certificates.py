@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from splitppo.config import ConfigError
+from splitppo.config_error import ConfigError, config_errors
 from splitppo.rpc.secret_files import read_file
 
 log = logging.getLogger(__name__)
@@ -84,10 +84,8 @@ def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> 
 
 
 def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
-    try:
+    with config_errors(ValueError, instead=f"services.security.{key}: {path} holds no usable PEM certificate"):
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise ConfigError(f"services.security.{key}: {path} holds no usable PEM certificate") from error
 
 
 def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_file: Path) -> None:

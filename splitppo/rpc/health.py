@@ -23,16 +23,13 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from splitppo.config_error import ConfigError, config_errors
 from splitppo.rpc.channel_options import answering_within
 from splitppo.rpc.connection_failures import TlsSettings, why_unreachable
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _MAX_TIMEOUT_S = 3600.0
-
-
-class UsageError(Exception):
-    """Command-line arguments or files cannot be used; the message is one sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_arguments(options)
         credentials = None if options.ca is None else _credentials(options)
         metadata = () if options.token_file is None else (("authorization", f"Bearer {_token(options.token_file)}"),)
-    except UsageError as error:
+    except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     status = check(options.address, options.service, credentials, metadata, options.timeout)
@@ -128,35 +125,32 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _check_arguments(options: argparse.Namespace) -> None:
     match = _ADDRESS.fullmatch(options.address)
     if not match or not 0 < int(match[2]) < 1 << 16:
-        raise UsageError(f"expected HOST:PORT, got {options.address!r}")
+        raise ConfigError(f"expected HOST:PORT, got {options.address!r}")
     if not 0.0 < options.timeout <= _MAX_TIMEOUT_S:
-        raise UsageError(f"--timeout: expected seconds, over 0 and up to {_MAX_TIMEOUT_S:g}, got {options.timeout:g}")
+        raise ConfigError(f"--timeout: expected seconds, over 0 and up to {_MAX_TIMEOUT_S:g}, got {options.timeout:g}")
     if (options.cert is None) != (options.key is None):
-        raise UsageError("--cert and --key belong together, got one of them")
+        raise ConfigError("--cert and --key belong together, got one of them")
     if options.cert is not None and options.ca is None:
-        raise UsageError("--cert and --key need --ca, the authorities whose servers are trusted")
+        raise ConfigError("--cert and --key need --ca, the authorities whose servers are trusted")
 
 
 def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
-    """Reads the PEM files of the command line and returns TLS credentials for gRPC; raises UsageError.
+    """Reads the PEM files of the command line and returns TLS credentials for gRPC; raises ConfigError.
 
     The standard library checks the files first, because gRPC gives no reasons.
     """
     ca = _read("--ca", options.ca)
     context = ssl.create_default_context()
-    try:
+    with config_errors(ssl.SSLError, ValueError, instead=f"--ca: {options.ca} holds no usable PEM certificate"):
         context.load_verify_locations(cadata=ca.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise UsageError(f"--ca: {options.ca} holds no usable PEM certificate") from error
     if options.cert is None:
         return grpc.ssl_channel_credentials(ca)
     certificate, key = _read("--cert", options.cert), _read("--key", options.key)
-    try:
+    files = f"--cert, --key: {options.cert} and {options.key}"
+    with config_errors(
+        ssl.SSLError, ValueError, instead=f"{files} are no PEM certificate and its key without passphrase"
+    ):
         context.load_cert_chain(options.cert, options.key, password="")
-    except (ssl.SSLError, ValueError) as error:
-        raise UsageError(
-            f"--cert, --key: {options.cert} and {options.key} are no PEM certificate and its key without passphrase"
-        ) from error
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
@@ -164,7 +158,7 @@ def _token(file: Path) -> str:
     lines = [line.strip() for line in _read("--token-file", file).decode("ascii", "replace").splitlines()]
     token = next(filter(None, lines), "")
     if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise UsageError(f"--token-file: {file} does not begin with a token of printable characters")
+        raise ConfigError(f"--token-file: {file} does not begin with a token of printable characters")
     return token
 
 
@@ -172,7 +166,7 @@ def _read(option: str, file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{option}: cannot read {file}: {error.strerror}") from error
+        raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, PositiveInt, Section, Share
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
+from splitppo.config_error import config_errors
 
 LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
@@ -143,10 +144,8 @@ class TrainedModelConfig(ComputedModelConfig):
             raise ValueError("lora_adapter_path: is of no use with lora_rank 0: set lora_rank to that of the adapter")
         for option in ("target_modules", "exclude_modules"):
             if isinstance(wanted := getattr(self, option), str):
-                try:
+                with config_errors(re.error, before=f"{option}: expected names or a regular expression (", after=")"):
                     re.compile(wanted)
-                except re.error as error:
-                    raise ValueError(f"{option}: expected names or a regular expression ({error})") from error
         if not self.target_modules:
             raise ValueError("target_modules: expected all-linear, names of layers, or a regular expression")
         if "lm_head" in self.target_modules and isinstance(self.target_modules, tuple):

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from splitppo.config.section import MAY_CHANGE, PositiveInt, Range, ScoredTurns, Section
+from splitppo.config_error import config_errors
 
 
 class JudgeConfig(Section):
@@ -70,10 +71,8 @@ class JudgeConfig(Section):
         if bool(self.url) is not bool(self.model):
             given, missing = ("url", "model") if self.url else ("model", "url")
             raise ValueError(f"{given} is given, but not {missing}: a judge needs both")
-        try:
+        with config_errors(re.error, before=f"score_pattern: {self.score_pattern!r} is not a regular expression: "):
             num_groups = re.compile(self.score_pattern).groups
-        except re.error as error:
-            raise ValueError(f"score_pattern: {self.score_pattern!r} is not a regular expression: {error}") from error
         if num_groups != 1:
             raise ValueError(
                 f"score_pattern: expected one group, around the mark, found {num_groups} in {self.score_pattern!r}"
