@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
-    """Raised if the configuration cannot be used; the message names the key or file and says what was expected."""
+    """Raised for a configuration or argument that cannot be used; the message names it and says what was expected."""
 
 
 @contextmanager

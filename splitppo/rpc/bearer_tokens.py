@@ -5,11 +5,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from splitppo.config.subsections.security import SecurityConfig
 from splitppo.config_error import ConfigError, config_errors
 from splitppo.rpc.secret_files import read_file
+
+if TYPE_CHECKING:  # probes of health start often, and do without the configuration
+    from splitppo.config.subsections.security import SecurityConfig
 
 # The variable by which the local launcher gives the token of its run to the groups, if the configuration names none.
 RUN_TOKEN_VARIABLE = "SPLITPPO_RUN_TOKEN"  # noqa: S105 - a name
@@ -64,7 +66,7 @@ class BearerTokens:
         return "" if any(matches) else "wrong token"
 
 
-def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> BearerTokens | None:
+def load_tokens(config: "SecurityConfig", environment: Mapping[str, str] = os.environ) -> BearerTokens | None:
     """Reads the bearer tokens from the file or variable of the configuration, else from the local launcher's variable.
 
     Returns None if there are no tokens.
@@ -75,7 +77,7 @@ def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.envi
     if config.token_file is not None:
         source = f"services.security.token_file: {config.token_file}"
         with config_errors(UnicodeDecodeError, instead=f"{source} is not a text file"):
-            text = read_file(config.token_file, "token_file", is_secret=True).decode()
+            text = read_file(config.token_file, "services.security.token_file", is_secret=True).decode()
         return BearerTokens.parse(text, source)
     variable = config.token_env or RUN_TOKEN_VARIABLE
     if config.token_env is None and not environment.get(variable):

@@ -19,6 +19,8 @@ from splitppo.rpc.secret_files import read_file
 
 log = logging.getLogger(__name__)
 
+_CA_KEY, _CERT_KEY = "services.security.ca_file", "services.security.cert_file"
+
 # The reader of the log has this long to make new certificates.
 _WARN_BEFORE = dt.timedelta(days=14)
 
@@ -43,15 +45,14 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
             certificate is of another authority, has expired or is not valid yet. One sentence names file and time.
     """
     now = now or dt.datetime.now(dt.UTC)
-    ca, certificate = read_file(ca_file, "ca_file"), read_file(cert_file, "cert_file")
-    key = read_file(key_file, "key_file", is_secret=True)
-    authorities = _certificates(ca, "ca_file", ca_file)
-    chain = _certificates(certificate, "cert_file", cert_file)
+    ca, certificate = read_file(ca_file, _CA_KEY), read_file(cert_file, _CERT_KEY)
+    key = read_file(key_file, "services.security.key_file", is_secret=True)
+    authorities, chain = _certificates(ca, _CA_KEY, ca_file), _certificates(certificate, _CERT_KEY, cert_file)
     _check_key(key, key_file, chain[0], cert_file)
     for link in chain:
-        _check_time(link, "cert_file", cert_file, now)
+        _check_time(link, _CERT_KEY, cert_file, now)
     for issuer in _issuers(chain, authorities, cert_file, ca_file):
-        _check_time(issuer, "ca_file", ca_file, now)
+        _check_time(issuer, _CA_KEY, ca_file, now)
     return Identity(ca, certificate, key)
 
 
@@ -78,13 +79,13 @@ def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> 
     any_in_domain = f"*.{host.partition('.')[2]}"
     if not {host.lower(), any_in_domain.lower()} & {name.lower() for name in hosts}:
         raise ConfigError(
-            f"services.security.cert_file: the certificate in {cert_file} is for {', '.join(hosts) or 'no host'}, and"
+            f"{_CERT_KEY}: the certificate in {cert_file} is for {', '.join(hosts) or 'no host'}, and"
             f" {key} calls this one {host}: make one for {host}, as make certs HOSTS={host} does"
         )
 
 
 def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
-    with config_errors(ValueError, instead=f"services.security.{key}: {path} holds no usable PEM certificate"):
+    with config_errors(ValueError, instead=f"{key}: {path} holds no usable PEM certificate"):
         return x509.load_pem_x509_certificates(pem)
 
 
@@ -102,7 +103,7 @@ def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_f
 
 def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    what = f"services.security.{key}: the certificate in {path}"
+    what = f"{key}: the certificate in {path}"
     if now > ends:
         raise ConfigError(f"{what} has expired: it was valid until {ends:%Y-%m-%d %H:%M} UTC; make a new one")
     if now < begins:
@@ -118,13 +119,12 @@ def _issuers(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
 ) -> list[x509.Certificate]:
     """Checks a chain of certificates, and returns the trusted authorities that have signed the last one."""
-    key = "services.security.cert_file"
     for certificate, issuer in itertools.pairwise(chain):
         if not _is_issued_by(certificate, issuer):
-            raise ConfigError(f"{key}: {cert_file} holds no chain of certificates: each must be signed by the next one")
+            raise ConfigError(f"{_CERT_KEY}: {cert_file} holds no chain of certificates, each signed by the next one")
     issuers = [authority for authority in authorities if _is_issued_by(chain[-1], authority)]
     if not issuers:
-        raise ConfigError(f"{key}: the certificate in {cert_file} is not signed by any authority in {ca_file}")
+        raise ConfigError(f"{_CERT_KEY}: the certificate in {cert_file} is not signed by any authority in {ca_file}")
     return issuers
 
 

@@ -24,8 +24,10 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from splitppo.config_error import ConfigError, config_errors
+from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.channel_options import answering_within
 from splitppo.rpc.connection_failures import TlsSettings, why_unreachable
+from splitppo.rpc.secret_files import read_file
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_arguments(options)
         credentials = None if options.ca is None else _credentials(options)
-        metadata = () if options.token_file is None else (("authorization", f"Bearer {_token(options.token_file)}"),)
+        metadata = () if options.token_file is None else _tokens(options.token_file).metadata
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -139,13 +141,13 @@ def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
 
     The standard library checks the files first, because gRPC gives no reasons.
     """
-    ca = _read("--ca", options.ca)
+    ca = read_file(options.ca, "--ca")
     context = ssl.create_default_context()
     with config_errors(ssl.SSLError, ValueError, instead=f"--ca: {options.ca} holds no usable PEM certificate"):
         context.load_verify_locations(cadata=ca.decode("ascii"))
     if options.cert is None:
         return grpc.ssl_channel_credentials(ca)
-    certificate, key = _read("--cert", options.cert), _read("--key", options.key)
+    certificate, key = read_file(options.cert, "--cert"), read_file(options.key, "--key")
     files = f"--cert, --key: {options.cert} and {options.key}"
     with config_errors(
         ssl.SSLError, ValueError, instead=f"{files} are no PEM certificate and its key without passphrase"
@@ -154,19 +156,8 @@ def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def _token(file: Path) -> str:
-    lines = [line.strip() for line in _read("--token-file", file).decode("ascii", "replace").splitlines()]
-    token = next(filter(None, lines), "")
-    if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise ConfigError(f"--token-file: {file} does not begin with a token of printable characters")
-    return token
-
-
-def _read(option: str, file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot read {file}: {error.strerror}") from error
+def _tokens(file: Path) -> BearerTokens:
+    return BearerTokens.parse(read_file(file, "--token-file").decode("ascii", "replace"), f"--token-file: {file}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Reads files that `services.security` names, and writes files with secrets that only their owner can read."""
+"""Reads files for TLS and tokens, and writes files with secrets that only their owner can read."""
 
 import logging
 import stat
 from pathlib import Path
 
-from splitppo.config import ConfigError
+from splitppo.config_error import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
-    """Reads the file that `services.security.<key>` names; logs a warning if other users can read a secret.
+    """Reads the file that a configuration key or an option names; logs a warning if other users can read a secret.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -26,7 +26,7 @@ def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
         content = path.read_bytes()
         mode = stat.S_IMODE(path.stat().st_mode)  # of the file that a link leads to
     except OSError as error:
-        raise ConfigError(f"services.security.{key}: cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
     if is_secret and mode & 0o077:
-        log.warning("services.security.%s: others can read %s (mode %04o): chmod 600", key, path, mode)
+        log.warning("%s: others can read %s (mode %04o): chmod 600", key, path, mode)
     return content

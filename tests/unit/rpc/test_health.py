@@ -197,7 +197,7 @@ def test_files_that_cannot_be_used_are_2_and_named(says: Says, folder: Path, tmp
         (*ca, "--cert", str(folder / "health.pem")): "--cert and --key belong together",
         (*ca, "--cert", str(folder / "health.pem"), "--key", str(folder / "critic.key")): "are no PEM certificate and",
         ("--token-file", str(missing)): f"--token-file: cannot read {missing}",
-        ("--token-file", str(empty)): f"--token-file: {empty} does not begin with a token",
+        ("--token-file", str(empty)): f"--token-file: {empty} is empty, expected a token",
     }
     for arguments, expected in mistakes.items():
         code, line = says(address, *arguments)
