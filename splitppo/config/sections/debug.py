@@ -3,7 +3,6 @@
 At a failpoint, a named point in the code, a test makes a process die, stop, fail or wait.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -12,53 +11,39 @@ from splitppo.config.section import OneOrMany, PositiveInt, Section
 from splitppo.config.subsections.response_lengths import ResponseLengths
 from splitppo.config_error import did_you_mean
 
-# The points on every rank of a group, and what each of them means.
-_OF_A_ROLE = {
-    "update.begin": "an update is about to begin",
-    "update": "micro-batch boundary of an update",
-    "update.mini_batch": "between two optimizer steps of an update",
-    "update.committed": "rank 0: the update is in the ledger, the reply is not sent; others: their part is done",
-    "save_checkpoint.writing": "the rank is about to write its shard",
-    "save_checkpoint.durable": "the part of the role is durable, the reply is not sent",
-}
-# The points in the controller, which learns the phase of a service from its progress events.
-_OF_A_CLIENT = {
-    "update.begin": "the request is about to be sent",
-    "update": "a progress event of an update has come",
-    "update.replied": "the reply has come",
-}
-POINTS: Mapping[str, str] = {
-    **{f"{role}.{point}": meaning for role in ("actor", "critic") for point, meaning in _OF_A_ROLE.items()},
-    **{
-        f"{role}.{point}": meaning
-        for role in ("actor", "rollout")
-        for point, meaning in {
-            "generate": "token boundary of a generation, if this group samples",
-            "generate.part": "the rank has handed on its rows of a part of a streamed generation",
-            "generate.turn": "the rank has handed on a turn of a conversation",
-            "generate.reply": "the rank has taken a reply to a turn of a conversation",
-        }.items()
-    },
-    "actor.publish_weights.begin": "the actor is about to publish its weights",
-    "actor.publish_weights": "the rank has handled one more weight",
-    "actor.publish_weights.before_manifest": "rank 0: all weights are written, the manifest is not",
-    "rollout.sync_weights.begin": "the rollout group is about to load published weights",
-    "rollout.sync_weights": "hit 1: the weights are read, the engine does not have them; hit 2: it has",
-    "actor.compute_log_probs": "micro-batch boundary of log-probs",
-    "actor.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, if the actor's group hosts it",
-    "critic.compute_ref_log_probs": "the same, if the critic's group hosts the reference",
-    "critic.compute_values": "micro-batch boundary of values",
-    "critic.compute_reward_scores": "micro-batch boundary of the reward model's scores, if the critic's group hosts it",
-    "reward.compute_reward_scores": "the same, if the reward model has a group of its own",
-    **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
-    **{f"controller.{role}.generate": "a progress event of a generation has come" for role in ("actor", "rollout")},
-    "controller.actor.publish_weights.replied": "the weights are published, and the controller knows it",
-    "controller.rollout.sync_weights.replied": "the weights are loaded, and the controller knows it",
-    "controller.actor.compute_log_probs": "a progress event of log-probs has come",
-    "controller.critic.compute_values": "a progress event of values has come",
-    "controller.save_checkpoint.half": "a role has said that its part is durable; hit 1: the other one has not",
-    "controller.save_checkpoint.writing": "the controller's own part is written, the commit marker is not",
-}
+# Processes, and a point in each of them. A controller learns the phase of a service from its progress events.
+_POINTS = (
+    ("actor critic", "update.begin"),  # an update is about to begin
+    ("actor critic", "update"),  # micro-batch boundary of an update
+    ("actor critic", "update.mini_batch"),  # between two optimizer steps of an update
+    ("actor critic", "update.committed"),  # rank 0: it is in the ledger, no reply is sent; others: their part is done
+    ("actor critic", "save_checkpoint.writing"),  # the rank is about to write its shard
+    ("actor critic", "save_checkpoint.durable"),  # the part of the role is durable, the reply is not sent
+    ("actor rollout", "generate"),  # token boundary of a generation, if this group samples
+    ("actor rollout", "generate.part"),  # the rank has handed on its rows of a part of a streamed generation
+    ("actor rollout", "generate.turn"),  # the rank has handed on a turn of a conversation
+    ("actor rollout", "generate.reply"),  # the rank has taken a reply to a turn of a conversation
+    ("actor", "publish_weights.begin"),  # the actor is about to publish its weights
+    ("actor", "publish_weights"),  # the rank has handled one more weight
+    ("actor", "publish_weights.before_manifest"),  # rank 0: all weights are written, the manifest is not
+    ("rollout", "sync_weights.begin"),  # the rollout group is about to load published weights
+    ("rollout", "sync_weights"),  # hit 1: the weights are read, the engine does not have them; hit 2: it has
+    ("actor", "compute_log_probs"),  # micro-batch boundary of log-probs
+    ("actor critic", "compute_ref_log_probs"),  # the same of the reference, in the group that hosts it
+    ("critic", "compute_values"),  # micro-batch boundary of values
+    ("critic reward", "compute_reward_scores"),  # the same of the reward model's scores, in the group that hosts it
+    ("controller.actor controller.critic", "update.begin"),  # the request is about to be sent
+    ("controller.actor controller.critic", "update"),  # a progress event of an update has come
+    ("controller.actor controller.critic", "update.replied"),  # the reply has come
+    ("controller.actor controller.rollout", "generate"),  # a progress event of a generation has come
+    ("controller.actor", "publish_weights.replied"),  # the weights are published, and the controller knows it
+    ("controller.rollout", "sync_weights.replied"),  # the weights are loaded, and the controller knows it
+    ("controller.actor", "compute_log_probs"),  # a progress event of log-probs has come
+    ("controller.critic", "compute_values"),  # a progress event of values has come
+    ("controller", "save_checkpoint.half"),  # a role's part is durable; hit 1: the other role has not said so
+    ("controller", "save_checkpoint.writing"),  # the controller's own part is written, the commit marker is not
+)
+POINTS = [f"{process}.{point}" for processes, point in _POINTS for process in processes.split()]
 
 
 def _check_point(point: str) -> str:
