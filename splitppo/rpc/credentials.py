@@ -1,8 +1,6 @@
 """Loads a process's credentials (TLS identity, bearer tokens), and opens gRPC channels and ports that use them."""
 
 import functools
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +52,7 @@ class Credentials:
 PLAINTEXT = Credentials()
 
 
-def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str, str] = os.environ) -> Credentials:
+def load_credentials(config: SecurityConfig, role: str) -> Credentials:
     """Reads the certificates, key and bearer tokens that `services.security` names for the process of a role.
 
     Raises:
@@ -66,7 +64,7 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
         from splitppo.rpc.certificates import load_identity
 
         identity = load_identity(*files)
-    return Credentials(identity, load_tokens(config, environment))
+    return Credentials(identity, load_tokens(config))
 
 
 def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:

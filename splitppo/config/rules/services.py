@@ -1,9 +1,8 @@
 """Rules between keys about addresses: worker groups on several machines, ports, TLS and loopback (docs/hosts.md)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from splitppo.config.schema import Config
-from splitppo.config.section import RoleName
 from splitppo.config.subsections.security import is_loopback
 
 
@@ -44,7 +43,7 @@ def ports_are_apart(config: Config) -> None:
 
 def failpoints_stay_on_this_machine(config: Config) -> None:
     """Checks that `debug.failpoints` is empty if other machines can reach a service."""
-    for key, address in _reachable_from_elsewhere(config, config.services.sections) if config.debug.failpoints else ():
+    for key, address in _reachable_from_elsewhere(config) if config.debug.failpoints else ():
         raise ValueError(
             f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
             " remove debug.failpoints"
@@ -53,7 +52,7 @@ def failpoints_stay_on_this_machine(config: Config) -> None:
 
 def plaintext_stays_on_this_machine(config: Config) -> None:
     """Checks that TLS is on if a service listens on, or is called at, an address that is not loopback."""
-    for key, address in _reachable_from_elsewhere(config, config.roles) if not config.services.security.tls else ():
+    for key, address in _reachable_from_elsewhere(config) if not config.services.security.tls else ():
         if key.endswith("bind") or config.services.launch == "external":
             raise ValueError(
                 f"{key} is {address!r}, which is not a loopback address, and the wire would be neither encrypted"
@@ -62,10 +61,9 @@ def plaintext_stays_on_this_machine(config: Config) -> None:
             )
 
 
-def _reachable_from_elsewhere(config: Config, roles: Iterable[RoleName]) -> Iterator[tuple[str, str]]:
-    """Yields (key, address) for each key `bind` or `address` of these roles that is not a loopback address."""
-    for role in roles:
-        service = config.services.of(role)
+def _reachable_from_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields (key, address) for each key `bind` or `address` of a worker group that is not a loopback address."""
+    for role, service in config.groups.items():
         for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():
             if not is_loopback(address):
                 yield f"services.{role}.{key}", address

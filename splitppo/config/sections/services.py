@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from splitppo.config.section import ROLES, NumberOrAuto, OneOrMany, PositiveInt, RoleName, Section
+from splitppo.config.section import NumberOrAuto, OneOrMany, PositiveInt, RoleName, Section
 from splitppo.config.subsections.security import SecurityConfig
 from splitppo.config_error import ConfigError
 
@@ -132,8 +132,3 @@ class ServicesConfig(Section):
         if service is None:
             raise ConfigError(f"this run has no {role} group: services.{role} is null, expected its keys")
         return service
-
-    @property
-    def sections(self) -> tuple[RoleName, ...]:
-        """The roles whose worker group has settings here, also if the run does not need the group."""
-        return tuple(role for role in ROLES if getattr(self, role) is not None)
