@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.qwen2_tokenizer import PRINTABLE, character_tokenizer, save_tokenizer
-from recipes.tiny_models import END, PAD, START
+from recipes.tiny_models import END, NAMED_TOKENS, PAD, START
 
 # Makes the chat messages of a conversation.
 Conversation = Callable[[random.Random], list[dict[str, str]]]
@@ -34,8 +34,7 @@ def make_model(folder: Path, language: Language, conversation: Conversation, num
     from recipes import warm_start  # imports torch, which a folder that is ready does not need
 
     tokenizer = character_tokenizer(PRINTABLE, [PAD, START, END], language.words)
-    names = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
-    save_tokenizer(tokenizer, folder, named_tokens=names, chat_template=language.chat_template)
+    save_tokenizer(tokenizer, folder, named_tokens=NAMED_TOKENS, chat_template=language.chat_template)
     config = warm_start.small_qwen2(tokenizer, eos=END, pad=PAD, max_position_embeddings=_MAX_LENGTH, hidden_size=64)
     said = examples(folder, conversation, seed, language.tools)
     warm_start.train(config, said, num_steps, seed=seed).save_pretrained(folder)

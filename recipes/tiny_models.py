@@ -14,6 +14,7 @@ from recipes.rows import Row
 # The class in transformers, by kind.
 KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenceClassification"}
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+NAMED_TOKENS = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
 VOCAB_SIZE = 2048
 SEED = 0
 # So many rows have most words of a data set.
@@ -69,8 +70,7 @@ def _make(kind: str, texts: Sequence[str], folder: Path) -> None:
     # Like instruction-tuned Qwen2: a response ends with <|im_end|> or with <|endoftext|>.
     model.generation_config = transformers.GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
     model.save_pretrained(folder)
-    names = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
-    qwen2_tokenizer.save_tokenizer(tokenizer, folder, named_tokens=names, chat_template=CHAT_TEMPLATE)
+    qwen2_tokenizer.save_tokenizer(tokenizer, folder, named_tokens=NAMED_TOKENS, chat_template=CHAT_TEMPLATE)
 
 
 def _texts(rows: Sequence[Row]) -> Iterator[str]:

@@ -71,10 +71,8 @@ def _is_object(manifest: object) -> bool:
 
 def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
     """Returns the content of a ConfigMap, to whose name kustomize has added a hash; {} if no such ConfigMap exists."""
-    data = [
-        item["data"] for (kind, full), item in objects.items() if kind == "ConfigMap" and full.startswith(f"{name}-")
-    ]
-    return dict(data[0]) if data else {}
+    maps = (item for (kind, full), item in objects.items() if kind == "ConfigMap" and full.startswith(f"{name}-"))
+    return next((dict(item["data"]) for item in maps), {})
 
 
 def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> None:

@@ -68,11 +68,8 @@ def _unsupported(adapter: _AdapterConfig, heads: Sequence[str]) -> str | None:
     others = adapter.model_extra or {}
     init = str(others.get("init_lora_weights"))
     saved = [name for name in adapter.modules_to_save or () if name not in heads]
-    used = [name for name in _UNSUPPORTED if others.get(name)]
-    if init.lower().startswith(_CHANGES_BASE):
-        used.append(f"init_lora_weights {init}")
-    if adapter.bias not in (None, "none"):
-        used.append(f"bias {adapter.bias!r}")
-    if saved:
-        used.append(f"modules_to_save {saved}")
-    return next(iter(used), None)
+    is_used = {name: others.get(name) for name in _UNSUPPORTED}
+    is_used[f"init_lora_weights {init}"] = init.lower().startswith(_CHANGES_BASE)
+    is_used[f"bias {adapter.bias!r}"] = adapter.bias not in (None, "none")
+    is_used[f"modules_to_save {saved}"] = saved
+    return next(filter(is_used.get, is_used), None)

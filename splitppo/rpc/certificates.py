@@ -119,9 +119,8 @@ def _issuers(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
 ) -> list[x509.Certificate]:
     """Checks a chain of certificates, and returns the trusted authorities that have signed the last one."""
-    for certificate, issuer in itertools.pairwise(chain):
-        if not _is_issued_by(certificate, issuer):
-            raise ConfigError(f"{_CERT_KEY}: {cert_file} holds no chain of certificates, each signed by the next one")
+    if not all(itertools.starmap(_is_issued_by, itertools.pairwise(chain))):
+        raise ConfigError(f"{_CERT_KEY}: {cert_file} holds no chain of certificates, each signed by the next one")
     issuers = [authority for authority in authorities if _is_issued_by(chain[-1], authority)]
     if not issuers:
         raise ConfigError(f"{_CERT_KEY}: the certificate in {cert_file} is not signed by any authority in {ca_file}")
