@@ -127,14 +127,12 @@ def with_renamed_keys(stored: Any) -> Any:
 
 
 def _parse(text: str, source: str) -> Any:
+    too_deep = config_errors(RecursionError, instead=f"{source}: lists and sections are nested too deeply")
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        with too_deep, config_errors(ConfigError, before=f"{source}: "):
+            return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: lists and sections are nested too deeply") from error
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

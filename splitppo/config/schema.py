@@ -171,9 +171,7 @@ class Config(Section):
 
     def weights_folder_of(self, run_id: str) -> Path:
         """Returns the folder of one run's versions: in `rollout.sync_dir`, which runs may share, one of its own."""
-        return (
-            self.weights_folder / f"splitppo-{quote(run_id, safe='')}" if self.rollout.sync_dir else self.weights_folder
-        )
+        return self.weights_folder / (f"splitppo-{quote(run_id, safe='')}" if self.rollout.sync_dir else "")
 
     @property
     def groups(self) -> Mapping[RoleName, ServiceConfig]:

@@ -39,39 +39,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         _check_arguments(options)
-        credentials = None if options.ca is None else _credentials(options)
-        metadata = () if options.token_file is None else _tokens(options.token_file).metadata
+        tls = None if options.ca is None else _credentials(options)
+        tokens = None if options.token_file is None else _tokens(options.token_file)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    status = check(options.address, options.service, credentials, metadata, options.timeout)
+    status = check(options.address, options.service, tls, tokens, options.timeout)
     line = f"{options.address} {options.service}".strip()
     sys.stdout.write(f"{line}: {' '.join(status.split())}\n")  # the status may be any text of a server
     return 0 if status == "SERVING" else 1
 
 
 def check(
-    address: str,
-    service: str,
-    credentials: grpc.ChannelCredentials | None,
-    metadata: tuple[tuple[str, str], ...],
-    timeout_s: float,
+    address: str, service: str, tls: grpc.ChannelCredentials | None, tokens: BearerTokens | None, timeout_s: float
 ) -> str:
     """Asks a gRPC server for its health; returns SERVING, NOT_SERVING, UNKNOWN, or a sentence why it has no status.
 
     Args:
         address: host:port.
         service: full name of a service; "" asks for the server as a whole.
-        credentials: of TLS; None: plaintext.
-        metadata: headers of the call.
+        tls: credentials; None: plaintext.
+        tokens: the first is sent with the call; None: none is.
         timeout_s: the longest time for everything, also for names that cannot be resolved and addresses that answer
             nothing.
     """
-    options = answering_within(timeout_s)
-    if credentials is None:
+    options, metadata = answering_within(timeout_s), () if tokens is None else tokens.metadata
+    if tls is None:
         channel = grpc.insecure_channel(address, options=options)
     else:
-        channel = grpc.secure_channel(address, credentials, options=options)
+        channel = grpc.secure_channel(address, tls, options=options)
     with channel:
         try:
             request = HealthCheckRequest(service=service).SerializeToString()
@@ -82,7 +78,7 @@ def check(
                 return f"unreachable: no answer within {timeout_s:g} s"
             if code is grpc.StatusCode.UNAVAILABLE:
                 settings = TlsSettings(tls="--ca is given", ca="--ca", section="--ca, --cert, --key")
-                reason = why_unreachable(details, timeout_s, with_tls=credentials is not None, settings=settings)
+                reason = why_unreachable(details, timeout_s, with_tls=tls is not None, settings=settings)
                 return f"unreachable: {reason}"
             return _why_refused(code, details)
     return _status_in(answer)
