@@ -50,15 +50,11 @@ def check_adapter(folder: Path, role: str, config: TrainedModelConfig) -> None:
         wrong = error.errors()[0]
         field = "".join(f"{part}: " for part in wrong["loc"][:1])
         raise ValueError(f"{key}: {file} describes no adapter: {field}{wrong['msg']}") from error
-    rank, alpha = adapter.rank, adapter.lora_alpha
     if adapter.peft_type != "LORA":
         raise ValueError(f"{key} has peft_type {adapter.peft_type!r}, expected LORA")
-    if rank != config.lora_rank:
-        raise ValueError(f"{key} has rank {rank}, {role}.lora_rank is {config.lora_rank}; set it to {rank}")
-    if alpha != config.lora_alpha:
-        raise ValueError(
-            f"{key} has lora_alpha {alpha:g}, {role}.lora_alpha is {config.lora_alpha:g}; set it to {alpha:g}"
-        )
+    for name, own, found in (("rank", "lora_rank", adapter.rank), ("lora_alpha", "lora_alpha", adapter.lora_alpha)):
+        if found != (wanted := getattr(config, own)):
+            raise ValueError(f"{key} has {name} {found:g}, {role}.{own} is {wanted:g}; set it to {found:g}")
     if used := _unsupported(adapter, heads=("score", "classifier") if role == "critic" else ()):
         raise ValueError(f"{key} uses {used}, which is not supported")
 
