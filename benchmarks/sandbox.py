@@ -23,7 +23,6 @@ from pathlib import Path
 
 from rewards.code.bubblewrap import own_uid
 from rewards.code.cases import parse_cases
-from rewards.code.limits import Limits
 from rewards.code.sandbox import Sandbox
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
@@ -71,7 +70,7 @@ async def warm(num_programs: int, num_sandboxes: int) -> tuple[float, float]:
 
 def cold(number: int) -> None:
     """Runs one program in a sandbox that is started for it."""
-    with Sandbox(Limits(), own_uid(number)) as sandbox:
+    with Sandbox(CodeConfig(), own_uid(number)) as sandbox:
         outcome = sandbox.run(PROGRAM, parse_cases(ROW))
     if not all(outcome.passed):
         raise RuntimeError(f"a program failed: {outcome}")

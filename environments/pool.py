@@ -15,10 +15,10 @@ from typing import Any, Self
 from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
 from environments.record import Replay
 from environments.worker import EnvironmentProcess, ProcessLost
+from rewards.code.limits import num_sandboxes
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
-from splitppo.machine.cores import permitted_cores
 
 _MAX_LOST = 3  # processes that a conversation may lose before it is repeated alone
 
@@ -39,10 +39,9 @@ class EnvironmentProcesses:
     def __init__(
         self, config: MultiTurnConfig, code: CodeConfig, *, tool_format: str | None, output: Path | None = None
     ) -> None:
-        workers, num_sandboxes = config.num_workers, code.num_sandboxes
+        workers = config.num_workers
         self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
-        num_sandboxes = permitted_cores().num_whole if num_sandboxes == "auto" else int(num_sandboxes)
-        code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes // self._num_workers)})
+        code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes(code) // self._num_workers)})
         self._setup = Setup(config, tool_format, output, code)
         self._processes = [EnvironmentProcess(self._setup)]
         self._may_be_alone = asyncio.Semaphore(self._num_workers)

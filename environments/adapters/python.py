@@ -7,7 +7,6 @@ from functools import cache
 
 from environments.tools import Tool
 from rewards.code.bubblewrap import HINT, NoSandbox, own_uid
-from rewards.code.limits import Limits
 from rewards.code.runner import try_out
 from rewards.code.sandbox import Sandbox
 from splitppo.config.subsections.code import CodeConfig
@@ -19,11 +18,11 @@ _MAX_OUTPUT_BYTES = 1 << 18  # less than a message may have
 @cache
 def load_python(config: CodeConfig) -> Tool:
     """Returns the tool, with the limits of `reward.code`; ConfigError: programs cannot be run here."""
-    limits, numbers = Limits.of(config), itertools.count()
-    limits = replace(limits, output_bytes=min(limits.output_bytes, _MAX_OUTPUT_BYTES))
+    numbers = itertools.count()
+    limits = config.model_copy(update={"max_output_bytes": min(config.max_output_bytes, _MAX_OUTPUT_BYTES)})
 
     def new_sandbox() -> Sandbox:
-        return Sandbox(limits, own_uid(next(numbers)), is_confined=not config.unsafe)
+        return Sandbox(limits, own_uid(next(numbers)))
 
     def python(code: str) -> str:
         """Runs a Python program and returns what it prints. Nothing is left of the programs before.

@@ -1,11 +1,11 @@
 """The resource limits of a code answer: CPU time, memory, processes, files, output."""
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from splitppo.config.subsections.code import CodeConfig
+from splitppo.machine.cores import permitted_cores
 
 TMP_BYTES = 64 << 20
 MAX_FILES = 10_000
@@ -26,41 +26,27 @@ class Limit(Enum):
     OUTPUT = "output"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The resources that one code answer may use, in all its tests and processes together.
+def wall_s(config: CodeConfig) -> float:
+    """Returns the time limit on the clock in seconds: three times the CPU time: programs may wait and cores be busy."""
+    return 3.0 * config.timeout_s
 
-    Attributes:
-        cpu_s: user and system time, in seconds.
-        max_processes: processes and threads at the same time.
-    """
 
-    cpu_s: float = 10.0
-    memory_bytes: int = 1 << 30
-    max_processes: int = 32
-    output_bytes: int = 32 << 20
+def num_sandboxes(config: CodeConfig) -> int:
+    """Returns the number of sandboxes in which programs run at the same time."""
+    return permitted_cores().num_whole if config.num_sandboxes == "auto" else int(config.num_sandboxes)
 
-    @classmethod
-    def of(cls, config: CodeConfig) -> "Limits":
-        """Reads the section `reward.code`."""
-        return cls(config.timeout_s, config.memory_mb << 20, config.max_processes, config.max_output_bytes)
 
-    @property
-    def wall_s(self) -> float:
-        """The time limit on the clock in seconds: three times the CPU time, as programs may wait and cores be busy."""
-        return 3.0 * self.cpu_s
-
-    def of_guest(self, uid: int, *, is_confined: bool) -> dict[str, Any]:
-        """Returns the arguments of guest.py: its uid, and the limits that the kernel sets for each of its processes."""
-        rlimits = {
-            "RLIMIT_AS": self.memory_bytes,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_CPU": math.ceil(self.cpu_s) + 1,
-            "RLIMIT_FSIZE": TMP_BYTES,
-            "RLIMIT_MSGQUEUE": 0,
-            "RLIMIT_NOFILE": _MAX_OPEN_FILES,
-            "RLIMIT_STACK": _STACK_BYTES,
-        }
-        if is_confined:  # without a sandbox it would count all processes of this user
-            rlimits["RLIMIT_NPROC"] = self.max_processes + 2  # the guest, and the process that exceeds the limit
-        return {"uid": uid, "nice": _NICE, "output_bytes": self.output_bytes, "rlimits": rlimits}
+def limits_of_guest(config: CodeConfig, uid: int) -> dict[str, Any]:
+    """Returns the arguments of guest.py: its uid, and the limits that the kernel sets for each of its processes."""
+    rlimits = {
+        "RLIMIT_AS": config.memory_mb << 20,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": math.ceil(config.timeout_s) + 1,
+        "RLIMIT_FSIZE": TMP_BYTES,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_NOFILE": _MAX_OPEN_FILES,
+        "RLIMIT_STACK": _STACK_BYTES,
+    }
+    if not config.unsafe:  # without a sandbox it would count all processes of this user
+        rlimits["RLIMIT_NPROC"] = config.max_processes + 2  # the guest, and the process that exceeds the limit
+    return {"uid": uid, "nice": _NICE, "output_bytes": config.max_output_bytes, "rlimits": rlimits}

@@ -15,9 +15,10 @@ from typing import Any, Self
 from rewards.channel import Channel
 from rewards.code.bubblewrap import NoSandbox, own_uid
 from rewards.code.cases import Cases, parse_cases, program_of
-from rewards.code.limits import CODE_LIMIT, Limit, Limits
+from rewards.code.limits import CODE_LIMIT, Limit
 from rewards.code.sandbox import Outcome, Sandbox
 from rewards.samples import Failure
+from splitppo.config.subsections.code import CodeConfig
 
 _MAX_ATTEMPTS = 3  # to run a program whose sandbox ends without an answer
 _TRIAL = ("print(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
@@ -31,18 +32,15 @@ class Runner:
     """Scores code answers: runs the program of each response in a sandbox against the test cases of its row.
 
     Args:
-        is_confined: False runs programs without sandboxes (`reward.code.unsafe`).
-        is_continuous: True if the score is the share of the tests that pass (`reward.code.continuous`).
+        config: the section `reward.code`.
         lifeline: a file descriptor on which poll reports a hang-up when the controller has ended.
 
     Raises:
         NoSandbox: on entering: a sandbox does not run a program, or cannot be watched.
     """
 
-    def __init__(self, limits: Limits, *, is_confined: bool, is_continuous: bool, lifeline: int) -> None:
-        self._limits = limits
-        self._is_confined = is_confined
-        self._is_continuous = is_continuous
+    def __init__(self, config: CodeConfig, lifeline: int) -> None:
+        self._config = config
         self._lifeline = lifeline
         self._numbers = itertools.count()
         self._warm: Sandbox | None = None
@@ -73,7 +71,7 @@ class Runner:
             return _failed(Failure.CRASH, outcome.error)
         share = 0.0 if outcome.limit else sum(outcome.passed) / len(cases.inputs)
         extra: dict[str, Any] = {CODE_LIMIT: outcome.limit and outcome.limit.value}
-        if self._is_continuous:
+        if self._config.continuous:
             return {"score": share, "extra": {**extra, "acc": float(share == 1.0)}}
         return {"score": float(share == 1.0), "extra": extra}
 
@@ -86,7 +84,7 @@ class Runner:
         for _ in range(_MAX_ATTEMPTS):
             try:
                 with self._take() as sandbox:
-                    outcome = sandbox.run(program, cases, runs_all=self._is_continuous, lifeline=self._lifeline)
+                    outcome = sandbox.run(program, cases, runs_all=self._config.continuous, lifeline=self._lifeline)
             except (OSError, NoSandbox) as error:
                 outcome = Outcome(error=f"no sandbox could be started: {error}")
             if not outcome.error:
@@ -101,7 +99,7 @@ class Runner:
         return warm or self._new_sandbox()
 
     def _new_sandbox(self) -> Sandbox:
-        return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)
+        return Sandbox(self._config, own_uid(next(self._numbers)))
 
 
 def try_out(new_sandbox: Callable[[], Sandbox]) -> None:
@@ -122,8 +120,8 @@ def _failed(failure: Failure, message: str) -> dict[str, Any]:
     return {"score": 0.0, "failure": failure.value, "message": message}
 
 
-def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bool) -> None:
-    """Reports that sandboxes work, then scores code answers until the controller has ended; see `Runner` for arguments.
+def serve(channel: Channel, config: CodeConfig) -> None:
+    """Reports that sandboxes work, then scores code answers until the controller has ended.
 
     If a sandbox cannot be started, the last answer is the reason.
     """
@@ -132,8 +130,7 @@ def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bo
         channel.send(json.dumps(fields).encode())
 
     try:
-        runner = Runner(limits, is_confined=is_confined, is_continuous=is_continuous, lifeline=channel.fileno())
-        with runner:
+        with Runner(config, channel.fileno()) as runner:
             answer({})
             while True:
                 answer(runner.score(*pickle.loads(channel.receive())))  # noqa: S301 - from the controller

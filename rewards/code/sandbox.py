@@ -21,9 +21,10 @@ from typing import IO, Self, cast
 from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, python_command, sandbox_command
 from rewards.code.cases import Cases
 from rewards.code.frames import ERROR, OK, STARTED, Frames
-from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, Limits
+from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, limits_of_guest, wall_s
 from rewards.code.seccomp import filter_program
 from rewards.code.tree import children_of, usage_of
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.machine.process_tree import kill_tree
 
 _POLL_INTERVAL_S = 0.05
@@ -70,29 +71,28 @@ class Sandbox:
     The sandbox ends at the latest with the thread that started it.
 
     Args:
+        config: the section `reward.code`; `unsafe` leaves out namespaces and the filter of system calls.
         uid: the uid that the guest changes to; 0 keeps the user of this process.
-        is_confined: False leaves out namespaces and the filter of system calls (`reward.code.unsafe`).
 
     Raises:
         NoSandbox: no sandbox can be started here.
     """
 
-    def __init__(self, limits: Limits, uid: int = 0, *, is_confined: bool = True) -> None:
-        if is_root() and not (uid and is_confined):
+    def __init__(self, config: CodeConfig, uid: int = 0) -> None:
+        if is_root() and (not uid or config.unsafe):
             raise NoSandbox("root runs code only in a sandbox, under another uid")
-        self._limits = limits
-        self._is_confined = is_confined
-        self._folder = None if is_confined else tempfile.mkdtemp(prefix="splitppo-code-")
+        self._config = config
+        self._folder = tempfile.mkdtemp(prefix="splitppo-code-") if config.unsafe else None
         command, shared_fds = python_command(), []
         with ExitStack() as until_started:
-            if is_confined:
+            if not config.unsafe:
                 system_calls = until_started.enter_context(os.fdopen(os.memfd_create("filter"), "wb", buffering=0))
                 system_calls.write(filter_program())
                 system_calls.seek(0)
                 shared_fds = [system_calls.fileno()]
                 command = sandbox_command(*shared_fds)
             self._process = subprocess.Popen(
-                [*command, json.dumps(limits.of_guest(uid, is_confined=is_confined))],
+                [*command, json.dumps(limits_of_guest(config, uid))],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -110,7 +110,7 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         """Ends all processes of the sandbox, and returns when they have ended."""
-        if self._is_confined and (children := children_of(self._process.pid)):
+        if not self._config.unsafe and (children := children_of(self._process.pid)):
             # With the first process of its namespace all others end, and then bubblewrap itself.
             with suppress(ProcessLookupError):
                 os.kill(children[0], signal.SIGKILL)
@@ -129,7 +129,7 @@ class Sandbox:
     @property
     def is_watched(self) -> bool:
         """True if the resources that its program uses can be measured."""
-        return not self._is_confined or self._tmp() is not None
+        return self._config.unsafe or self._tmp() is not None
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
         """Runs a program on its test cases: on all, or with `runs_all=False` up to the first test that fails.
@@ -163,7 +163,7 @@ class Sandbox:
             RuntimeError: the sandbox ended.
         """
         request = {"program": _SCRIPT.format(program), "kind": "stdin", "tests": [""]}
-        answers = self._exchange(json.dumps(request).encode() + b"\n", Frames(self._limits.output_bytes), None)
+        answers = self._exchange(json.dumps(request).encode() + b"\n", Frames(self._config.max_output_bytes), None)
         try:
             status, output = next(answer for answer in answers if answer[0] != STARTED)
         except _Ended as ended:
@@ -212,17 +212,18 @@ class Sandbox:
 
     def _check(self, elapsed_s: float) -> None:
         """Raises _Ended if all processes of the sandbox together exceed a resource limit."""
-        limits, usage = self._limits, usage_of(self._process.pid)
-        if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
+        config, usage = self._config, usage_of(self._process.pid)
+        if usage.cpu_s > config.timeout_s or elapsed_s > wall_s(config):
             raise _Ended(limit=Limit.TIME)
-        if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # not the guest, and not bubblewrap
+        num_own = 1 if config.unsafe else 2  # the guest, and bubblewrap
+        if usage.num_threads - num_own > config.max_processes:
             raise _Ended(limit=Limit.PROCESSES)
         file_bytes = 0
-        if self._is_confined and (tmp := self._tmp()):
+        if not config.unsafe and (tmp := self._tmp()):
             file_bytes = (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize  # they are memory
             if tmp.f_files - tmp.f_ffree > MAX_FILES or file_bytes >= TMP_BYTES:
                 raise _Ended(limit=Limit.FILES)
-        if usage.memory_bytes + file_bytes > limits.memory_bytes:
+        if usage.memory_bytes + file_bytes > config.memory_mb << 20:
             raise _Ended(limit=Limit.MEMORY)
 
     def _tmp(self) -> os.statvfs_result | None:

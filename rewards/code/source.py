@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rewards.code.bubblewrap import HINT, NoSandbox
-from rewards.code.limits import CODE_LIMIT, Limits
+from rewards.code.limits import CODE_LIMIT, num_sandboxes, wall_s
 from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.machine.cores import permitted_cores
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +34,10 @@ class CodeSandboxes:
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config
-        limits = Limits.of(config)
-        arguments = (limits, not config.unsafe, config.continuous)
-        is_auto = config.num_sandboxes == "auto"
-        num_runners = permitted_cores().num_whole if is_auto else int(config.num_sandboxes)
-        self._timeout_s = _MAX_ATTEMPTS * limits.wall_s + _GRACE_S
+        self._timeout_s = _MAX_ATTEMPTS * wall_s(config) + _GRACE_S
         self._runners = [
-            WorkerProcess("rewards.code.runner:serve", *arguments, decode=json.loads, start_limit_s=_START_LIMIT_S)
-            for _ in range(num_runners)
+            WorkerProcess("rewards.code.runner:serve", config, decode=json.loads, start_limit_s=_START_LIMIT_S)
+            for _ in range(num_sandboxes(config))
         ]
         self._is_open = True
         self._free: asyncio.Queue[WorkerProcess] = asyncio.Queue()

@@ -19,7 +19,6 @@ import pytest
 
 from rewards.code.bubblewrap import is_root, own_uid
 from rewards.code.cases import parse_cases
-from rewards.code.limits import Limits
 from rewards.code.sandbox import Sandbox
 from rewards.code.source import CodeSandboxes
 from rewards.code.tree import children_of
@@ -136,7 +135,7 @@ async def test_a_program_sees_nothing_of_the_one_before() -> None:
 
 @needs_bubblewrap
 def test_a_sandbox_can_be_measured_until_it_is_ended_however_soon_its_program_ends() -> None:
-    with Sandbox(Limits(), own_uid(0)) as sandbox:
+    with Sandbox(CodeConfig(), own_uid(0)) as sandbox:
         assert sandbox.run("print(9)", parse_cases(NINE)).passed == (True,)
         assert sandbox.is_watched
 
