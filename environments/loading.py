@@ -19,7 +19,7 @@ from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MCP_TOOLS, EnvironmentConfig, MultiTurnConfig, is_file_and_name
-from splitppo.config_error import ConfigError
+from splitppo.config_error import ConfigError, config_errors
 from splitppo.user_file import callable_of, import_file
 
 Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
@@ -106,10 +106,8 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
         return Loaded(name, user_code, is_users_coroutine=True)
     if not inspect.isclass(user_code) or not callable(getattr(user_code, "reset", None)):
         raise ConfigError(f"key '{key}.name': {name}: expected a class with reset, or a coroutine converse(chat, row)")
-    try:
+    with config_errors(TypeError, before=f"key '{key}.kwargs': {name}: "):
         inspect.signature(user_code).bind(**config.kwargs)
-    except TypeError as error:
-        raise ConfigError(f"key '{key}.kwargs': {name}: {error}") from error
     tools = _tools_of(user_code, f"key '{key}.name': {name}")
     environment = Environment(partial(user_code, **config.kwargs), name, tools)
     return Loaded(name, environment.converse, [tool.schema for tool in tools.values()])
@@ -140,11 +138,7 @@ def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str
     if entry == "python":
         return [load_python(code)]
     if is_file_and_name(entry):
-        try:
-            function = _load_function(key, entry)
-        except ConfigError as error:
-            hint = "; name verl's yaml file of tools instead" if "No module named 'verl" in str(error) else ""
-            raise ConfigError(f"{error}{hint}") from error
+        function = _load_function(key, entry)
         if inspect.isclass(function):
             raise ConfigError(f"{key}: {entry} is a class, expected a function; give an environment as path and name")
         return [_tool(f"{key}: {entry}", function)]
@@ -184,7 +178,5 @@ def _import(path: Path, key: str) -> ModuleType:
 
 
 def _tool(label: str, function: Callable[..., Any]) -> Tool:
-    try:
+    with config_errors(ValueError, before=f"{label}: "):
         return Tool.of(function)
-    except ValueError as error:
-        raise ConfigError(f"{label}: {error}") from error

@@ -16,9 +16,9 @@ from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Sa
 from environments.record import Replay
 from environments.worker import EnvironmentProcess, ProcessLost
 from rewards.code.limits import num_sandboxes
-from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
+from splitppo.config_error import config_errors
 
 _MAX_LOST = 3  # processes that a conversation may lose before it is repeated alone
 
@@ -51,10 +51,8 @@ class EnvironmentProcesses:
 
     async def __aenter__(self) -> Self:
         """Loads the user's files in one process; the others start when they are needed."""
-        try:
+        with config_errors(ProcessLost, before="rollout.multi_turn.environments: a process that loaded them "):
             self._schemas = await self._processes[0].load()
-        except ProcessLost as lost:
-            raise ConfigError(f"rollout.multi_turn.environments: a process that loaded them {lost}") from lost
         self._setup = replace(self._setup, is_start=False)
         self._processes += [EnvironmentProcess(self._setup) for _ in range(self._num_workers - 1)]
         return self

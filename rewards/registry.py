@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from splitppo.config_error import config_errors
 from splitppo.user_file import load_from_file
 
 # The name of the scorer that is the user's function.
@@ -140,28 +141,22 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
     The function is batched if it has a parameter `solution_strs`.
 
     Raises:
-        ValueError: the file cannot be imported or has no function of this name; or the function does not take the
+        ConfigError: the file cannot be imported or has no function of this name; or the function does not take the
             arguments of a scorer, or those in `kwargs`.
     """
     function: ComputeScore = load_from_file(
         path, name, path_key="reward.custom_function_path", name_key="reward.custom_function_name"
     )
-    try:
+    with config_errors(ValueError, before=f"{name} in {path}: "):
         signature = inspect.signature(function)
-    except ValueError as error:
-        raise ValueError(f"{name} in {path}: {error}") from error
     is_batched = BATCH_ARGUMENTS["solution_str"] in signature.parameters
     takes_token_spans = TOKEN_SPANS in signature.parameters
     arguments = tuple(BATCH_ARGUMENTS.values()) if is_batched else ARGUMENTS
-    try:
+    with config_errors(TypeError, before=f"{name} in {path} must take ({', '.join(arguments)}=None): "):
         signature.bind_partial(**dict.fromkeys(arguments))
-    except TypeError as error:
-        shown = f"{', '.join(arguments[:-1])}, {arguments[-1]}=None"
-        raise ValueError(f"{name} in {path} must take ({shown}): {error}") from error
     if takes_token_spans:
         arguments = (*arguments, TOKEN_SPANS)
-    try:
+    problem = f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: "
+    with config_errors(TypeError, before=problem):
         signature.bind(**dict.fromkeys(arguments), **kwargs)
-    except TypeError as error:
-        raise ValueError(f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: {error}") from error
     return Scorer(function, kwargs, is_batched, takes_token_spans)

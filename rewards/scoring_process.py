@@ -20,6 +20,7 @@ from rewards.returned import plain, score_and_fields
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
 from rewards.token_scores import read_step_scores, read_token_scores
+from splitppo.config_error import ConfigError
 
 # In place of the number of the call that a process is working on: a call for several samples; no call yet.
 UNKNOWN_POSITION = -1
@@ -65,7 +66,7 @@ class Scorers:
         position: is set to the number of the current call; the controller reads it in shared memory.
 
     Raises:
-        ValueError: the user's function cannot be loaded.
+        ConfigError: the user's function cannot be loaded.
     """
 
     def __init__(self, setup: ScorerSetup, position: ctypes.c_int) -> None:
@@ -151,7 +152,7 @@ def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
     own_pid = os.getpid()
     try:
         scorers = Scorers(setup, shared_number(position_fd))
-    except ValueError as error:
+    except ConfigError as error:
         return channel.send(pickle.dumps(LoadReport(error=str(error))))
     channel.send(pickle.dumps(scorers.report()))
     while True:

@@ -7,7 +7,7 @@ from rewards.judge.questions import Questions, headers
 from rewards.registry import CUSTOM, SCORERS, covering, is_code, scorer_name
 from splitppo.config import ConfigError, RewardConfig
 from splitppo.config.sections.reward import Term
-from splitppo.config_error import did_you_mean
+from splitppo.config_error import config_errors, did_you_mean
 
 JUDGE = "judge"
 # The entry of `reward.scorers` for all data sources that it does not name.
@@ -39,10 +39,8 @@ def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
     for place, terms in config.scorers.items():
         for term in terms:
             _check_name(term.name, f"key 'reward.scorers': {place} asks for", config)
-    try:
+    with config_errors(ValueError):
         names = {term.name for data_source in sorted(data_sources) for term in terms_of(config, data_source)}
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if JUDGE in names:
         Questions(config.judge)
         headers(config.judge)

@@ -8,6 +8,7 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect
 
 from environments.chat import Step
+from splitppo.config_error import config_errors
 
 _START_LIMIT_S = 10.0  # for the server's first sign of life
 
@@ -29,11 +30,10 @@ class Adapter:
 
     def check(self) -> None:
         """Checks that the server answers, and that actions and observations have these fields."""
-        try:
+        problems = httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError
+        with config_errors(*problems, before=f"no OpenEnv server answers at {self._url}: "):
             schema = httpx2.get(f"{self._url}/schema", timeout=_START_LIMIT_S).raise_for_status().json()
             known = {kind: list(schema[kind]["properties"]) for kind in self._fields}
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"no OpenEnv server answers at {self._url}: {error}") from error
         for kind, field in self._fields.items():
             if field not in (None, *known[kind]):
                 raise ValueError(f"{kind}_field: expected one of {', '.join(known[kind])}, got {field!r}")

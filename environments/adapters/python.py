@@ -10,7 +10,7 @@ from rewards.code.bubblewrap import HINT, NoSandbox, own_uid
 from rewards.code.runner import try_out
 from rewards.code.sandbox import Sandbox
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.config_error import ConfigError
+from splitppo.config_error import config_errors
 
 _MAX_OUTPUT_BYTES = 1 << 18  # less than a message may have
 
@@ -33,10 +33,7 @@ def load_python(config: CodeConfig) -> Tool:
         with new_sandbox() as sandbox:
             return sandbox.execute(code)
 
-    try:
+    problem = "rollout.multi_turn.environments: the tool python cannot run programs here: "
+    with config_errors(NoSandbox, before=problem, after="" if config.unsafe else f" ({HINT})"):
         try_out(new_sandbox)
-    except NoSandbox as error:
-        hint = "" if config.unsafe else f" ({HINT})"
-        message = f"rollout.multi_turn.environments: the tool python cannot run programs here: {error}{hint}"
-        raise ConfigError(message) from error
     return replace(Tool.of(python), places=asyncio.Semaphore(int(config.num_sandboxes)))

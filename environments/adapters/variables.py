@@ -3,17 +3,16 @@
 import os
 from string import Template
 
-from splitppo.config_error import ConfigError
+from splitppo.config_error import ConfigError, config_errors
 
 _secrets: dict[str, str] = {}  # names of variables, by the values that were filled in
 
 
 def filled(text: str, key: str) -> str:
     """Puts values of environment variables in the place of $NAME; errors do not show them."""
-    try:
+    expected = f"key '{key}': expected $NAME of environment variables that are set: "
+    with config_errors(KeyError, ValueError, before=expected):
         value = Template(text).substitute(os.environ).strip()
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"key '{key}': expected $NAME of environment variables that are set: {error}") from error
     if not value.isascii() or not value.isprintable():
         raise ConfigError(f"key '{key}': expected one line of ASCII after $NAME was replaced")
     _secrets.update((os.environ[name].strip(), name) for name in Template(text).get_identifiers())

@@ -11,6 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError
 from splitppo.config.subsections.judge import JudgeConfig
+from splitppo.config_error import config_errors
 
 _DEFAULT_TEMPLATE = """\
 You mark the last answer of a conversation.
@@ -111,16 +112,12 @@ def shown(text: str) -> str:
 def _load_template(config: JudgeConfig) -> jinja2.Template:
     key, text = "key 'reward.judge.prompt_template'", _DEFAULT_TEMPLATE
     if config.prompt_template is not None:
-        try:
+        with config_errors(OSError, UnicodeDecodeError, before=f"{key}: cannot read {config.prompt_template}: "):
             text = config.prompt_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{key}: cannot read {config.prompt_template}: {error}") from error
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    try:
+    with config_errors(jinja2.TemplateError, before=f"{key}: {config.prompt_template} is no valid Jinja: "):
         used = jinja2.meta.find_undeclared_variables(environment.parse(text))
         template: jinja2.Template = environment.from_string(text)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{key}: {config.prompt_template} is no valid Jinja: {error}") from error
     if unknown := sorted(used - {*_FIELDS, *_LIMITS} - environment.globals.keys()):
         names = ", ".join((*_FIELDS, *_LIMITS))
         raise ConfigError(f"{key}: {config.prompt_template} uses {unknown[0]!r}; known: {names}")

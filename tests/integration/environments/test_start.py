@@ -114,11 +114,6 @@ async def test_a_file_that_does_not_import_is_one_sentence(tmp_path: Path) -> No
     assert found.endswith("mine.py failed: ModuleNotFoundError: No module named 'nowhere_at_all'")
 
 
-async def test_a_class_for_verl_is_named_by_its_yaml_file(tmp_path: Path) -> None:
-    found = await refused(processes({"m": tools(write(tmp_path, "from verl.tools.base_tool import BaseTool"), "Mine")}))
-    assert found.endswith("No module named 'verl'; name verl's yaml file of tools instead")
-
-
 async def test_without_websockets_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "raise ModuleNotFoundError('no websockets', name='websockets')", "websockets.py")
     monkeypatch.syspath_prepend(tmp_path)
