@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rewards.code.bubblewrap import own_uid
 from rewards.code.cases import parse_cases
 from rewards.code.sandbox import Sandbox
 from rewards.code.source import CodeSandboxes
@@ -68,9 +67,9 @@ async def warm(num_programs: int, num_sandboxes: int) -> tuple[float, float]:
     return all_s, alone_s
 
 
-def cold(number: int) -> None:
+def cold(_: int) -> None:
     """Runs one program in a sandbox that is started for it."""
-    with Sandbox(CodeConfig(), own_uid(number)) as sandbox:
+    with Sandbox(CodeConfig()) as sandbox:
         outcome = sandbox.run(PROGRAM, parse_cases(ROW))
     if not all(outcome.passed):
         raise RuntimeError(f"a program failed: {outcome}")

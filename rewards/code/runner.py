@@ -5,15 +5,14 @@ that a sandbox runs a program and can be watched, and reports that in JSON. Then
 ground truth in JSON. It ends when its socket to the controller is closed, also in the middle of a program.
 """
 
-import itertools
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Self
 
 from rewards.channel import Channel
-from rewards.code.bubblewrap import NoSandbox, own_uid
+from rewards.code.bubblewrap import NoSandbox
 from rewards.code.cases import Cases, parse_cases, program_of
 from rewards.code.limits import CODE_LIMIT, Limit
 from rewards.code.sandbox import Outcome, Sandbox
@@ -42,12 +41,11 @@ class Runner:
     def __init__(self, config: CodeConfig, lifeline: int) -> None:
         self._config = config
         self._lifeline = lifeline
-        self._numbers = itertools.count()
         self._warm: Sandbox | None = None
 
     def __enter__(self) -> Self:
-        try_out(self._new_sandbox)
-        self._warm = self._new_sandbox()
+        try_out(self._config)
+        self._warm = Sandbox(self._config)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,24 +87,21 @@ class Runner:
                 outcome = Outcome(error=f"no sandbox could be started: {error}")
             if not outcome.error:
                 return outcome
-        try_out(self._new_sandbox)
+        try_out(self._config)
         return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
     def _take(self) -> Sandbox:
         """Returns a started sandbox for one program, and starts another, so that the next program need not wait."""
         warm, self._warm = self._warm, None
-        self._warm = self._new_sandbox()
-        return warm or self._new_sandbox()
-
-    def _new_sandbox(self) -> Sandbox:
-        return Sandbox(self._config, own_uid(next(self._numbers)))
+        self._warm = Sandbox(self._config)
+        return warm or Sandbox(self._config)
 
 
-def try_out(new_sandbox: Callable[[], Sandbox]) -> None:
+def try_out(config: CodeConfig) -> None:
     """Checks that a sandbox can run a program and be watched; raises NoSandbox with the reason if not."""
     program, cases = _TRIAL
     try:
-        with new_sandbox() as sandbox:
+        with Sandbox(config) as sandbox:
             outcome, is_watched = sandbox.run(program, cases), sandbox.is_watched
     except (OSError, ValueError) as error:
         raise NoSandbox(str(error)) from error

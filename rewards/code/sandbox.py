@@ -4,6 +4,7 @@ Namespaces and kernel limits confine a program. They cannot count what all its p
 outside measures that, and kills a program that exceeds a limit with all its processes.
 """
 
+import itertools
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, Self, cast
 
-from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, python_command, sandbox_command
+from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, own_uid, python_command, sandbox_command
 from rewards.code.cases import Cases
 from rewards.code.frames import ERROR, OK, STARTED, Frames
 from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, limits_of_guest, wall_s
@@ -31,6 +32,7 @@ _POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
+_numbers = itertools.count()  # of the sandboxes of this process
 # Prints what a program prints and raises, in its order, as an interpreter does; the traceback begins in the program.
 _SCRIPT = """
 import linecache, os, sys, traceback
@@ -72,14 +74,13 @@ class Sandbox:
 
     Args:
         config: the section `reward.code`; `unsafe` leaves out namespaces and the filter of system calls.
-        uid: the uid that the guest changes to; 0 keeps the user of this process.
 
     Raises:
         NoSandbox: no sandbox can be started here.
     """
 
-    def __init__(self, config: CodeConfig, uid: int = 0) -> None:
-        if is_root() and (not uid or config.unsafe):
+    def __init__(self, config: CodeConfig) -> None:
+        if is_root() and config.unsafe:
             raise NoSandbox("root runs code only in a sandbox, under another uid")
         self._config = config
         self._folder = tempfile.mkdtemp(prefix="splitppo-code-") if config.unsafe else None
@@ -92,7 +93,7 @@ class Sandbox:
                 shared_fds = [system_calls.fileno()]
                 command = sandbox_command(*shared_fds)
             self._process = subprocess.Popen(
-                [*command, json.dumps(limits_of_guest(config, uid))],
+                [*command, json.dumps(limits_of_guest(config, own_uid(next(_numbers))))],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -135,7 +135,7 @@ async def test_a_program_sees_nothing_of_the_one_before() -> None:
 
 @needs_bubblewrap
 def test_a_sandbox_can_be_measured_until_it_is_ended_however_soon_its_program_ends() -> None:
-    with Sandbox(CodeConfig(), own_uid(0)) as sandbox:
+    with Sandbox(CodeConfig()) as sandbox:
         assert sandbox.run("print(9)", parse_cases(NINE)).passed == (True,)
         assert sandbox.is_watched
 
