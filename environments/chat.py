@@ -60,6 +60,7 @@ class TookTooLong(TimeoutError):
 Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
 
 
+@dataclass(eq=False)
 class Chat:
     """A conversation with the model, as a coroutine `converse(chat, row)` sees it.
 
@@ -71,15 +72,12 @@ class Chat:
         pending: what has been given for the latest turn, and is told with the next messages.
     """
 
-    def __init__(
-        self, seed: int, max_parallel_calls: int, runner: Runner, exchange: Callable[[Answer], Awaitable[Turn]]
-    ) -> None:
-        self.seed = seed
-        self.max_parallel_calls = max_parallel_calls
-        self.runner = runner
-        self.pending = Answer()
-        self.has_begun = False
-        self._exchange = exchange
+    seed: int
+    max_parallel_calls: int
+    runner: Runner
+    _exchange: Callable[[Answer], Awaitable[Turn]]
+    pending: Answer = field(default_factory=Answer)
+    has_begun: bool = False
 
     async def turn(self, *messages: Message) -> Turn:
         """Says chat messages to the model, roles `user` and `tool`, and returns its turn.

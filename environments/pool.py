@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,30 +100,23 @@ class EnvironmentProcesses:
             raise RuntimeError("the environment processes have been ended")
 
 
+@dataclass(eq=False)
 class Episode:
     """A conversation with one of the user's environments; it goes on in another process if its process is lost.
 
     One task at a time may call its methods. Recorded answers need no process, until there is none for a turn.
     """
 
-    def __init__(
-        self,
-        pool: EnvironmentProcesses,
-        environment: str,
-        row: Mapping[str, Any],
-        seed: int,
-        replay: Replay | None = None,
-    ) -> None:
-        self._pool = pool
-        self._environment = environment
-        self._row = row
-        self._seed = seed
-        self._replay = replay
-        self._turns: list[Said | None] = []
-        self._answers: list[Answer] = []
-        self._skipped: dict[tuple[int, int], str] = {}
-        self._process: EnvironmentProcess | None = None
-        self._number = 0
+    _pool: EnvironmentProcesses
+    _environment: str
+    _row: Mapping[str, Any]
+    _seed: int
+    _replay: Replay | None = None
+    _turns: list[Said | None] = field(default_factory=list)
+    _answers: list[Answer] = field(default_factory=list)
+    _skipped: dict[tuple[int, int], str] = field(default_factory=dict)
+    _process: EnvironmentProcess | None = None
+    _number: int = 0
 
     async def start(self) -> Answer:
         """Begins the conversation; the answer's only message, if it has one, belongs to the prompt."""

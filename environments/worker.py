@@ -7,6 +7,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Schemas, Setup
 from rewards.process import ProcessEnded, WorkerProcess
@@ -18,18 +19,19 @@ _START_LIMIT_S = 120.0  # importing the user's files
 _GRACE_S = 2.0  # added to a call's time limit before a process that gives no sign of life is killed
 
 
+@dataclass(eq=False)
 class ProcessLost(Exception):
-    """Raised if a process ended, or was killed, before a conversation was answered; the message says "it ...".
+    """Raised if a process ended, or was killed, before a conversation was answered.
 
     Attributes:
+        reason: what follows "it".
         was_running: True if code of this conversation ran at that moment, so that it may be the cause.
         call: the number of the call that was made for it; NO_CALL: none.
     """
 
-    def __init__(self, reason: str, *, was_running: bool = False, call: int = NO_CALL) -> None:
-        super().__init__(reason)
-        self.was_running = was_running
-        self.call = call
+    reason: str
+    was_running: bool = False
+    call: int = NO_CALL
 
 
 class EnvironmentProcess:
@@ -53,10 +55,8 @@ class EnvironmentProcess:
         self._limit_s = setup.config.timeout_s + _GRACE_S
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Sequence[Answer]]] = {}
-        serve, limit_s = "environments.process:serve", _START_LIMIT_S
-        self._worker = WorkerProcess(
-            serve, setup, descriptor, shared_fds=[descriptor], decode=pickle.loads, start_limit_s=limit_s
-        )
+        serve, arguments = "environments.process:serve", (setup, descriptor)
+        self._worker = WorkerProcess(serve, arguments, pickle.loads, _START_LIMIT_S, [descriptor])
         self._life: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Mapping[str, Schemas]] | None = None
 

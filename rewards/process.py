@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rewards.channel import LENGTH_BYTES, framed
@@ -22,6 +23,7 @@ class ProcessEnded(Exception):
     """Raised if a scoring process ended before it answered; the message completes the sentence "it ..."."""
 
 
+@dataclass(eq=False)
 class WorkerProcess:
     """A child process that answers requests; it is killed if it does not answer in time, and can be started again.
 
@@ -31,46 +33,38 @@ class WorkerProcess:
     Args:
         serve: "module:function", the function that the process runs, see `channel.work`. Its first message is a report.
         arguments: the arguments of this function after the channel.
-        shared_fds: descriptors that the process inherits, by the same numbers.
         decode: turns the bytes of a message into a value.
         start_limit_s: the largest number of seconds from the start to the report.
+        shared_fds: descriptors that the process inherits, by the same numbers.
 
     Attributes:
         is_loaded: True from the report to the end of the process.
     """
 
-    def __init__(
-        self,
-        serve: str,
-        *arguments: object,
-        shared_fds: Sequence[int] = (),
-        decode: Callable[[bytes], Any],
-        start_limit_s: float,
-    ) -> None:
-        self.is_loaded = False
-        self._serve = serve
-        self._arguments = arguments
-        self._shared_fds = shared_fds
-        self._decode = decode
-        self._start_limit_s = start_limit_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    serve: str
+    arguments: tuple[object, ...]
+    decode: Callable[[bytes], Any]
+    start_limit_s: float
+    shared_fds: Sequence[int] = ()
+    is_loaded: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def start(self) -> None:
         """Starts the child process and sends its arguments; does not wait for its first message, the report."""
         ours, theirs = socket.socketpair()
         with theirs:
-            call = f"from rewards.channel import work; work({self._serve!r}, {theirs.fileno()}, {os.getpid()})"
+            call = f"from rewards.channel import work; work({self.serve!r}, {theirs.fileno()}, {os.getpid()})"
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a process may end with its thread
                 # The process has the same import path as this one.
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *self._shared_fds),
+                pass_fds=(theirs.fileno(), *self.shared_fds),
                 # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
                 start_new_session=True,
             )
         self._streams = await asyncio.open_unix_connection(sock=ours)
-        self._streams[1].write(framed(pickle.dumps(self._arguments)))
+        self._streams[1].write(framed(pickle.dumps(self.arguments)))
 
     async def load(self) -> Any:
         """Starts the child process if it does not run, and returns its first message, the report.
@@ -79,7 +73,7 @@ class WorkerProcess:
         """
         if self._process is None:
             await self.start()
-        report = await self._answer(self._start_limit_s)
+        report = await self.receive(self.start_limit_s)
         self.is_loaded = True
         return report
 
@@ -88,16 +82,12 @@ class WorkerProcess:
 
         Raises TimeoutError or ProcessEnded if no answer comes; the process has then been killed or has ended.
         """
-        return await self._answer(limit_s, await asyncio.to_thread(pickle.dumps, request))
+        return await self.receive(limit_s, await asyncio.to_thread(pickle.dumps, request))
 
     def send(self, request: object) -> None:
         """Sends a request to the child process and waits for nothing; a process that has ended gets none."""
         if self._streams is not None:
             self._streams[1].write(framed(pickle.dumps(request)))
-
-    async def receive(self, limit_s: float) -> Any:
-        """Returns the next message of the child process; waits at most `limit_s` seconds, and raises as `ask` does."""
-        return await self._answer(limit_s)
 
     async def end(self, limit_s: float = 0.0) -> int | None:
         """Closes the socket, waits `limit_s` seconds for the child process to end, then kills it and its whole session.
@@ -122,8 +112,8 @@ class WorkerProcess:
             await asyncio.to_thread(process.wait, _END_LIMIT_S)
         return process.returncode if has_ended else None
 
-    async def _answer(self, limit_s: float, request: bytes | None = None) -> Any:
-        """Sends `request` if given, and returns the process's next message; kills the process if no message comes."""
+    async def receive(self, limit_s: float, request: bytes | None = None) -> Any:
+        """Sends a pickled request, if given, and returns the next message of the process; raises as `ask` does."""
         try:
             async with asyncio.timeout(limit_s):
                 if self._streams is None:  # `end` was called meanwhile
@@ -133,7 +123,7 @@ class WorkerProcess:
                     writer.write(framed(request))
                     await writer.drain()
                 length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
-                return self._decode(await reader.readexactly(length))
+                return self.decode(await reader.readexactly(length))
         except (EOFError, ConnectionError) as error:
             raise ProcessEnded(_how_it_ended(await self.end(_EXIT_LIMIT_S))) from error
         except BaseException:

@@ -46,8 +46,7 @@ class ScoringProcess(WorkerProcess):
         os.ftruncate(fd, sizeof(c_int))
         self.position = shared_number(fd)
         self.position.value = NOT_BEGUN
-        serve = "rewards.scoring_process:serve"
-        super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
+        super().__init__("rewards.scoring_process:serve", (setup, fd), pickle.loads, start_limit_s, [fd])
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
         """Scores samples in this process; returns results of as many of the first samples as time allows, at least one.

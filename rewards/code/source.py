@@ -36,7 +36,7 @@ class CodeSandboxes:
         self._config = config
         self._timeout_s = _MAX_ATTEMPTS * wall_s(config) + _GRACE_S
         self._runners = [
-            WorkerProcess("rewards.code.runner:serve", config, decode=json.loads, start_limit_s=_START_LIMIT_S)
+            WorkerProcess("rewards.code.runner:serve", (config,), json.loads, _START_LIMIT_S)
             for _ in range(num_sandboxes(config))
         ]
         self._is_open = True
