@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from environments.adapters.python import load_python
 from environments.adapters.verl_tools import load_verl_tools
 from environments.chat import Chat, ToolCall
 from environments.loops import Environment, converse_with_tools
-from environments.messages import Schemas
+from environments.messages import Schemas, Setup
 from environments.tool_calls import hermes, llama3_json, qwen3_coder
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.code import CodeConfig
@@ -65,20 +65,10 @@ async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
     return {name: await server(name, config).tools() for name in sorted(config.servers)}
 
 
-def load_environments(
-    configs: Mapping[str, EnvironmentConfig],
-    code: CodeConfig,
-    servers: ToolsOfServers = MappingProxyType({}),
-    *,
-    is_start: bool = True,
-) -> dict[str, Loaded]:
-    """Loads all environments; ConfigError names the key and says in one sentence what is wrong.
-
-    `code` has the limits of sandboxes, `servers` the tools of MCP servers; `is_start` is True at the start of a run,
-    when servers must be there.
-    """
-    named = partial(_tools_named, code, servers)
-    return {name: _load(f"{_KEY}.environments.{name}", config, named, is_start) for name, config in configs.items()}
+def load_environments(setup: Setup, servers: ToolsOfServers) -> dict[str, Loaded]:
+    """Loads all environments, with the tools of MCP servers; ConfigError says in one sentence what is wrong where."""
+    named, configs = partial(_tools_named, setup.code, servers), setup.config.environments
+    return {name: _load(f"{_KEY}.environments.{name}", configs[name], named, setup.is_start) for name in configs}
 
 
 def load_parser(tool_format: str | None) -> Parse:

@@ -49,7 +49,7 @@ def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
     with asyncio.Runner() as runner:  # sessions with servers live in its loop
         try:
             servers = runner.run(load_servers(setup.config))
-            environments = load_environments(setup.config.environments, setup.code, servers, is_start=setup.is_start)
+            environments = load_environments(setup, servers)
             parse = load_parser(setup.tool_format)
         except ConfigError as error:
             return channel.send(pickle.dumps(error))

@@ -15,9 +15,10 @@ from websockets.http11 import Request, Response
 
 from environments.adapters import gymnasium, openenv
 from environments.chat import Step
-from environments.loading import load_environments
+from environments.loading import Loaded, load_environments
+from environments.messages import Setup
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.config.subsections.multi_turn import EnvironmentConfig
+from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
 from splitppo.config_error import ConfigError
 from tests.support.text_game import NUM_TURNS
 
@@ -25,9 +26,14 @@ LETTERS = "tests.support.text_game:Letters-v0"
 LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "render_mode": "ansi", "is_slippery": False}
 
 
+def load(name: str, kwargs: dict[str, Any], *, is_start: bool = True) -> Loaded:
+    config = MultiTurnConfig(environments={"game": EnvironmentConfig(name=name, kwargs=kwargs)})
+    return load_environments(Setup(config, None, None, CodeConfig(), is_start), {})["game"]
+
+
 def refusal(name: str, **kwargs: Any) -> str:
     with pytest.raises(ConfigError) as error:
-        load_environments({"game": EnvironmentConfig(name=name, kwargs=kwargs)}, CodeConfig())
+        load(name, kwargs)
     return str(error.value)
 
 
@@ -217,5 +223,4 @@ async def test_a_server_must_be_there_at_the_start_and_know_the_fields(url: str)
 
 
 def test_a_server_need_not_be_there_when_a_process_is_replaced() -> None:
-    away = {"web": EnvironmentConfig(name="openenv", kwargs={"url": "http://127.0.0.1:1"})}
-    assert load_environments(away, CodeConfig(), is_start=False)["web"].name == "openenv"
+    assert load("openenv", {"url": "http://127.0.0.1:1"}, is_start=False).name == "openenv"

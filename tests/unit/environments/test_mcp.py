@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from environments.adapters.mcp import Server
-from environments.loading import load_environments
+from environments.loading import Loaded, load_environments
+from environments.messages import Setup
 from environments.tools import Tool
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
@@ -130,6 +131,12 @@ def tool(name: str) -> Tool:
 SERVERS = {"words": [tool("lookup"), tool("spell")], "more": [tool("lookup")], "none": []}
 
 
+def load(**environments: Any) -> dict[str, Loaded]:
+    servers = {name: {"url": "http://127.0.0.1:1"} for name in SERVERS}
+    config = MultiTurnConfig.model_validate({"environments": environments, "mcp_servers": servers})
+    return load_environments(Setup(config, None, None, CodeConfig()), SERVERS)
+
+
 @pytest.mark.parametrize(
     ("tools", "expected"),
     [
@@ -144,15 +151,12 @@ SERVERS = {"words": [tool("lookup"), tool("spell")], "more": [tool("lookup")], "
 )
 def test_tools_that_cannot_be_told_apart_or_found_are_refused(tools: list[str], expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_environments({"math": EnvironmentConfig.model_validate({"tools": tools})}, CodeConfig(), SERVERS)
+        load(math={"tools": tools})
     assert str(refused.value).startswith(f"rollout.multi_turn.environments.math.tools: {expected}")
 
 
 def test_a_server_gives_all_of_its_tools_or_one() -> None:
-    configs = {"all": {"tools": "mcp:words"}, "one": {"tools": ["mcp:words/spell", "mcp:more"]}}
-    loaded = load_environments(
-        {name: EnvironmentConfig.model_validate(one) for name, one in configs.items()}, CodeConfig(), SERVERS
-    )
+    loaded = load(all={"tools": "mcp:words"}, one={"tools": ["mcp:words/spell", "mcp:more"]})
     names = {name: [schema["function"]["name"] for schema in one.schemas] for name, one in loaded.items()}
     assert names == {"all": ["lookup", "spell"], "one": ["spell", "lookup"]}
 
