@@ -3,8 +3,9 @@
 import json
 import logging
 import os
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Self
 
 log = logging.getLogger(__name__)
 
@@ -22,59 +23,49 @@ class Answers:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._places: dict[bytes, tuple[int, int]] = {}  # offset and length of the line
-        self._descriptor = -1
-        self._end = 0
+        self._lines: IO[bytes] = BytesIO()
+        self._offsets: dict[bytes, int] = {}
 
     def __enter__(self) -> Self:
-        if self._file is None:
-            self._descriptor = os.memfd_create("answers", os.MFD_CLOEXEC)
-        else:
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if self._file is not None:
+            self._lines = self._file.open("a+b")
             self._read(self._file)
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+        self._lines.close()
 
     def find(self, key: str) -> str | None:
         """Reads the stored answer to the request with this sha256 (hexadecimal); None if no answer is stored."""
-        if (place := self._places.get(bytes.fromhex(key))) is None:
+        if (offset := self._offsets.get(bytes.fromhex(key))) is None:
             return None
-        offset, length = place
-        return str(json.loads(os.pread(self._descriptor, length, offset))["answer"])
+        self._lines.seek(offset)
+        return str(json.loads(self._lines.readline())["answer"])
 
     def add(self, key: str, answer: str) -> None:
         """Appends the answer to the request with this sha256 (hexadecimal) to the file."""
-        line = json.dumps({"request": key, "answer": answer}).encode() + b"\n"
-        written = 0
-        while written < len(line):
-            written += os.pwrite(self._descriptor, line[written:], self._end + written)
-        self._remember(key, len(line))
-
-    def _remember(self, key: str, length: int) -> None:
-        self._places[bytes.fromhex(key)] = (self._end, length)
-        self._end += length
+        offset = self._lines.seek(0, os.SEEK_END)
+        self._lines.write(json.dumps({"request": key, "answer": answer}).encode() + b"\n")
+        self._lines.flush()
+        self._offsets[bytes.fromhex(key)] = offset
 
     def _read(self, file: Path) -> None:
-        with file.open("rb") as lines:
-            for line in lines:
-                if (entry := _entry(line)) is None:
-                    break
-                self._remember(str(entry["request"]), len(line))
-            size = os.fstat(lines.fileno()).st_size
-        if size > self._end:
-            log.warning("%s: the last %d bytes are no complete answer and are cut off", file, size - self._end)
-            os.ftruncate(self._descriptor, self._end)
+        size, end = self._lines.tell(), self._lines.seek(0)
+        for line in self._lines:
+            if (request := _request_of(line)) is None:
+                break
+            self._offsets[request] = end
+            end += len(line)
+        if size > end:
+            log.warning("%s: the last %d bytes are no complete answer and are cut off", file, size - end)
+            self._lines.truncate(end)
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """Parses one line of the JSONL file of answers; None if the line is not a complete entry."""
+def _request_of(line: bytes) -> bytes | None:
+    """Returns the sha256 of the request in a line of the file; None if the line is not a complete entry."""
     try:
-        content = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+        entry = json.loads(line if line.endswith(b"\n") else b"")
+        request, _ = bytes.fromhex(entry["request"]), entry["answer"]
+    except (ValueError, LookupError, TypeError):
         return None
-    if not isinstance(content, dict) or not {"request", "answer"} <= content.keys():
-        return None
-    key = content["request"]
-    return content if isinstance(key, str) and len(key) == 64 and set(key) <= set("0123456789abcdef") else None
+    return request if len(request) == 32 else None

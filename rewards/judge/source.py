@@ -67,8 +67,8 @@ class Judge:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._answers.__exit__()
         await self._client.aclose()
+        self._answers.__exit__()
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
         """Scores samples with the judge and returns one result per sample, with a score in [0, 1].
