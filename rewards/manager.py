@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
 from rewards.terms import JUDGE, check_scorers, terms_of
-from rewards.token_scores import place_steps, weighted_steps, weighted_tokens
+from rewards.token_scores import place_steps, weighted
 from splitppo.config import RewardConfig
 from splitppo.config.sections.reward import Term
 
@@ -100,11 +101,12 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
     extra = {name: value for scored in reversed(results) for name, value in scored.extra.items()}
     extra |= {f"{term.name}_score": scored.total for term, scored in zip(terms, results, strict=True)}
     failed = next((scored for scored in results if scored.failure is not None), None)
-    weights = [term.weight for term in terms]
+    parts = [weighted(term.weight, scored) for term, scored in zip(terms, results, strict=True)]
+    of_tokens = [part.token_scores for part in parts if part.token_scores]
     return Scored(
-        score=sum(weight * scored.score for weight, scored in zip(weights, results, strict=True)),
-        token_scores=weighted_tokens(weights, results),
-        step_scores=weighted_steps(weights, results),
+        score=sum(part.score for part in parts),
+        token_scores=tuple(map(math.fsum, zip(*of_tokens, strict=True))),
+        step_scores=tuple(chain.from_iterable(part.step_scores for part in parts)),
         extra=extra,
         failure=failed.failure if failed else None,
         message=failed.message if failed else "",

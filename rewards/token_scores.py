@@ -4,7 +4,6 @@ These scores add to the score of the response as a whole. A step is a span [star
 response. Scoring processes import this module, so it imports nothing heavy.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -63,22 +62,13 @@ def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
     return replace(scored, token_scores=tuple(scores), step_scores=())
 
 
-def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tuple[float, ...]:
-    """Adds up the token scores of several results of one response, times weights; results without any are skipped."""
-    weighted = [
-        [weight * score for score in scored.token_scores]
-        for weight, scored in zip(weights, results, strict=True)
-        if scored.token_scores
-    ]
-    return tuple(map(math.fsum, zip(*weighted, strict=True)))
-
-
-def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple[Step, ...]:
-    """Joins the step scores of several results of one response, each multiplied by the weight of its result."""
-    return tuple(
-        (start, end, weight * score)
-        for weight, scored in zip(weights, results, strict=True)
-        for start, end, score in scored.step_scores
+def weighted(weight: float, scored: Scored) -> Scored:
+    """Multiplies all scores of a result by a weight."""
+    return replace(
+        scored,
+        score=weight * scored.score,
+        token_scores=[weight * score for score in scored.token_scores],
+        step_scores=[(start, end, weight * score) for start, end, score in scored.step_scores],
     )
 
 
