@@ -36,7 +36,7 @@ _HEARTBEAT_S = 0.5  # between two signs of life
 _MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run
 
 
-def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
+def serve(channel: Channel, setup: Setup) -> None:
     """Loads what the model talks with, then holds conversations until the controller has ended.
 
     The first message has the schemas of each environment's tools; it is a ConfigError if a file or a server cannot be
@@ -54,7 +54,7 @@ def serve(channel: Channel, setup: Setup, marks_fd: int) -> None:
         except ConfigError as error:
             return channel.send(pickle.dumps(error))
         channel.send(pickle.dumps({name: loaded.schemas for name, loaded in environments.items()}))
-        process = Process(setup, environments, parse, mmap.mmap(marks_fd, 2 * MARKS))
+        process = Process(setup, environments, parse, channel.shared)
         try:
             runner.run(process.serve(channel))
         except BaseException:  # noqa: BLE001 - the user's code may end the event loop by anything

@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import logging
-import mmap
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,14 +47,10 @@ class EnvironmentProcess:
         self.num_open = 0
         self.num_stuck = 0
         self.lost = ""
-        self._memory = os.fdopen(os.memfd_create("marks"), "r+b", buffering=0)
-        self._memory.truncate(2 * MARKS)
-        self._marks = mmap.mmap(descriptor := self._memory.fileno(), 2 * MARKS)
         self._limit_s = setup.config.timeout_s + _GRACE_S
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Sequence[Answer]]] = {}
-        serve, arguments = "environments.process:serve", (setup, descriptor)
-        self._worker = WorkerProcess(serve, arguments, pickle.loads, _START_LIMIT_S, [descriptor])
+        self._worker = WorkerProcess("environments.process:serve", (setup,), pickle.loads, _START_LIMIT_S, 2 * MARKS)
         self._life: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Mapping[str, Schemas]] | None = None
 
@@ -130,8 +124,9 @@ class EnvironmentProcess:
         self.lost = self.lost or reason
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(ProcessLost(reason))
+        marks = self._worker.shared
         for conversation, answers in self._waiting.items():
             place = conversation % MARKS
             if not answers.done():
-                lost = ProcessLost(reason, was_running=bool(self._marks[MARKS + place]), call=self._marks[place])
+                lost = ProcessLost(reason, was_running=bool(marks[MARKS + place]), call=marks[place])
                 answers.set_exception(lost)

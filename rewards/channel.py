@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from ctypes import c_int, sizeof
 
 LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
@@ -23,22 +22,16 @@ def framed(content: bytes) -> bytes:
     return len(content).to_bytes(LENGTH_BYTES) + content
 
 
-def shared_number(descriptor: int) -> c_int:
-    """Returns a C int in shared memory, so that the controller sees the number that a scoring process writes there.
-
-    `descriptor` is that of a file in memory (memfd) that contains one C int; all processes that map it share the int.
-    """
-    return c_int.from_buffer(mmap.mmap(descriptor, sizeof(c_int)))
-
-
 class Channel:
     """The scoring process's end of its socket to the controller: receives requests and sends answers.
 
     Attributes:
+        shared: memory that the controller sees, too.
         controller_pid: the process id of the controller, at the other end.
     """
 
-    def __init__(self, connection: socket.socket, controller_pid: int) -> None:
+    def __init__(self, connection: socket.socket, shared: mmap.mmap, controller_pid: int) -> None:
+        self.shared = shared
         self.controller_pid = controller_pid
         self._connection = connection
         self._messages = connection.makefile("rwb")
@@ -63,14 +56,14 @@ class Channel:
         self._messages.flush()
 
 
-def work(serve: str, descriptor: int, controller_pid: int) -> None:
+def work(serve: str, connection: int, memory: int, controller_pid: int) -> None:
     """Runs `serve`, the main function of a child process of the controller, until the controller has ended.
 
     `serve` is "module:function". The function is called with a `Channel` and with the pickled arguments in the
-    controller's first message.
+    controller's first message. `connection` and `memory` are file descriptors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=descriptor), controller_pid)
+    channel = Channel(socket.socket(fileno=connection), mmap.mmap(memory, 0), controller_pid)
     with suppress(EOFError, ConnectionError):
         arguments = pickle.loads(channel.receive())  # noqa: S301 - of the controller
         pkgutil.resolve_name(serve)(channel, *arguments)

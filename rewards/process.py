@@ -1,6 +1,7 @@
 """Starts and calls child processes that score; a process that does not answer within a time limit is killed."""
 
 import asyncio
+import mmap
 import os
 import pickle
 import select
@@ -8,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +36,10 @@ class WorkerProcess:
         arguments: the arguments of this function after the channel.
         decode: turns the bytes of a message into a value.
         start_limit_s: the largest number of seconds from the start to the report.
-        shared_fds: descriptors that the process inherits, by the same numbers.
+        num_shared_bytes: the size of the memory that both processes see.
 
     Attributes:
+        shared: that memory.
         is_loaded: True from the report to the end of the process.
     """
 
@@ -45,21 +47,27 @@ class WorkerProcess:
     arguments: tuple[object, ...]
     decode: Callable[[bytes], Any]
     start_limit_s: float
-    shared_fds: Sequence[int] = ()
+    num_shared_bytes: int = mmap.PAGESIZE
     is_loaded: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def __post_init__(self) -> None:
+        self._memory = os.fdopen(os.memfd_create("shared"), "r+b", buffering=0)
+        self._memory.truncate(self.num_shared_bytes)
+        self.shared = mmap.mmap(self._memory.fileno(), self.num_shared_bytes)
 
     async def start(self) -> None:
         """Starts the child process and sends its arguments; does not wait for its first message, the report."""
         ours, theirs = socket.socketpair()
         with theirs:
-            call = f"from rewards.channel import work; work({self.serve!r}, {theirs.fileno()}, {os.getpid()})"
+            fds = theirs.fileno(), self._memory.fileno()
+            call = f"from rewards.channel import work; work({self.serve!r}, *{fds}, {os.getpid()})"
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a process may end with its thread
                 # The process has the same import path as this one.
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *self.shared_fds),
+                pass_fds=fds,
                 # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
                 start_new_session=True,
             )

@@ -6,17 +6,14 @@ A process whose call hangs is killed. A call that hangs or ends its process cost
 import asyncio
 import logging
 import math
-import os
 import pickle
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from ctypes import c_int, sizeof
+from ctypes import c_int
 from dataclasses import replace
 from itertools import chain
 from typing import Self
 
-from rewards.channel import shared_number
 from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SymbolicBudget
@@ -41,12 +38,9 @@ class ScoringProcess(WorkerProcess):
     """
 
     def __init__(self, setup: ScorerSetup, start_limit_s: float) -> None:
-        fd = os.memfd_create("position")
-        weakref.finalize(self, os.close, fd)
-        os.ftruncate(fd, sizeof(c_int))
-        self.position = shared_number(fd)
+        super().__init__("rewards.scoring_process:serve", (setup,), pickle.loads, start_limit_s)
+        self.position = c_int.from_buffer(self.shared)
         self.position.value = NOT_BEGUN
-        super().__init__("rewards.scoring_process:serve", (setup, fd), pickle.loads, start_limit_s, [fd])
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
         """Scores samples in this process; returns results of as many of the first samples as time allows, at least one.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rewards.channel import Channel, end_with, shared_number
+from rewards.channel import Channel, end_with
 from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
 from rewards.returned import plain, score_and_fields
 from rewards.samples import Failure, Sample, Scored
@@ -146,12 +146,12 @@ class Scorers:
         return results
 
 
-def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
+def serve(channel: Channel, setup: ScorerSetup) -> None:
     """Loads the scorers, sends a `LoadReport`, then answers requests for scores until the controller has ended."""
     end_with(channel.controller_pid)
     own_pid = os.getpid()
     try:
-        scorers = Scorers(setup, shared_number(position_fd))
+        scorers = Scorers(setup, ctypes.c_int.from_buffer(channel.shared))
     except ConfigError as error:
         return channel.send(pickle.dumps(LoadReport(error=str(error))))
     channel.send(pickle.dumps(scorers.report()))
