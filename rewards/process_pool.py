@@ -17,7 +17,7 @@ from typing import Self
 from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SymbolicBudget
-from rewards.scoring_process import NOT_BEGUN, UNKNOWN_POSITION, BatchFailed, LoadReport, ScorerSetup, timed_out
+from rewards.scoring_process import NOT_BEGUN, UNKNOWN_POSITION, LoadReport, ScorerSetup, timed_out
 from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ class ScoringProcess(WorkerProcess):
         self.position = c_int.from_buffer(self.shared)
         self.position.value = NOT_BEGUN
 
-    async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
+    async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored] | Scored:
         """Scores samples in this process; returns results of as many of the first samples as time allows, at least one.
 
         Starts the process first if it does not run.
 
-        `limit_s` limits the calls, in seconds, and not the start. `Scorers.score` explains `may_give_up`.
+        `limit_s` limits the calls, in seconds, and not the start. `Scorers.score` explains `may_give_up`, and a result
+        that is no list.
 
         Raises:
-            BatchFailed: see `Scorers.score`.
             TimeoutError, ProcessEnded: the process has ended or was killed; `position` is the number of the running
                 call.
             ChildProcessError: the scorers cannot be loaded any more.
@@ -58,9 +58,7 @@ class ScoringProcess(WorkerProcess):
         self.position.value = NOT_BEGUN
         if not self.is_loaded and (error := (await self.load()).error):
             raise ChildProcessError(f"a scoring process cannot be started again: {error}")
-        answer: list[Scored] | BatchFailed = await self.ask((samples, may_give_up), limit_s)
-        if isinstance(answer, BatchFailed):
-            raise answer
+        answer: list[Scored] | Scored = await self.ask((samples, may_give_up), limit_s)
         return answer
 
 
@@ -167,15 +165,15 @@ class ScoringProcesses:
                 raise RuntimeError("the scoring processes have been ended")
             try:
                 results = await process.run(samples, self._setup.timeout_s + _GRACE_S, may_give_up=budget.num_left > 0)
-            except BatchFailed as error:
-                failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
             except TimeoutError:
                 failed = timed_out(self._setup.timeout_s)
             except ProcessEnded as error:
                 failed = Scored(0.0, failure=Failure.CRASH, message=str(error))
             else:
-                budget.take(results)
-                return dict(enumerate(results))
+                if isinstance(results, list):
+                    budget.take(results)
+                    return dict(enumerate(results))
+                failed = results
             position = process.position.value
             if position == NOT_BEGUN:
                 log.warning("a scoring process that did not begin its next call is replaced: it %s", failed.message)

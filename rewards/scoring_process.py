@@ -55,10 +55,6 @@ class LoadReport:
     take_token_spans: frozenset[str] = frozenset()
 
 
-class BatchFailed(Exception):
-    """Raised if one call of a scorer for several samples failed, so that the sample that caused it is not known."""
-
-
 class Scorers:
     """The scoring functions of a scoring process, loaded once.
 
@@ -85,16 +81,15 @@ class Scorers:
             take_token_spans=frozenset(name for name, scorer in scorers if scorer.takes_token_spans),
         )
 
-    def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored]:
+    def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored] | Scored:
         """Scores samples of one scorer; returns results of at least the first one. The caller sends the others again.
+
+        If a batched call failed, so that the sample that caused it is not known, returns one failed result for all.
 
         Calls run one after the other. No further call begins after a slice of time, so this method takes at most a
         slice and one call; nor after a symbolic comparison gave up. Without `may_give_up` no such comparison begins.
         The calls of an async scorer run together, each with its own time limit. A batched scorer gets all samples in
         one call.
-
-        Raises:
-            BatchFailed: a call for several samples failed. A call for one sample has a result with a failure instead.
         """
         scorer = self._by_name[samples[0].scorer]
         self._position.value = UNKNOWN_POSITION
@@ -124,13 +119,11 @@ class Scorers:
         outcome = outcome_of_call()
         return replace(scored, extra={**scored.extra, SYMBOLIC: outcome.value}) if outcome else scored
 
-    def _score_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
+    def _score_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Scored] | Scored:
         try:
             returned = self._call_batch(samples, scorer)
-        except (Exception, SystemExit) as error:
-            if len(samples) > 1:
-                raise BatchFailed(f"{type(error).__name__}: {error}") from error
-            return [_failed(error)]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score_one
+            return _failed(error)
         return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
 
     def _call_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Any]:
@@ -157,10 +150,7 @@ def serve(channel: Channel, setup: ScorerSetup) -> None:
     channel.send(pickle.dumps(scorers.report()))
     while True:
         samples, may_give_up = pickle.loads(channel.receive())  # noqa: S301 - of the controller
-        try:
-            answer: list[Scored] | BatchFailed = scorers.score(samples, may_give_up=may_give_up)
-        except BatchFailed as error:
-            answer = error
+        answer = scorers.score(samples, may_give_up=may_give_up)
         if os.getpid() != own_pid:  # the user's function has forked, and this is its child
             os._exit(1)
         channel.send(pickle.dumps(answer))
