@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Self, cast
 
@@ -84,14 +84,12 @@ class Sandbox:
             raise NoSandbox("root runs code only in a sandbox, under another uid")
         self._config = config
         self._folder = tempfile.mkdtemp(prefix="splitppo-code-") if config.unsafe else None
-        command, shared_fds = python_command(), []
-        with ExitStack() as until_started:
+        command = python_command()
+        with os.fdopen(os.memfd_create("filter"), "wb", buffering=0) as system_calls:
             if not config.unsafe:
-                system_calls = until_started.enter_context(os.fdopen(os.memfd_create("filter"), "wb", buffering=0))
                 system_calls.write(filter_program())
                 system_calls.seek(0)
-                shared_fds = [system_calls.fileno()]
-                command = sandbox_command(*shared_fds)
+                command = sandbox_command(system_calls.fileno())
             self._process = subprocess.Popen(
                 [*command, json.dumps(limits_of_guest(config, own_uid(next(_numbers))))],
                 bufsize=0,
@@ -100,7 +98,7 @@ class Sandbox:
                 stderr=subprocess.PIPE,
                 env=ENVIRONMENT,
                 cwd=self._folder or "/",
-                pass_fds=shared_fds,
+                pass_fds=[system_calls.fileno()],
                 start_new_session=True,
             )
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
