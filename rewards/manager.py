@@ -119,13 +119,9 @@ def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path 
     functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}
     if functions:
-        setup = ScorerSetup(
-            functions,
-            config.timeout_s,
-            config.custom_function_path,
-            config.custom_function_name,
-            config.custom_function_kwargs,
-        )
+        path = config.custom_function_path
+        custom = None if path is None else (path, config.custom_function_name, config.custom_function_kwargs)
+        setup = ScorerSetup(functions, config.timeout_s, custom)
         sources |= dict.fromkeys(functions, ScoringProcesses(setup, config.num_workers))
     if code:
         sources |= dict.fromkeys(code, CodeSandboxes(config.code))

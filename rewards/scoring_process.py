@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,7 @@ class ScorerSetup:
 
     names: tuple[str, ...]  # every scorer that may be asked
     timeout_s: float  # seconds for one call
-    custom_path: Path | None = None  # the file with the scorer CUSTOM
-    custom_name: str = "compute_score"
-    custom_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    custom: tuple[Path, str, Mapping[str, Any]] | None = None  # of the scorer CUSTOM, see `load_custom_scorer`
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ class Scorers:
         self._timeout_s = setup.timeout_s
         self._runner = asyncio.Runner()
         self._by_name = {name: load_scorer(name) for name in setup.names if name != CUSTOM}
-        if CUSTOM in setup.names and setup.custom_path is not None:
-            self._by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
+        if CUSTOM in setup.names and setup.custom is not None:
+            self._by_name[CUSTOM] = load_custom_scorer(*setup.custom)
 
     def report(self) -> LoadReport:
         """Returns a `LoadReport` with the names of the batched scorers, and of the scorers that take token spans."""

@@ -96,7 +96,7 @@ async def test_processes_that_end_before_each_call_end_the_run_with_a_sentence(
 
 async def test_a_process_that_stops_while_it_loads_is_given_up(tmp_path: Path) -> None:
     path = write(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    process = ScoringProcess(ScorerSetup((CUSTOM,), 30.0, path), start_limit_s=HANG_LIMIT_S)
+    process = ScoringProcess(ScorerSetup((CUSTOM,), 30.0, (path, "compute_score", {})), start_limit_s=HANG_LIMIT_S)
     with pytest.raises(TimeoutError):
         await process.load()
     assert not scoring_processes()
