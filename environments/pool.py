@@ -124,13 +124,11 @@ class Episode:
 
     async def say(self, text: str, ended_by: EndedBy) -> Answer:
         """Says a turn of the model, and returns what follows it."""
-        self._turns.append(Said(text, ended_by))
-        return await self._answer()
+        return await self._answer(Said(text, ended_by))
 
     async def end(self) -> Answer:
         """Says that the model has no further turn, and returns the last answer."""
-        self._turns.append(None)
-        return await self._answer()
+        return await self._answer(None)
 
     def abandon(self) -> None:
         """Ends the conversation where it is; nobody needs it any more."""
@@ -138,8 +136,9 @@ class Episode:
             self._process.forget(self._number)
             self._process = None
 
-    async def _answer(self) -> Answer:
+    async def _answer(self, *turns: Said | None) -> Answer:
         """Returns the answer to the latest turn: that of the record, or else of the environment."""
+        self._turns += turns
         answer = None if self._replay is None else self._replay.find(self._turns)
         if is_new := answer is None:
             answer = await self._answer_of_process()

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 _SECTION = r"(?:Args|Returns|Raises):"
 _ARGUMENT = re.compile(r"(?:^|\n)\s*(\w+):\s*(.*?)\s*(?=\n\s*\w+:|\Z)", re.DOTALL)
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
-_NAMES = {
+JSON_TYPES = {
     int: "integer",
     float: "number",
     str: "string",
@@ -96,11 +96,11 @@ def _description(text: str, name: str) -> dict[str, Any]:
 def _schema_of_type(hint: Any, name: str) -> dict[str, Any]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None:
-        return {} if hint is Any else {"type": _NAMES.get(hint, "object")}
+        return {} if hint is Any else {"type": JSON_TYPES.get(hint, "object")}
     if origin in (Union, types.UnionType):
         return _schema_of_union(arguments, name)
     if origin is Literal and all(type(value) in (int, float, str, bool, types.NoneType) for value in arguments):
-        names = list(dict.fromkeys(_NAMES[type(value)] for value in arguments))
+        names = list(dict.fromkeys(JSON_TYPES[type(value)] for value in arguments))
         return {"type": names[0] if len(names) == 1 else names, "enum": list(arguments)}
     if origin is list:
         return {"type": "array", "items": _schema_of_type(arguments[0], name)}

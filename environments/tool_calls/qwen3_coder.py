@@ -2,24 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 from environments.chat import ToolCall
+from environments.schemas import JSON_TYPES
 from environments.tool_calls.json_calls import bad_call, call_of, loads
 
 _EXPECTED = "<function=NAME><parameter=NAME>VALUE</parameter></function>"
 _START = re.compile(r"<tool_call>|<function=")
 _FUNCTION = re.compile(r"<function=([^>]*)>(.*?)(</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-_TYPES = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    list: {"array"},
-    dict: {"object"},
-    NoneType: {"null"},
-}
 
 
 def parse(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[ToolCall]]:
@@ -50,8 +42,10 @@ def _types_of(schema: Mapping[str, Any]) -> set[str]:
 
 def _value(text: str, types: set[str]) -> Any:
     """Reads a value that may be no text as JSON, if it has one of the types that the schema allows."""
+    others = types - {"string"}
     try:
-        value = loads(text) if types - {"string"} else text
+        value = loads(text) if others else text
     except (ValueError, RecursionError):
         return text
-    return value if types & _TYPES.get(type(value), set()) else text
+    name = JSON_TYPES.get(type(value), "object")
+    return value if others & {name, "number" if name == "integer" else name} else text
