@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Self
 
 from rewards.process import ProcessEnded, WorkerProcess
+from rewards.registry import CUSTOM
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SymbolicBudget
 from rewards.scoring_process import NOT_BEGUN, UNKNOWN_POSITION, LoadReport, ScorerSetup, timed_out
@@ -123,12 +124,12 @@ class ScoringProcesses:
 
     def _as_it_travels(self, sample: Sample) -> Sample:
         """Returns a sample without the fields that its scoring function does not take, so that fewer bytes are sent."""
-        takes_spans = sample.scorer in self._loaded.take_token_spans
+        takes_spans = sample.scorer == CUSTOM and self._loaded.takes_token_spans
         return replace(sample, prompt="", messages=(), token_spans=tuple(sample.token_spans) if takes_spans else ())
 
     def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
         """Splits sample indices into chunks: one per process for a batched scorer, several per process for others."""
-        if scorer in self._loaded.batched:
+        if scorer == CUSTOM and self._loaded.is_batched:
             size = math.ceil(len(places) / len(self._processes))
         else:
             size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * len(self._processes))))

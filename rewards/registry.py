@@ -116,12 +116,12 @@ def is_code(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scoring function, how to call it (one sample or many, with token spans), and its extra arguments."""
+    """A scoring function, and its extra arguments; only the user's may be called in another way than built-in ones."""
 
     function: ComputeScore
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_batched: bool = False  # it takes lists, with the fields of several samples
-    takes_token_spans: bool = False
+    takes_token_spans: bool = False  # it takes the spans of the response tokens
 
     @property
     def is_async(self) -> bool:
@@ -131,8 +131,7 @@ class Scorer:
 
 def load_scorer(name: str) -> Scorer:
     """Imports the built-in scoring function of this name, a key of SCORERS, and returns it as a `Scorer`."""
-    function: ComputeScore = pkgutil.resolve_name(SCORERS[name])
-    return Scorer(function, takes_token_spans=TOKEN_SPANS in inspect.signature(function).parameters)
+    return Scorer(pkgutil.resolve_name(SCORERS[name]))
 
 
 def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scorer:

@@ -44,13 +44,12 @@ class LoadReport:
 
     Attributes:
         error: the reason why the scorers cannot be loaded, or empty.
-        batched: the scorers that take several samples in one call.
-        take_token_spans: the scorers that take the spans of the response tokens.
+        is_batched, takes_token_spans: those of the scorer CUSTOM.
     """
 
     error: str = ""
-    batched: frozenset[str] = frozenset()
-    take_token_spans: frozenset[str] = frozenset()
+    is_batched: bool = False
+    takes_token_spans: bool = False
 
 
 class Scorers:
@@ -72,12 +71,9 @@ class Scorers:
             self._by_name[CUSTOM] = load_custom_scorer(*setup.custom)
 
     def report(self) -> LoadReport:
-        """Returns a `LoadReport` with the names of the batched scorers, and of the scorers that take token spans."""
-        scorers = self._by_name.items()
-        return LoadReport(
-            batched=frozenset(name for name, scorer in scorers if scorer.is_batched),
-            take_token_spans=frozenset(name for name, scorer in scorers if scorer.takes_token_spans),
-        )
+        """Returns a `LoadReport` without an error."""
+        own = self._by_name.get(CUSTOM)
+        return LoadReport() if own is None else LoadReport("", own.is_batched, own.takes_token_spans)
 
     def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored] | Scored:
         """Scores samples of one scorer; returns results of at least the first one. The caller sends the others again.
