@@ -34,7 +34,7 @@ class Channel:
         self.shared = shared
         self.controller_pid = controller_pid
         self._connection = connection
-        self._messages = connection.makefile("rwb")
+        self._messages = connection.makefile("rb")
 
     def fileno(self) -> int:
         """Returns the file descriptor of the socket, on which poll reports a hang-up when the controller has ended."""
@@ -52,8 +52,7 @@ class Channel:
 
     def send(self, content: bytes) -> None:
         """Sends one message to the controller, its length first."""
-        self._messages.write(framed(content))
-        self._messages.flush()
+        self._connection.sendall(framed(content))
 
 
 def work(serve: str, connection: int, memory: int, controller_pid: int) -> None:

@@ -20,7 +20,6 @@ from rewards.samples import Failure
 from splitppo.config.subsections.code import CodeConfig
 
 _MAX_ATTEMPTS = 3  # to run a program whose sandbox ends without an answer
-_TRIAL = ("print(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
 
 
 # The responses to a prompt come one after the other, and have the same test cases.
@@ -99,10 +98,10 @@ class Runner:
 
 def try_out(config: CodeConfig) -> None:
     """Checks that a sandbox can run a program and be watched; raises NoSandbox with the reason if not."""
-    program, cases = _TRIAL
+    cases = Cases("stdin", inputs=("1",), expected=("2",))
     try:
         with Sandbox(config) as sandbox:
-            outcome, is_watched = sandbox.run(program, cases), sandbox.is_watched
+            outcome, is_watched = sandbox.run("print(int(input()) + 1)", cases), sandbox.is_watched
     except (OSError, ValueError) as error:
         raise NoSandbox(str(error)) from error
     if outcome.passed != (True,):
