@@ -73,10 +73,7 @@ def load_environments(setup: Setup, servers: ToolsOfServers) -> dict[str, Loaded
 
 def load_parser(tool_format: str | None) -> Parse:
     """Returns what reads the calls of a turn; None: a turn has none. ConfigError: the user's file cannot be used."""
-    if tool_format in _PARSERS:
-        return _PARSERS[tool_format]
-    parse: Parse = _load_function(f"{_KEY}.tool_format", str(tool_format))
-    return parse
+    return _PARSERS.get(tool_format) or _load_function(f"{_KEY}.tool_format", str(tool_format))
 
 
 def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Sequence[Tool]], is_start: bool) -> Loaded:

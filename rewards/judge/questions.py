@@ -46,8 +46,7 @@ class Questions:
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
-        lowest, highest = config.score_range
-        self._limits = dict(zip(_LIMITS, (f"{lowest:g}", f"{highest:g}"), strict=True))
+        self._limits = dict(zip(_LIMITS, (f"{mark:g}" for mark in config.score_range), strict=True))
         self._template = _load_template(config)
         self._pattern = re.compile(config.score_pattern)
 
