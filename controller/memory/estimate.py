@@ -3,10 +3,12 @@
 `passes` has the legend of the formulas.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 
+from controller.memory.frozen_models import FROZEN_MODELS, frozen_models_of
 from controller.memory.model_shape import ModelShape
 from controller.memory.passes import (
     backward,
@@ -17,9 +19,8 @@ from controller.memory.passes import (
     micro_batch_of,
     training_gathered,
 )
-from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
-from splitppo.config.section import RoleName, TrainedRoleName
-from splitppo.config.sections.services import ServiceConfig
+from splitppo.config import ComputedModelConfig, Config
+from splitppo.config.section import RoleName
 from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
 GIB = 1 << 30
@@ -86,15 +87,9 @@ class GroupMemory:
 
 
 def estimate_group(
-    config: Config,
-    role: TrainedRoleName,
-    model: ModelShape,
-    *,
-    reference: ModelShape | None = None,
-    reward_model: ModelShape | None = None,
-    gpu_bytes: int | None = None,
+    config: Config, role: RoleName, model: ModelShape, *, gpu_bytes: int | None = None, **frozen: ModelShape
 ) -> GroupMemory:
-    """Estimates the memory of each rank of the worker group that trains the actor or the critic.
+    """Estimates the memory of each rank of a worker group.
 
     In every phase there are the trained weights and the moments of AdamW, sharded, in fp32, and frozen weights in the
     compute dtype:
@@ -104,98 +99,186 @@ def estimate_group(
     The reference of an actor with adapters is the actor without them, and takes 0. A term that is offloaded is 0 in
     phases that do not need it. Its copy in main memory stays there: on a CPU it is the term `offloaded`.
 
-    Phases are "generate" (the actor, if its group samples), "log-probs" (the critic: "values"), "reference", "reward",
-    "backward" (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if
-    something is offloaded, or if a rollout group samples on the critic's GPUs). A checkpoint may be written during any
-    of them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have
-    the maximum length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores
-    in memory.
+    Every rank of a rollout group has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine.
+    Published files are mapped, and count as no memory. On GPUs of the critic, the phase "at rest" has neither: the
+    engine sleeps.
+
+    Phases are "generate" (if the group samples), "log-probs" (the critic: "values"), those of frozen models, "backward"
+    (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if something
+    is offloaded, or if a rollout group samples on the critic's GPUs). A checkpoint may be written during any of them:
+    `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have the maximum length
+    that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores in memory.
 
     Args:
         config: the configuration of the run.
         role: the role of the group.
-        model: the shape of the role's model.
-        reference: the shape of the reference; None if the group does not host it.
-        reward_model: the shape of the reward model; None if the group does not host it.
+        model: the shape of the role's main model.
         gpu_bytes: the memory of the group's smallest GPU, of which vLLM takes a share; None if not known.
+        frozen: the shapes of the frozen models that the group holds, by their names in `FROZEN_MODELS`.
     """
-    service, trained = config.services.of(role), config.trained_model_of(role)
-    model = model.with_adapters(trained)
-    num_ranks, bytes_each, shards = service.num_processes, compute_bytes(trained), num_shards(trained, service)
-    is_own_reference = role == "actor" and trained.lora_rank > 0
-    other_reference = 0 if reference is None or is_own_reference else reference.num_parameters
-    vllm = _vllm_bytes(config, role, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
-    sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
-    kept = Terms(
-        weights=(bytes_each * model.num_frozen + 4 * model.num_trained) // shards,
-        optimizer=8 * model.num_trained // shards,
-        reference=compute_bytes(config.actor) * other_reference // shards,  # the actor's first model
-        reward_model=compute_bytes(config.reward_model) * reward_model.num_parameters // shards if reward_model else 0,
-        vllm=vllm if role in config.samplers and not sleeps else 0,
-        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
-    )
-    offloaded = {key: getattr(kept, term) for key, term in _offload_keys(config, role).items()}
-    kept = replace(kept, offloaded=0 if service.devices else sum(offloaded.values()))
-
-    def needing(*terms: str) -> Terms:
-        return replace(kept, **{term: 0 for term in _offload_keys(config, role).values() if term not in terms})
-
-    phases = {}
-    if role in config.samplers:
-        sampling = _generation(config, role, model, replace(needing("weights"), vllm=vllm))
-        if vllm and sleeps:  # it gets the weights before it has a KV cache
-            weights = bytes_each * model.num_parameters // config.rollout.vllm.tensor_model_parallel_size
-            loading, sampling = replace(sampling, vllm=weights), replace(sampling, weights=needing().weights)
-            sampling = max(sampling, loading, key=lambda terms: terms.total)
-        phases["generate"] = sampling
-    is_ddp = trained.strategy == "ddp"
-    wraps = (num_ranks > 1 and not is_ddp) or trained.dtype == "bf16"
-    gathered = training_gathered(model, bytes_each) if wraps else 0
-    forward = _forward_phase(config, role, trained, model, needing("weights"), has_logits=role == "actor")
-    phases["log-probs" if role == "actor" else "values"] = replace(forward, gathered_weights=gathered)
-    if reference:
-        present = needing("weights" if is_own_reference else "reference")
-        phases["reference"] = _forward_phase(config, role, config.actor, reference, present, has_logits=True)
-    if reward_model:
-        present = needing("reward_model")
-        phases["reward"] = _forward_phase(config, role, config.reward_model, reward_model, present, has_logits=False)
-    assert trained.ppo_mini_batch_size is not None, "load resolves it"
-    mini_batch = micro_batch_of(config, role, trained, trained.ppo_mini_batch_size)
-    phases["backward"] = max(
-        (
-            replace(needing("weights"), gathered_weights=gathered, **terms)
-            for terms in backward(model, mini_batch, trained, shards if wraps else None, is_policy=role == "actor")
-        ),
-        key=lambda terms: terms.total,
-    )
-    phases["optimizer step"] = replace(needing("weights", "optimizer"), gradients=4 * model.num_trained // shards)
-    if offloaded or (role in config.roles_in_turns and config.gpus_in_turns):
-        phases[AT_REST] = needing()
-    memory = GroupMemory(role, num_ranks, service.devices, phases, offloaded=offloaded)
-    on_host = Terms(offloaded=sum(offloaded.values()), process=CPU_PROCESS_BYTES) if service.devices else memory.peak
-    checkpoint = _checkpoint_bytes(model, shards, with_hf_model=config.checkpoint.save_hf_model)
-    return replace(memory, saving=replace(on_host, checkpoint=checkpoint))
+    group = _Group(config, role, model, gpu_bytes, frozen)
+    service, phases = group.service, dict(group.phases())
+    if group.offloaded or (role in config.roles_in_turns and config.gpus_in_turns):
+        phases[AT_REST] = group.needing()
+    memory = GroupMemory(role, service.num_processes, service.devices, phases, offloaded=group.offloaded)
+    if group.trained is None:
+        return memory
+    in_main_memory = Terms(offloaded=sum(group.offloaded.values()), process=CPU_PROCESS_BYTES)
+    checkpoint = _checkpoint_bytes(group.model, group.shards, with_hf_model=config.checkpoint.save_hf_model)
+    return replace(memory, saving=replace(in_main_memory if service.devices else memory.peak, checkpoint=checkpoint))
 
 
-def num_shards(trained: TrainedModelConfig, service: ServiceConfig) -> int:
+class _Group:
+    """A worker group whose memory is estimated: what its ranks keep, and what each phase adds."""
+
+    def __init__(
+        self, config: Config, role: RoleName, model: ModelShape, gpu_bytes: int | None, frozen: Mapping[str, ModelShape]
+    ) -> None:
+        self.config, self.role, self.frozen, self.service = config, role, frozen, config.services.of(role)
+        self.trained = trained = config.trained_model_of(role) if role in config.trained_roles else None
+        self.model = model.with_adapters(trained) if trained else model
+        self.shards = num_shards(config, role)
+        self.is_divided = self.service.num_processes > 1 and not (trained and trained.strategy == "ddp")
+        self.is_wrapped = trained is not None and (self.is_divided or trained.dtype == "bf16")
+        self.vllm = self._vllm_bytes(gpu_bytes) if config.rollout.backend == "vllm" and role in config.samplers else 0
+        self.sleeps = bool(self.service.devices) and config.rollout.vllm.sleep_level > 0
+        kept, self._offload_keys = self._all_models(), _offload_keys(config, role)
+        self.offloaded = {key: getattr(kept, term) for key, term in self._offload_keys.items()}
+        self._kept = replace(kept, offloaded=0 if self.service.devices else sum(self.offloaded.values()))
+
+    def needing(self, *terms: str) -> Terms:
+        """Returns what a rank keeps in a phase that needs these terms: all terms but others that are offloaded."""
+        return replace(self._kept, **{term: 0 for term in self._offload_keys.values() if term not in terms})
+
+    def phases(self) -> Iterator[tuple[str, Terms]]:
+        """Yields name and memory of each phase of a step in which the group works."""
+        trained, model, is_policy = self.trained, self.model, self.role == "actor"
+        if self.role in self.config.samplers:
+            yield "generate", self._sampling()
+        if trained:
+            name, kept = "log-probs" if is_policy else "values", self.needing("weights")
+            yield name, self._forward(trained, model, kept, has_logits=is_policy, is_gathered=self.is_wrapped)
+        for name, shape in self.frozen.items():
+            row, kept = FROZEN_MODELS[name], self.needing("weights" if self._is_own(name) else name)
+            has_logits, computed = row.kind == "policy", getattr(self.config, row.section)
+            added = {"has_logits": has_logits, "is_gathered": self.is_divided}
+            yield row.phase, self._forward(computed, shape, kept, **added)
+        if trained:
+            assert trained.ppo_mini_batch_size is not None, "load resolves it"
+            mini_batch = micro_batch_of(self.config, self.role, trained, trained.ppo_mini_batch_size)
+            gathered = training_gathered(model, compute_bytes(trained)) if self.is_wrapped else 0
+            kept = replace(self.needing("weights"), gathered_weights=gathered)
+            shards = self.shards if self.is_wrapped else None
+            moments = backward(model, mini_batch, trained, shards, is_policy=is_policy)
+            yield "backward", max((replace(kept, **terms) for terms in moments), key=lambda terms: terms.total)
+            kept = self.needing("weights", "optimizer")
+            yield "optimizer step", replace(kept, gradients=4 * model.num_trained // self.shards)
+
+    def _all_models(self) -> Terms:
+        """Returns the models and the process that a rank keeps if nothing is offloaded."""
+        terms = {
+            name: compute_bytes(getattr(self.config, FROZEN_MODELS[name].section)) * shape.num_parameters // self.shards
+            for name, shape in self.frozen.items()
+            if not self._is_own(name)
+        }
+        if self.trained:
+            frozen_bytes = compute_bytes(self.trained) * self.model.num_frozen
+            terms["weights"] = (frozen_bytes + 4 * self.model.num_trained) // self.shards
+            terms["optimizer"] = 8 * self.model.num_trained // self.shards
+            terms["vllm"] = 0 if self.sleeps else self.vllm
+        return Terms(process=GPU_PROCESS_BYTES if self.service.devices else CPU_PROCESS_BYTES, **terms)
+
+    def _is_own(self, frozen: str) -> bool:
+        """Returns True for the reference of an actor with adapters, which is the actor without them."""
+        return frozen == "reference" and self.role == "actor" and self.config.actor.lora_rank > 0
+
+    def _forward(
+        self, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool, is_gathered: bool
+    ) -> Terms:
+        """Returns the memory of a rank in a forward pass without gradients."""
+        bytes_each = compute_bytes(computed)
+        everything = micro_batch_of(self.config, self.role, computed, self.config.data.train_batch_size)
+        gathered = training_gathered(model, bytes_each) if is_gathered else 0
+        added = forward_only(model, everything, bytes_each, has_logits=has_logits)
+        return replace(kept, gathered_weights=gathered, **added)
+
+    def _sampling(self) -> Terms:
+        """Returns the memory of a rank while it samples; vLLM may get the weights before it has a KV cache."""
+        weights = compute_bytes(self.config.actor) * self.model.num_parameters
+        if not self.trained:
+            return self._generation(replace(self._kept, weights=0 if self.vllm else weights, vllm=self.vllm))
+        sampling = self._generation(replace(self.needing("weights"), vllm=self.vllm))
+        if not (self.vllm and self.sleeps):
+            return sampling
+        loading = replace(sampling, vllm=weights // self.config.rollout.vllm.tensor_model_parallel_size)
+        sampling = replace(sampling, weights=self.needing().weights)
+        return max(sampling, loading, key=lambda terms: terms.total)
+
+    def _generation(self, kept: Terms) -> Terms:
+        """Returns the memory of a rank that samples: gathering of weights, prefill or decoding, whichever needs most.
+
+        gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout
+                   group gathers nothing
+        prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
+        decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
+        """
+        config, model, wraps = self.config, self.model, self.is_wrapped
+        data, rollout = config.data, config.rollout
+        num_ranks, bytes_each = self.service.num_processes, compute_bytes(config.actor)
+        if rollout.backend == "vllm":  # it copies one tensor at a time
+            return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
+        root, layer = ((1 + 1 / self.shards) * unit for unit in (model.root_parameters, model.layer_parameters))
+        gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
+        gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
+        kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
+        shares = {"rollout": float(rollout.share), "actor": 1.0 - float(rollout.share)}
+        share = shares[self.role] if len(config.samplers) > 1 else 1.0
+        waiting = ceil(data.draw_size * share / num_ranks) * rollout.n
+        if data.val_files:
+            waiting = max(waiting, ceil(config.evaluation.batch_size * share / num_ranks) * config.evaluation.n)
+        rows = min(rollout.max_batch_size, waiting)
+        prompts = rows if data.val_files else ceil(rows / rollout.n)
+        tokens = prompts * data.max_prompt_length
+        attention = bytes_each * tokens * 2 * model.attention + (1 + bytes_each) * tokens * data.max_prompt_length
+        prefill = replace(
+            kept,
+            kv_cache=kv_cache_bytes(model, prompts, data.max_prompt_length, bytes_each),
+            activations=layer_transients(model, tokens, bytes_each) + attention,
+        )
+        decoding = replace(
+            kept,
+            kv_cache=kv_cache_bytes(model, rows, data.longest_row, bytes_each),
+            logits=rows * model.vocabulary * _sampling_bytes(config),
+        )
+        return max(gathering_terms, prefill, decoding, key=lambda terms: terms.total)
+
+    def _vllm_bytes(self, gpu_bytes: int | None) -> int:
+        """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and vllm.kv_cache_gb."""
+        settings, on_gpu = self.config.rollout.vllm, bool(self.service.devices)
+        if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
+            return int(settings.gpu_memory_utilization * gpu_bytes)
+        weights = compute_bytes(self.config.actor) * self.model.num_parameters // settings.tensor_model_parallel_size
+        default_gb = 0.0 if on_gpu else 1.0
+        return weights + int((settings.kv_cache_gb or default_gb) * GIB)
+
+
+def num_shards(config: Config, role: RoleName) -> int:
     """Returns the number of ranks of a group that hold one copy of the weights together."""
+    num_ranks = config.services.of(role).num_processes
+    if role not in config.trained_roles:
+        return num_ranks
+    trained = config.trained_model_of(role)
     if trained.strategy == "ddp":
         return 1
-    return service.num_processes if trained.fsdp_size == -1 else trained.fsdp_size
+    return num_ranks if trained.fsdp_size == -1 else trained.fsdp_size
 
 
 def _offload_keys(config: Config, role: RoleName) -> Mapping[str, str]:
     """Returns the keys that are set to offload memory of a group, with the names of the terms of `Terms`."""
-    keys = {}
-    if role in config.trained_roles:
-        trained = config.trained_model_of(role)
-        keys[f"{role}.param_offload"] = trained.param_offload, "weights"
-        keys[f"{role}.optimizer_offload"] = trained.optimizer_offload, "optimizer"
-    if role == config.reference_host:
-        keys["placement.reference_param_offload"] = config.placement.reference_param_offload, "reference"
-    if role == config.reward_model_host:
-        keys["reward_model.param_offload"] = config.reward_model.param_offload, "reward_model"
-    return {key: term for key, (is_set, term) in keys.items() if is_set}
+    trained = {f"{role}.param_offload": "weights", f"{role}.optimizer_offload": "optimizer"}
+    frozen = {model.offload_key: name for name, model in frozen_models_of(config, role).items()}
+    keys = (trained if role in config.trained_roles else {}) | frozen
+    return {key: term for key, term in keys.items() if attrgetter(key)(config)}
 
 
 def _checkpoint_bytes(model: ModelShape, shards: int, *, with_hf_model: bool) -> int:
@@ -213,95 +296,6 @@ def _checkpoint_bytes(model: ModelShape, shards: int, *, with_hf_model: bool) ->
     return min(4 * model.num_trained, max(MAX_FILE_BYTES, largest)) + joined
 
 
-def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
-    """Estimates the memory of each rank of a worker group that has only the reward model."""
-    service, bytes_each = config.services.reward, compute_bytes(config.reward_model)
-    kept = Terms(
-        reward_model=bytes_each * model.num_parameters // service.num_processes,
-        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
-    )
-    offloaded = dict.fromkeys(_offload_keys(config, "reward"), kept.reward_model)
-    kept = replace(kept, offloaded=0 if service.devices else sum(offloaded.values()))
-    phases = {"reward": _forward_phase(config, "reward", config.reward_model, model, kept, has_logits=False)}
-    if offloaded:
-        phases[AT_REST] = replace(kept, reward_model=0)
-    return GroupMemory("reward", service.num_processes, service.devices, phases, offloaded=offloaded)
-
-
-def estimate_rollout_group(config: Config, model: ModelShape, gpu_bytes: int | None = None) -> GroupMemory:
-    """Estimates the memory of each rank of a worker group that only samples, with weights that the actor publishes.
-
-    Every rank has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine. Published files are
-    mapped, and count as no memory. On GPUs of the critic, the phase "at rest" has neither: the engine sleeps.
-    `gpu_bytes` is that of `estimate_group`.
-    """
-    service, is_vllm = config.services.of("rollout"), config.rollout.backend == "vllm"
-    kept = Terms(
-        weights=0 if is_vllm else compute_bytes(config.actor) * model.num_parameters,
-        vllm=_vllm_bytes(config, "rollout", model, gpu_bytes) if is_vllm else 0,
-        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
-    )
-    phases = {"generate": _generation(config, "rollout", model, kept)}
-    if config.gpus_in_turns:
-        phases[AT_REST] = Terms(process=kept.process)
-    return GroupMemory("rollout", service.num_processes, service.devices, phases)
-
-
-def _forward_phase(
-    config: Config, role: RoleName, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
-) -> Terms:
-    """Returns the memory of a rank in a forward pass without gradients; on several ranks weights are gathered."""
-    bytes_each = compute_bytes(computed)
-    everything = micro_batch_of(config, role, computed, config.data.train_batch_size)
-    is_ddp = role in config.trained_roles and config.trained_model_of(role).strategy == "ddp"
-    is_gathered = config.services.of(role).num_processes > 1 and not is_ddp
-    return replace(
-        kept,
-        gathered_weights=training_gathered(model, bytes_each) if is_gathered else 0,
-        **forward_only(model, everything, bytes_each, has_logits=has_logits),
-    )
-
-
-def _generation(config: Config, role: RoleName, model: ModelShape, kept: Terms) -> Terms:
-    """Returns the memory of a rank while it samples: gathering of weights, prefill or decoding, whichever needs most.
-
-    gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout group
-               gathers nothing
-    prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
-    decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
-    """
-    data, rollout, num_ranks = config.data, config.rollout, config.services.of(role).num_processes
-    bytes_each, is_ddp = compute_bytes(config.actor), config.actor.strategy == "ddp"
-    wraps = role == "actor" and ((num_ranks > 1 and not is_ddp) or config.actor.dtype == "bf16")
-    if rollout.backend == "vllm":  # it copies one tensor at a time
-        return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
-    shards = num_shards(config.actor, config.services.of(role))
-    root, layer = ((1 + 1 / shards) * unit for unit in (model.root_parameters, model.layer_parameters))
-    gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
-    gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
-    kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
-    shares = {"rollout": float(rollout.share), "actor": 1.0 - float(rollout.share)}
-    share = shares[role] if len(config.samplers) > 1 else 1.0
-    waiting = ceil(data.draw_size * share / num_ranks) * rollout.n
-    if data.val_files:
-        waiting = max(waiting, ceil(config.evaluation.batch_size * share / num_ranks) * config.evaluation.n)
-    rows = min(rollout.max_batch_size, waiting)
-    prompts = rows if data.val_files else ceil(rows / rollout.n)
-    tokens = prompts * data.max_prompt_length
-    attention = bytes_each * tokens * 2 * model.attention + (1 + bytes_each) * tokens * data.max_prompt_length
-    prefill = replace(
-        kept,
-        kv_cache=kv_cache_bytes(model, prompts, data.max_prompt_length, bytes_each),
-        activations=layer_transients(model, tokens, bytes_each) + attention,
-    )
-    decoding = replace(
-        kept,
-        kv_cache=kv_cache_bytes(model, rows, data.longest_row, bytes_each),
-        logits=rows * model.vocabulary * _sampling_bytes(config),
-    )
-    return max(gathering_terms, prefill, decoding, key=lambda terms: terms.total)
-
-
 def _sampling_bytes(config: Config) -> int:
     """Returns the bytes of memory for each logit while a token is sampled.
 
@@ -312,13 +306,3 @@ def _sampling_bytes(config: Config) -> int:
     cut = 4 + 8 + 8 + 8 + 4 if rollout.top_p < 1.0 else 4 + 8 if rollout.top_k else 0
     widened = 4 if config.actor.dtype == "bf16" or rollout.temperature != 1.0 else 0
     return compute_bytes(config.actor) + widened + 4 + 8 + cut
-
-
-def _vllm_bytes(config: Config, role: RoleName, model: ModelShape, gpu_bytes: int | None) -> int:
-    """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and rollout.vllm.kv_cache_gb."""
-    settings, on_gpu = config.rollout.vllm, bool(config.services.of(role).devices)
-    if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
-        return int(settings.gpu_memory_utilization * gpu_bytes)
-    weights = compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size
-    default_gb = 0.0 if on_gpu else 1.0
-    return weights + int((settings.kv_cache_gb or default_gb) * GIB)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from controller.memory.estimate import GIB, GroupMemory, label, num_shards
+from controller.memory.frozen_models import FROZEN_MODELS
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 from splitppo.config.section import TrainedRoleName
 from splitppo.machine.gpus import total_bytes_of_gpus
@@ -68,8 +69,7 @@ def find_main_memory_misfit(config: Config, groups: Iterable[GroupMemory], avail
 
 def _one_copy(config: Config, role: TrainedRoleName) -> str | None:
     """Returns advice for a group in which several ranks hold the same weights; None for another group."""
-    service = config.services.of(role)
-    if num_shards(config.trained_model_of(role), service) == service.num_processes:
+    if num_shards(config, role) == config.services.of(role).num_processes:
         return None
     return f"set {role}.strategy to fsdp2 and {role}.fsdp_size to -1"
 
@@ -99,7 +99,8 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
     `term` is the part of the memory that the change lowers, such as "activations".
     """
     # The actor's section has the micro-batches of the reference, and the policy that a rollout group samples with.
-    section = {"generate": "actor", "reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
+    sections = {"generate": "actor"} | {model.phase: model.section for model in FROZEN_MODELS.values()}
+    section = sections.get(group.peak_phase, group.role)
     computed: ComputedModelConfig = getattr(config, section)
     generates = group.peak_phase == "generate"
     if term == "gathered_weights" or (term == "weights" and group.role == "rollout"):  # whole on every rank
@@ -127,12 +128,13 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
 
 def _offload(group: GroupMemory, term: str) -> str | None:
     """Returns advice to offload `term`, if the phase of the group's peak does not need it; else None."""
-    key, phases = {
-        "weights": (f"{group.role}.param_offload", {*group.phases} - {"reference", "reward"}),
-        "optimizer": (f"{group.role}.optimizer_offload", {"optimizer step"}),
-        "reference": ("placement.reference_param_offload", {"reference"}),
-        "reward_model": ("reward_model.param_offload", {"reward"}),
-    }.get(term, ("", {group.peak_phase}))
+    ways = {name: (model.offload_key, {model.phase}) for name, model in FROZEN_MODELS.items()}
+    ways["weights"] = (
+        f"{group.role}.param_offload",
+        {*group.phases}.difference(*(phases for _, phases in ways.values())),
+    )
+    ways["optimizer"] = f"{group.role}.optimizer_offload", {"optimizer step"}
+    key, phases = ways.get(term, ("", {group.peak_phase}))
     return None if group.peak_phase in phases or key in group.offloaded else f"set {key} to true"
 
 

@@ -3,16 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from controller.memory.estimate import (
-    GIB,
-    GroupMemory,
-    estimate_group,
-    estimate_reward_group,
-    estimate_rollout_group,
-    label,
-)
+from controller.memory.estimate import GIB, GroupMemory, estimate_group, label
+from controller.memory.frozen_models import frozen_models_of
 from controller.memory.gpus import find_main_memory_misfit, find_misfit
-from controller.memory.model_shape import UnknownShape, read_model_shape
+from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 
@@ -58,22 +52,15 @@ def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -
 
 def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
     """Estimates the memory of one worker group; UnknownShape if the shape of one of its models is not known."""
-    reward_model = None
-    if role == config.reward_model_host:  # like a value model: a base model with one label
-        reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
-    if role == "reward":
-        assert reward_model is not None, "only a run with a reward model has this group"
-        return estimate_reward_group(config, reward_model)
+    frozen = {
+        name: read_model_shape(getattr(config, row.section).model, row.kind, f"{row.section}.model")
+        for name, row in frozen_models_of(config, role).items()
+    }
+    section = {"rollout": "actor", "reward": "reward_model"}.get(role, role)
+    kind: Kind = "policy" if section == "actor" else "value"  # a reward model is a base model with one label, too
+    model = read_model_shape(config.model_of(role).model, kind, f"{section}.model")
     sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
-    gpu_bytes = min(sizes, default=None)
-    if role == "rollout":
-        policy = read_model_shape(config.actor.model, "policy", "actor.model")
-        return estimate_rollout_group(config, policy, gpu_bytes)
-    model = read_model_shape(config.model_of(role).model, "policy" if role == "actor" else "value", f"{role}.model")
-    reference = None
-    if role == config.reference_host:
-        reference = read_model_shape(config.actor.model, "policy", "actor.model")
-    return estimate_group(config, role, model, reference=reference, reward_model=reward_model, gpu_bytes=gpu_bytes)
+    return estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen)
 
 
 def _table(group: GroupMemory) -> Iterator[str]:

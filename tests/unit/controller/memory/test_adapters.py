@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from peft import LoraConfig, inject_adapter_in_model
 
-from controller.memory.estimate import GPU_PROCESS_BYTES, GroupMemory, Terms, estimate_group, estimate_reward_group
+from controller.memory.estimate import GPU_PROCESS_BYTES, GroupMemory, Terms, estimate_group
 from controller.memory.gpus import way_out
 from controller.memory.model_shape import ModelShape, read_model_shape
 from controller.memory.plan import memory_plan
@@ -167,7 +167,7 @@ def test_on_a_cpu_the_copies_are_memory_of_the_same_rank(tmp_path: Path) -> None
 def test_a_reward_model_in_a_group_of_its_own_rests_too(tmp_path: Path, devices: list[int], copies: int) -> None:
     judge = {"model": "rm", "param_offload": True}
     own = config(tmp_path, reward_model=judge, placement__reward_model="reward", services__reward={"devices": devices})
-    memory = estimate_reward_group(own, MODEL)
+    memory = estimate_group(own, "reward", MODEL, reward_model=MODEL)
     assert present(memory) == {"reward": {"reward_model"}, "at rest": set()}
     assert ({terms.offloaded for terms in memory.phases.values()}, memory.saving) == ({copies}, None)
     assert memory.offloaded == {"reward_model.param_offload": 4 * 1000}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.memory.estimate import GIB, Terms, estimate_group, estimate_rollout_group
+from controller.memory.estimate import GIB, Terms, estimate_group
 from controller.memory.model_shape import ModelShape
 from splitppo.config import Config
 from tests.support.fake_services import make_config
@@ -156,7 +156,7 @@ def test_vllm_takes_its_share_of_a_gpu_and_gives_it_back(tmp_path: Path) -> None
 
 def sampling(config: Config, **more: Any) -> Terms:
     """The only phase of a rollout group."""
-    group = estimate_rollout_group(config, MODEL, **more)
+    group = estimate_group(config, "rollout", MODEL, **more)
     assert (group.role, list(group.phases), group.saving) == ("rollout", ["generate"], None)
     return group.peak
 
@@ -206,7 +206,7 @@ def test_on_gpus_of_the_critic_each_group_rests_while_the_other_computes(tmp_pat
     gpus = {f"services__{role}__devices": [gpu] for role, gpu in (("actor", 0), ("critic", 1), ("rollout", 1))}
     shared = config(tmp_path, **gpus, rollout__backend=backend)
     critic = phases(shared, "critic", gpu_bytes=10 * GIB)
-    rollout = estimate_rollout_group(shared, MODEL, 10 * GIB).phases
+    rollout = phases(shared, "rollout", gpu_bytes=10 * GIB)
     process = critic["at rest"].process
     assert critic["at rest"] == Terms(weights=4 * 1000, optimizer=8 * 1000, process=process)
     assert (list(rollout), rollout["at rest"]) == (["generate", "at rest"], Terms(process=process))
