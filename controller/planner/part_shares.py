@@ -9,30 +9,20 @@ from splitppo.config import Config
 _MANY = 1 << 20
 
 
-def part_shares(num_parts: int) -> list[float]:
-    """Returns the share of a step's responses in each part of a streamed generation, 0 to 1.
-
-    `part_ends` divides the responses among the parts; the number of responses is taken to be large.
-    """
-    return [end - begin for begin, end in _parts(num_parts)]
-
-
-def _parts(num_parts: int) -> list[tuple[float, float]]:
-    """Returns the shares of the responses that have ended before each part, and at its end."""
-    return [(begin / _MANY, end / _MANY) for begin, end in pairwise((0, *part_ends(_MANY, num_parts)))]
-
-
-def part_work_shares(num_parts: int, response_share: float) -> list[float]:
+def part_shares(num_parts: int, response_share: float = 0.0) -> list[float]:
     """Returns the share of a step's tokens in each part of a streamed generation; the first parts have short responses.
 
         share of tokens = share of responses x (1 - response_share + response_share x (before + up_to))
 
-    `before` and `up_to` are the shares of the responses before a part and up to its end. Lengths of responses are taken
-    to be spread evenly from 0 to the longest. `response_share` is the share of response tokens in all tokens of a step.
+    `before` and `up_to` are the shares of the responses before a part and up to its end, which `part_ends` gives for a
+    large number of responses. Lengths of responses are taken to be spread evenly from 0 to the longest.
+    `response_share` is the share of response tokens in all tokens of a step; with 0 the result is the share of the
+    responses in each part.
     """
+    ends = [end / _MANY for end in (0, *part_ends(_MANY, num_parts))]
     return [
         (up_to - before) * (1.0 - response_share + response_share * (before + up_to))
-        for before, up_to in _parts(num_parts)
+        for before, up_to in pairwise(ends)
     ]
 
 

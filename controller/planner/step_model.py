@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from controller.planner.measured import ENGINES
-from controller.planner.part_shares import part_shares, part_work_shares
+from controller.planner.part_shares import part_shares
 from splitppo.config import Schedule
 from splitppo.config.section import RoleName
 
@@ -77,7 +77,7 @@ def step_time(
         reference: the host of the reference.
         num_parts: the parts of a streamed generation, of all groups that sample. All groups but the actor begin with
             the first part. A part ends when its share of the decoding is done, and has the share of tokens that
-            `part_work_shares` gives.
+            `part_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
         has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
         rollout_rows: the share of the responses that a rollout group samples ("gen_rollout"); the actor's group samples
@@ -109,7 +109,7 @@ def step_time(
             if rows == 0.0:
                 continue
             last, ended_s, own_parts = add(sampler, sync_s, *ends[-1]), sync_s, max(1, round(num_parts * rows))
-            for share, work in zip(part_shares(own_parts), part_work_shares(own_parts, response_share), strict=True):
+            for share, work in zip(part_shares(own_parts), part_shares(own_parts, response_share), strict=True):
                 last, ended_s = add(sampler, gen_s * share, last), ended_s + gen_s * share
                 parts.append((ended_s, last, rows * work))
             sampled.append(last)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.planner.part_shares import part_shares, part_work_shares
+from controller.planner.part_shares import part_shares
 from splitppo.balance import part_ends
 
 
@@ -25,7 +25,7 @@ def test_shares_are_what_a_rank_cuts_its_responses_into(num_parts: int) -> None:
     [(0.0, [0.5, 0.25, 0.25]), (1.0, [0.25, 0.3125, 0.4375]), (0.5, [0.375, 0.28125, 0.34375])],
 )
 def test_tokens_of_the_parts_by_hand(response_share: float, shares: list[float]) -> None:
-    assert part_work_shares(3, response_share) == shares
+    assert part_shares(3, response_share) == shares
 
 
 def test_tokens_of_the_parts_are_those_of_evenly_spread_lengths() -> None:
@@ -33,4 +33,4 @@ def test_tokens_of_the_parts_are_those_of_evenly_spread_lengths() -> None:
     lengths = np.linspace(0, longest, num_responses) + prompt
     ends = part_ends(num_responses, 6)
     tokens = [lengths[begin:end].sum() / lengths.sum() for begin, end in zip([0, *ends], ends, strict=False)]
-    assert part_work_shares(6, (longest / 2) / (prompt + longest / 2)) == pytest.approx(tokens, rel=1e-3)
+    assert part_shares(6, (longest / 2) / (prompt + longest / 2)) == pytest.approx(tokens, rel=1e-3)
