@@ -58,13 +58,11 @@ def _pool(value: Any, run: VerlRun) -> Any:
 
 
 def _data(data: Section) -> Iterator[Row]:
-    yield data.taken("train_files", "~/data/rlhf/gsm8k/train.parquet", _files)
-    yield data.taken("val_files", "~/data/rlhf/gsm8k/test.parquet", _files)
+    folder = "~/data/rlhf/gsm8k"
+    yield from data.all_taken(_files, train_files=f"{folder}/train.parquet", val_files=f"{folder}/test.parquet")
     yield data.taken("train_batch_size", 1024)
     yield data.changed("gen_batch_size", "gen_batch_size", "only with algorithm.filter_groups.enable", _gen_batch)
-    yield data.taken("max_prompt_length", 512)
-    yield data.taken("max_response_length", 512)
-    yield data.taken("prompt_key", "prompt")
+    yield from data.all_taken(max_prompt_length=512, max_response_length=512, prompt_key="prompt")
     sources = needless(["data_source"], "the column has this name", "rename the column to data_source")
     yield data.checked("reward_fn_key", "not needed if it is data_source, else not supported", sources)
     yield data.changed("train_max_samples", "max_samples", _FIRST_ROWS, _limit, -1)
@@ -72,9 +70,7 @@ def _data(data: Section) -> Iterator[Row]:
     yield data.taken("shuffle", True)
     elsewhere = Section("data")
     yield elsewhere.changed("seed", "run.seed", "seeds prompt order, sampling and new model heads", default=None)
-    yield data.taken("filter_overlong_prompts", False)
-    yield data.taken("truncation", "error")
-    yield data.taken("tokenizer", None)
+    yield from data.all_taken(filter_overlong_prompts=False, truncation="error", tokenizer=None)
     yield data.taken("apply_chat_template_kwargs", {}, is_section=True)
     prompts = "prompts per Generate call; verl's default: all prompts"
     yield elsewhere.changed("val_batch_size", "evaluation.batch_size", prompts, default=None)

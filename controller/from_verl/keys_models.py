@@ -53,8 +53,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield actor.not_needed("use_rollout_log_probs", "algorithm.rollout_correction.bypass_mode")
     measured = "{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing}"
     yield actor.not_needed(measured, "actor/entropy is always measured")
-    yield actor.taken("use_kl_loss", False)
-    yield actor.taken("kl_loss_coef", 0.001)
+    yield from actor.all_taken(use_kl_loss=False, kl_loss_coef=0.001)
     yield actor.taken("kl_loss_type", "low_var_kl", one_of(get_args(KlEstimator)))
     yield actor.unsupported("router_replay.mode", "no replay of expert routing", "disabled")
     yield actor.not_needed("{freeze_vision_tower,router_replay.*}", "text only")
@@ -74,8 +73,7 @@ def _reference(reference: Section) -> Iterator[Row]:
 
 def _critic(critic: Section) -> Iterator[Row]:
     yield critic.renamed("model.path", "model", convert=none_if_same_as(f"{_MODEL}.path"))
-    yield critic.not_needed("model.tokenizer_path", "the policy's tokenizer")
-    yield critic.not_needed("model.custom_chat_template", "the policy's template")
+    yield critic.not_needed("model.{tokenizer_path,custom_chat_template}", "those of the policy")
     yield critic.checked("enable", "there is a critic if the estimator needs values", _critic_enable)
     yield critic.taken("cliprange_value", 0.5)
     forward = "{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}"

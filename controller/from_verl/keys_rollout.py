@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, one_of, only_if, same_as
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, needless, one_of, only_if, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.subsections.multi_turn import MAX_OBSERVATION_LENGTH, TOOL_FORMATS
@@ -27,30 +27,20 @@ def _top_k(value: Any, _: VerlRun) -> int:
     return 0 if value is None else max(0, int(value))
 
 
-def _sampled(value: Any, _: VerlRun) -> Any:
-    if value:
-        raise NotNeeded("rollouts are always sampled")
-    raise NotSupported("rollouts are always sampled; for greedy validation set evaluation.temperature to 0")
-
-
 def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     backends = mapped({"vllm": "vllm", "sglang": "vllm", "trtllm": "vllm", "hf": "hf"}, "vllm or hf")
     yield rollout.changed("name", "backend", "vllm replaces other engines: same distribution", backends, "vllm")
-    yield rollout.taken("n", 1)
-    yield rollout.taken("temperature", 1.0)
-    yield rollout.taken("top_p", 1)
+    yield from rollout.all_taken(n=1, temperature=1.0, top_p=1)
     yield rollout.changed("top_k", "top_k", _TOP_K, _top_k, -1)
-    yield rollout.checked("do_sample", "true is not needed, false not supported", _sampled)
+    always = "rollouts are always sampled"
+    sampled = needless((True,), always, f"{always}; for greedy validation set evaluation.temperature to 0")
+    yield rollout.checked("do_sample", "true is not needed, false not supported", sampled)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
     size, divisor = "tensor_model_parallel_size", "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)
-    yield vllm.taken("gpu_memory_utilization", 0.5, _vllm_only)
-    yield vllm.taken("max_num_seqs", 256, _vllm_only)
-    yield vllm.taken("max_num_batched_tokens", 8192, _vllm_only)
-    yield vllm.taken("max_model_len", None, _vllm_only)
-    yield vllm.taken("enforce_eager", False, _vllm_only)
-    yield vllm.taken("enable_chunked_prefill", True, _vllm_only)
-    yield vllm.taken("enable_prefix_caching", True, _vllm_only)
+    yield from vllm.all_taken(_vllm_only, gpu_memory_utilization=0.5, max_num_seqs=256, max_num_batched_tokens=8192)
+    yield from vllm.all_taken(_vllm_only, max_model_len=None, enforce_eager=False)
+    yield from vllm.all_taken(_vllm_only, enable_chunked_prefill=True, enable_prefix_caching=True)
     sleep = "1: gives memory back while it does not generate; 0: keeps it"
     level, hybrid = _with_vllm(lambda value, _: 1 if value else 0), "${actor_rollout_ref.hybrid_engine}"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)

@@ -133,13 +133,9 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield algorithm.taken("adv_estimator", "gae", _estimator)
-    yield algorithm.taken("gamma", 1.0)
-    yield algorithm.taken("lam", 1.0)
-    yield algorithm.taken("norm_adv_by_std_in_grpo", True)
-    yield algorithm.taken("use_kl_in_reward", False)
+    yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_kl_in_reward=False)
     gdpo = only_if(lambda run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
-    for key in ("gdpo_reward_keys", "gdpo_reward_weights"):
-        yield algorithm.taken(key, None, gdpo)
+    yield from algorithm.all_taken(gdpo, gdpo_reward_keys=None, gdpo_reward_weights=None)
     yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
     yield algorithm.renamed("kl_ctrl.type", "kl_ctrl", "fixed")
     yield algorithm.renamed("kl_ctrl.kl_coef", "kl_coef", 0.001)

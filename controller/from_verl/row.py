@@ -1,7 +1,7 @@
 """The type of a row of the table that translates verl's keys, and conversions of values that several rows use."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -81,6 +81,10 @@ class Section:
     def taken(self, key: str, default: Any = NO_DEFAULT, convert: Convert | None = None, **more: Any) -> Row:
         """Makes the rule for a verl key that has the same name and meaning in SplitPPO."""
         return self.renamed(key, key, default, convert, **more)
+
+    def all_taken(self, convert: Convert | None = None, **defaults: Any) -> Iterator[Row]:
+        """Makes the rules `taken` for several verl keys with the same conversion, given with verl's defaults."""
+        return (self.taken(key, default, convert) for key, default in defaults.items())
 
     def renamed(self, key: str, to: str, default: Any = NO_DEFAULT, convert: Convert | None = None, **more: Any) -> Row:
         """Makes the rule for a verl key that has the same meaning but another name in SplitPPO."""

@@ -204,10 +204,7 @@ def _takes_null(key: str) -> bool:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    field_of = _field(key)
-    if field_of.is_required():
-        return False
-    default = field_of.get_default(call_default_factory=True)
+    default = _field(key).get_default(call_default_factory=True)
     return bool((list(default) if isinstance(default, tuple) else default) == value)
 
 
