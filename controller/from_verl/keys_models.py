@@ -65,7 +65,7 @@ def _reference(reference: Section) -> Iterator[Row]:
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
     offloaded, lora = "placement.reference_param_offload", "with LoRA the reference is the policy without its adapters"
-    of_own = only_if(lambda run: not rank_of_adapters(run, _MODEL), lora)
+    of_own = only_if(lambda _, run: not rank_of_adapters(run, _MODEL), lora)
     yield reference.renamed("{fsdp_config,megatron,veomni}.param_offload", offloaded, convert=of_own)
     yield reference.not_needed("fsdp_config.**", "the reference is sharded over its group (placement.reference)")
     yield reference.not_needed("**", "the reference is computed like the actor, in the group of placement.reference")

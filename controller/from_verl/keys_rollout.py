@@ -18,9 +18,9 @@ TOOL_FILES = ("tool_config_path", "function_tool_path")
 ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
-_with_vllm = partial(only_if, lambda run: run.uses_vllm, "only with rollout.backend vllm")
+_with_vllm = partial(only_if, lambda _, run: run.uses_vllm, "only with rollout.backend vllm")
 _vllm_only = _with_vllm()
-_if_turns = partial(only_if, lambda run: run.has_turns, "only with multi_turn.enable, or an agent loop")
+_if_turns = partial(only_if, lambda _, run: run.has_turns, "only with multi_turn.enable, or an agent loop")
 
 
 def _top_k(value: Any, _: VerlRun) -> int:

@@ -1,9 +1,10 @@
 """Converts verl's keys of `algorithm` and `trainer`, and keys outside all sections, into keys of SplitPPO."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, get_args
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if, unless_off
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.section import KlEstimator
@@ -36,10 +37,11 @@ def _bypasses(run: VerlRun) -> bool:
 
 
 _weights = only_if(
-    lambda run: _reinforces(run) or not _bypasses(run),
+    lambda _, run: _reinforces(run) or not _bypasses(run),
     "with bypass_mode and ppo_clip verl only measures weights: the ratio includes them",
 )
-_loss_type = only_if(_bypasses, "only with bypass_mode", lambda value, run: "reinforce" if _reinforces(run) else value)
+_if_bypassed = partial(only_if, lambda _, run: _bypasses(run), "only with bypass_mode")
+_loss_type = _if_bypassed(lambda value, run: "reinforce" if _reinforces(run) else value)
 
 
 def _is_threshold(value: Any, run: VerlRun) -> Any:
@@ -92,16 +94,8 @@ def _gpus(_: Any, run: VerlRun) -> str:
     return " + ".join(f"{count} {role}" for role, count in run.groups.ranks().items())
 
 
-def _machines(value: Any, run: VerlRun) -> str:
-    if value == 1:
-        raise NotNeeded("one machine")
-    return _gpus(value, run)
-
-
-def _staleness(value: Any, _: VerlRun) -> int:
-    if value:
-        raise NotNeeded("rollouts are sampled on the actor's GPUs")
-    return 1
+_machines = only_if(lambda value, _: value != 1, "one machine", _gpus)
+_staleness = only_if(lambda value, _: not value, "rollouts are sampled on the actor's GPUs", lambda *_: 1)
 
 
 def _rollout_gpus(_: Any, run: VerlRun) -> str:
@@ -121,12 +115,6 @@ def _keep(value: Any, run: VerlRun) -> Any:
     return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))
 
 
-def _filter_metric(value: Any, run: VerlRun) -> Any:
-    if value is None or not run.value("algorithm.filter_groups.enable"):
-        raise NotNeeded("only with filter_groups.enable")
-    return "score" if value == "reward" else value
-
-
 def _max_gen_batches(value: Any, _: VerlRun) -> Any:
     return int(max(num_of(value, "algorithm.filter_groups.max_num_gen_batches"), 0))
 
@@ -134,7 +122,7 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield algorithm.taken("adv_estimator", "gae", _estimator)
     yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_kl_in_reward=False)
-    gdpo = only_if(lambda run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
+    gdpo = only_if(lambda _, run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
     yield from algorithm.all_taken(gdpo, gdpo_reward_keys=None, gdpo_reward_weights=None)
     yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
     yield algorithm.renamed("kl_ctrl.type", "kl_ctrl", "fixed")
@@ -149,11 +137,11 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
     yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
-    gradient = unless_off("loss_type sets it", _loss_type)
+    gradient = only_if(lambda value, _: value, "loss_type sets it", _loss_type)
     yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", gradient, False)
     auto = "auto, the default here: log-probs of the policy, from the trainer or the rollout backend"
     yield correction.taken(
-        "bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", unless_off(auto, lambda *_: True)
+        "bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", only_if(lambda value, _: value, auto)
     )
     yield correction.taken("loss_type", "ppo_clip", _loss_type)
     moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs replaces mask and veto"
@@ -161,7 +149,12 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield algorithm.not_needed("{rollout_is,rollout_is_*}", "only with algorithm.rollout_is_threshold")
     filters = Section("algorithm.filter_groups", "algorithm.filter_groups")
     yield filters.taken("enable", False)
-    yield filters.taken("metric", None, _filter_metric)
+    if_filtered = only_if(
+        lambda _, run: run.value("algorithm.filter_groups.enable"),
+        "only with filter_groups.enable",
+        lambda value, _: "score" if value == "reward" else value,
+    )
+    yield filters.taken("metric", None, if_filtered)
     yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
     yield filters.slower("max_inflight_gen_batches", "the generations of a step run one after the other", 1)
     yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")

@@ -49,7 +49,7 @@ class _Trained:
     def __init__(self, section: Section) -> None:
         self.verl, self.ours = section.verl, section.ours
         decays = "only with a learning rate that decays"
-        decaying = partial(only_if, lambda run: self._schedule(run) != "constant", decays)
+        decaying = partial(only_if, lambda _, run: self._schedule(run) != "constant", decays)
         self.decay_steps, self.min_lr = decaying(self._decay_steps), decaying(self._min_lr)
         self.min_ratio = decaying(lambda value, _: value or 0.0)
 
@@ -306,8 +306,8 @@ def _model(ours: str, model: Section) -> Iterator[Row]:
 
 
 def _adapters(model: Section) -> Iterator[Row]:
-    has_lora = only_if(lambda run: rank_of_adapters(run, model.verl), _LORA)
-    of_megatron = only_if(lambda run: run.value(f"{model.verl}.lora.rank"), _LORA)
+    has_lora = only_if(lambda _, run: rank_of_adapters(run, model.verl), _LORA)
+    of_megatron = only_if(lambda _, run: run.value(f"{model.verl}.lora.rank"), _LORA)
 
     def layers(condition: Convert) -> Convert:
         return lambda value, run: _layers(condition(value, run)) or None

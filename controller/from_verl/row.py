@@ -160,23 +160,12 @@ def none_if_same_as(key: str) -> Convert:
     return lambda value, run: None if value == run.value(key) else value
 
 
-def only_if(condition: Callable[[VerlRun], Any], why_not: str, convert: Convert = lambda value, _: value) -> Convert:
-    """Makes a conversion that applies `convert` if the run meets `condition`, and raises NotNeeded otherwise."""
+def only_if(condition: Convert, why_not: str, convert: Convert = lambda value, _: value) -> Convert:
+    """Makes a conversion that applies `convert` if value and run meet `condition`, and raises NotNeeded otherwise."""
 
     def converted(value: Any, run: VerlRun) -> Any:
-        if not condition(run):
+        if not condition(value, run):
             raise NotNeeded(why_not)
-        return convert(value, run)
-
-    return converted
-
-
-def unless_off(why: str, convert: Convert = lambda value, _: value) -> Convert:
-    """Makes a conversion that applies `convert`, and raises NotNeeded for a verl value that counts as false."""
-
-    def converted(value: Any, run: VerlRun) -> Any:
-        if not value:
-            raise NotNeeded(why)
         return convert(value, run)
 
     return converted
