@@ -36,7 +36,7 @@ def _as_json(plans: Plans) -> str:
         "plans": [asdict(plan) for plan in plans.rows],
         "shares": [{key: vars(plan)[key] for key in ("share", "reference", "step_s")} for plan in plans.shares],
         "refused": plans.refused,
-        "explanation": explain(plans),
+        "explanation": [*explain(plans)],
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -86,12 +86,8 @@ def _cells(plan: Plan, best_s: float, roles: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def explain(plans: Plans) -> list[str]:
-    """Returns sentences that explain the plans: split or colocated, measured or scaled, and the reference's host."""
-    return [*_sentences(plans)]
-
-
-def _sentences(plans: Plans) -> Iterator[str]:
+def explain(plans: Plans) -> Iterator[str]:
+    """Yields sentences that explain the plans: split or colocated, measured or scaled, and the reference's host."""
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:
         yield _split_or_colocated(split, colocated, plans.error)

@@ -208,7 +208,7 @@ def test_a_difference_within_the_error_of_the_prediction_is_none(tmp_path: Path,
     for fitted_s, said in ((plans.measured.step_s, "is slower than"), (plans.measured.step_s * 1.3, "is as fast as")):
         assert (
             f"split placement {said} colocated (17.5 s at best against 14 s)"
-            in explain(replace(plans, fitted_s=fitted_s))[0]
+            in next(explain(replace(plans, fitted_s=fitted_s)))
         )
 
 
@@ -251,7 +251,7 @@ def test_more_devices_are_divided_between_rollout_group_and_the_others(
     assert gather == pytest.approx(
         {count: max((1 + 6) / count + 0.5, (2 + 6 + 1) / (8 - count) + 1.5) for count in range(1, 8)}, abs=1e-3
     )
-    assert explain(plans)[-1] == (
+    assert [*explain(plans)][-1] == (
         "rollout GPUs : actor GPUs (rollout.staleness 1): 1 : 1 in this run, 3 : 5 in the fastest layout, 3.3 s a step."
     )
     assert not plans.refused

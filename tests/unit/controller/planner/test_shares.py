@@ -81,7 +81,7 @@ def test_a_run_in_which_the_actor_samples_alone_predicts_shares_on_the_critics_d
     # nobody knows publish and sync
     by_longer = {0.0: GEN, 0.25: gen_s(0.75, 0.2), 0.5: gen_s(0.5, 0.2), 0.75: gen_s(0.75, 0.2), 1.0: GEN}
     assert predicted(plans, *FIVE) == pytest.approx([by_longer[share] + 2 + IDLE + UPDATE for share in FIVE])
-    assert explain(plans)[-1] == (
+    assert [*explain(plans)][-1] == (
         "rollout.share: 0 in this run, best 0.5 in a new one with services.rollout on the critic's devices: 11.1 s"
         " instead of 13.5 s a step (schedule overlap; half of the responses take 0.60 of the time of all, which is"
         " assumed: a run with another share shows it, name its folder too; publish and sync, which no run has measured,"
@@ -97,7 +97,7 @@ def test_two_runs_show_what_half_of_the_responses_cost(tmp_path: Path, model: st
         plans = make_plans(own, None)
         assert plans.fitted_s == pytest.approx(own[0].step_s)
         assert predicted(plans, *FIVE) == pytest.approx([step_s(share, fixed=0.4) for share in FIVE])
-    assert "half of the responses take 0.70 of the time of all)" in explain(make_plans(runs, None))[-1]
+    assert "half of the responses take 0.70 of the time of all)" in [*explain(make_plans(runs, None))][-1]
 
 
 def test_shares_that_are_almost_alike_do_not_show_it(tmp_path: Path, model: str) -> None:
@@ -117,11 +117,13 @@ def test_the_best_share_is_lower_than_half_if_loading_and_a_late_critic_cost_the
 ) -> None:
     plans = make_plans([run(tmp_path, model, 0.5, late=0.5)], None)
     # gen(1 - s) = late + sync + gen(s): 1.2 + 4.8 (1 - s) = 0.5 + 0.4 + 1.2 + 4.8 s at s = 0.406
-    assert explain(plans)[-1].startswith(
+    assert [*explain(plans)][-1].startswith(
         "rollout.share: 0.5 in this run, best 0.4 in a new one: 11.8 s instead of 12.2 s a step (schedule overlap;"
     )
     best = make_plans([run(tmp_path, model, 0.4, late=0.5)], None)
-    assert explain(best)[-1].startswith("rollout.share: 0.4 in this run is the best: 11.8 s a step (schedule overlap;")
+    assert [*explain(best)][-1].startswith(
+        "rollout.share: 0.4 in this run is the best: 11.8 s a step (schedule overlap;"
+    )
 
 
 def test_shares_are_dealt_in_whole_prompts(tmp_path: Path, model: str) -> None:
@@ -144,7 +146,7 @@ def test_a_reference_leaves_devices_that_sample_if_that_is_faster(tmp_path: Path
     assert (
         "0 in this run, best 0.4 in a new one with services.rollout on the critic's devices and the reference on the"
         " actor's: 12.6 s instead of 16.5 s a step"
-    ) in explain(make_plans([alone], None))[-1]
+    ) in [*explain(make_plans([alone], None))][-1]
 
 
 def test_a_group_on_devices_of_its_own_is_as_fast_with_a_late_critic(tmp_path: Path, model: str) -> None:
@@ -153,7 +155,7 @@ def test_a_group_on_devices_of_its_own_is_as_fast_with_a_late_critic(tmp_path: P
     late = make_plans([run(tmp_path, model, 0.5, late=1.5, **own)], None)
     assert predicted(late, *FIVE) == pytest.approx(predicted(plans, *FIVE))
     assert predicted(plans, *FIVE) == pytest.approx([step_s(share) for share in FIVE])
-    assert explain(plans)[-1].startswith("rollout GPUs : actor GPUs (rollout.staleness 0): 1 : 1 in this run")
+    assert [*explain(plans)][-1].startswith("rollout GPUs : actor GPUs (rollout.staleness 0): 1 : 1 in this run")
 
 
 @pytest.mark.parametrize(
