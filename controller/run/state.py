@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.kl import next_kl_coef
@@ -14,10 +14,8 @@ from controller.validation.result import Accuracy, ValidationResult
 from splitppo.config import Config
 
 
-class RunState(BaseModel):
+class RunState(BaseModel, frozen=True, extra="forbid"):
     """The controller's state after a step of the run. It is immutable: each step makes a new state."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(0, ge=0, description="last step that was done; while a step runs, that step")
     kl_coef: float = Field(description="coefficient of the KL in the reward; the adaptive controller moves it")

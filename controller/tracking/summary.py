@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from controller.validation.improvement import Best
 from controller.validation.result import Accuracy
@@ -14,8 +14,8 @@ from splitppo.atomic_write import write_atomically
 ExitReason = Literal["completed", "interrupted", "failed", "bad_input"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """A part of summary.json."""
 
 
 class Validation(_Part):

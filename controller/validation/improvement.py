@@ -4,16 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from splitppo.config import ConfigError
 from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
 
-class Best(BaseModel):
+class Best(BaseModel, frozen=True, extra="forbid"):
     """The step with the best validation among the steps that have a checkpoint, and the metric's value at that step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
     mode: MetricMode
@@ -36,10 +34,8 @@ class Best(BaseModel):
         return comparable
 
 
-class Stagnation(BaseModel):
+class Stagnation(BaseModel, frozen=True, extra="forbid"):
     """Counts the validations in a row whose metric was no better than the best one before them (early stopping)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
     mode: MetricMode

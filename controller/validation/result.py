@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from controller.ppo.scores import Scores
 from controller.workers.span import Span
 
 
-class Accuracy(BaseModel):
+class Accuracy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The accuracies of one validation, overall and per data source, each in [0, 1]."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     overall: float = Field(description="mean over all validation responses")
     by_source: dict[str, float] = Field(default_factory=dict, description="mean per data source")
