@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controller.tracking.plain_text import clock
 from controller.tracking.summary import Summary
 from controller.validation.result import Accuracy
 from rewards.samples import sample_text
@@ -117,8 +118,8 @@ class Display:
         for name, *cells in _result_rows(summary):
             self.line(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells), "bold" if name == "overall" else "")
         self.line(
-            f"{summary.exit_reason} after step {summary.global_step} in {_clock(start.wall_s)}{behind}"
-            f" ({'in all ' if behind else ''}{_clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
+            f"{summary.exit_reason} after step {summary.global_step} in {clock(start.wall_s)}{behind}"
+            f" ({'in all ' if behind else ''}{clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
         )
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ class Display:
             # The mean over the recent steps, with validations and checkpoints.
             (first, start), (last, end) = self._moments[0], self._moments[-1]
             pace_s = (end - start) / (last - first)
-            figures |= {"s/step": _number(pace_s, 2), "ETA": _clock(pace_s * (self._last_step - self._step))}
+            figures |= {"s/step": _number(pace_s, 2), "ETA": clock(pace_s * (self._last_step - self._step))}
         return [(name, text) for name, text in figures.items() if text]
 
     def _panel(self) -> Panel:
@@ -242,9 +243,3 @@ def _shortened(text: str) -> str:
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:z.{digits}f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -25,3 +25,10 @@ def size(num_bytes: float) -> str:
 def span(seconds: float) -> str:
     """Formats a time given in seconds as seconds, or as milliseconds if it is below a second, e.g. "1.50 s"."""
     return f"{seconds:.2f} s" if abs(seconds) >= 1.0 else f"{seconds * 1e3:.2f} ms"
+
+
+def clock(seconds: float) -> str:
+    """Formats a time given in seconds as minutes and seconds, or with hours, e.g. "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.tracking.plain_text import clock
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import POOLS, read_trace
 from controller.workers.span import Span, busy_s
@@ -80,7 +81,7 @@ def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> 
     """Draws `report.png` from the metrics and the trace in the run folder; returns the path of the file."""
     path = run_dir / "report.png"
     metrics, spans = read_metrics(run_dir / METRICS_FILE), read_trace(run_dir / "trace.json")
-    title = f"{name} · {schedule} schedule · {_duration(train_s)} in steps"
+    title = f"{name} · {schedule} schedule · {clock(train_s)} in steps"
     write_atomically(path, render_report(metrics, spans, title=title))
     return path
 
@@ -261,9 +262,3 @@ def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, f
         style = {"fontsize": 10 if len(words) == 1 else 8.5, "linespacing": 1.0, "ha": "center", "va": "center"}
         ink = _FAINT if not own else "white" if is_dark else _INK
         axes.text((begin + end) / 2 - start, row, "\n".join(words), color=ink, **style)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
