@@ -108,10 +108,8 @@ def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
         sentence = f"nothing can be written into the run folder {run_dir}: {error.strerror}"
         advice = "mount the storage that controller and groups share, or correct run.dir"
         facts.mistakes.append(Finding("run_folder", "run", sentence, advice))
-        yield None
-        return
     try:
-        yield nonce
+        yield nonce if nonce.exists() else None
     finally:
         with suppress(OSError):
             nonce.unlink(missing_ok=True)

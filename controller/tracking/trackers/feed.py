@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,8 +57,7 @@ class Cursor:
     def moved(self, **changes: Any) -> Self:
         """Writes the changed fields to the tracker's file, and returns the changed `Cursor`."""
         moved = replace(self, **changes)
-        fields = asdict(moved)
-        del fields["path"]
+        fields = {name: value for name, value in vars(moved).items() if name != "path"}
         write_atomically(self.path, json.dumps(fields) + "\n")
         return moved
 
