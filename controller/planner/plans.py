@@ -127,19 +127,20 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
                 f"{other.config.run.dir} does other work than {config.run.dir}: expected the same models, batch and"
                 f" lengths, on other devices; different: {', '.join(different)}"
             )
-    model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
+    predictor = _Predictor(config, times, slowdown, first.idle_s)
     run_places = [_place_of(run, run.config) for run in measurements]
     rows, refused = [], []
     for place in _places(first, total):
         try:
-            rows.append(model.plan(place, memory.of(place), is_measured=place in run_places))
+            memory = predictor.memory_of(place)
+            rows.append(predictor.plan(place, memory, is_measured=place in run_places))
         except ConfigError as why:
             refused.append(f"{place.layout} {' + '.join(map(str, place.devices.values()))}: {why}")
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
     rows.sort(key=lambda row: row.step_s)
-    fitted_s = model.plan(run_places[0], {}).step_s
-    shares = tuple(model.plan(place, {}) for place in _shares(config, run_places[0])) if "gen" in times else ()
+    fitted_s = predictor.plan(run_places[0], {}).step_s
+    shares = tuple(predictor.plan(place, {}) for place in _shares(config, run_places[0])) if "gen" in times else ()
     return Plans(first, fitted_s, slowdown, tuple(rows), tuple(refused), shares, times)
 
 
@@ -193,39 +194,38 @@ def _places(measured: Measurement, total: int) -> Iterator[Place]:
             yield from (Place(schedule, devices, host, *rollout) for host in hosts)
 
 
-@dataclass(frozen=True)
-class _StepModel:
-    """Predicts the step of a run in any placement, from the measured times of its phases."""
+class _Predictor:
+    """Predicts the step of a run in any placement, and the memory of its ranks, which does not depend on schedules."""
 
-    config: Config
-    times: Mapping[str, PhaseTimes]
-    slowdown: float
-    idle_s: float
+    def __init__(self, config: Config, times: Mapping[str, PhaseTimes], slowdown: float, idle_s: float) -> None:
+        self._config, self._times, self._slowdown, self._idle_s = config, times, slowdown, idle_s
+        self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
-        parts = rows_of(self.config, place.share)
-        has_group, saves = parts["gen_rollout"] > 0.0, self.config.checkpoint.weights_save_freq > 0
+        """Predicts the step of a placement from the measured times of its phases."""
+        parts = rows_of(self._config, place.share)
+        has_group, saves = parts["gen_rollout"] > 0.0, self._config.checkpoint.weights_save_freq > 0
         parts |= {"sync": float(has_group), "publish": float(has_group or saves)}
         phase_s, laws = {}, set()
-        for name, times in self.times.items():
+        for name, times in self._times.items():
             if (rows := parts.get(name, 1.0)) == 0.0:  # of another run, or of another share
                 continue
-            host = place.reference if name == "ref" else host_of(self.config, name)
+            host = place.reference if name == "ref" else host_of(self._config, name)
             seconds, law = times.on(place.devices_of(host or ""))
             phase_s[name] = seconds * times.factor(rows)
             laws.add(law)
         predicted = step_time(
             phase_s,
-            self.idle_s,
+            self._idle_s,
             place.layout,
             place.reference or "actor",
-            num_parts=int(self.config.rollout.stream_groups),
-            response_share=response_share(self.config),
-            has_reward_group=self.config.reward_model_host == "reward",
+            num_parts=int(self._config.rollout.stream_groups),
+            response_share=response_share(self._config),
+            has_reward_group=self._config.reward_model_host == "reward",
             rollout_rows=parts["gen_rollout"],
             takes_turns=place.takes_turns,
-            staleness=self.config.rollout.staleness,
-            slowdown=self.slowdown,
+            staleness=self._config.rollout.staleness,
+            slowdown=self._slowdown,
         )
         bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
         return Plan(
@@ -237,15 +237,7 @@ class _StepModel:
             is_measured=is_measured,
         )
 
-
-class _Memory:
-    """Estimates the memory of a run's ranks in any placement; results are stored, as schedules do not change them."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._estimated: dict[object, dict[str, GroupMemory]] = {}
-
-    def of(self, place: Place) -> dict[str, float | None]:
+    def memory_of(self, place: Place) -> dict[str, float | None]:
         """Returns the peak memory of a rank of each group in GiB; ConfigError if this placement is not possible."""
         counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
