@@ -38,54 +38,51 @@ class TrackerProcess:
     def __init__(self, config: Config, run_dir: Path, run_id: str) -> None:
         self._config = config.tracking
         self._run = run_of(config, run_dir, run_id)
-        self._process: subprocess.Popen[str] | None = None
-        self._listener: threading.Thread | None = None
+        self._running: tuple[subprocess.Popen[str], threading.Thread] | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._next_start_s = 0.0
 
     def wake(self) -> None:
         """Starts the tracker process if it does not run. The pause before each further start is longer."""
-        if not self._config.trackers or (self._process is not None and self._process.poll() is None):
+        status = self._running[0].poll() if self._running else None
+        is_running = self._running is not None and status is None
+        if not self._config.trackers or is_running or time.monotonic() < self._next_start_s:
             return
-        if time.monotonic() < self._next_start_s:
-            return
-        if self._process is not None:
-            log.warning("the tracker process has ended, status %d: it is started again", self._process.returncode)
+        if self._running is not None:
+            log.warning("the tracker process has ended, status %d: it is started again", status)
             self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._next_start_s = time.monotonic() + self._pause_s
         try:
-            self._process = process = start(self._config, self._run)
+            process = start(self._config, self._run)
         except OSError as error:
             log.warning("the tracker process cannot be started: %s", error)
             return
-        self._listener = threading.Thread(target=_listen, args=(process.stdout,), daemon=True)
-        self._listener.start()
+        self._running = process, threading.Thread(target=_listen, args=(process.stdout,), daemon=True)
+        self._running[1].start()
 
     def finish(self) -> None:
         """Waits until all steps are sent, for at most `tracking.flush_timeout_s`; then the tracker process ends."""
-        if self._process is None:
+        if self._running is None:
             return
-        if self._end() not in (0, 1):  # the process was lost; another one sends the rest
+        if self._end(*self._running) not in (0, 1):  # the process was lost; another one sends the rest
             self._next_start_s = 0.0
             self.wake()
-            self._end()
-        self._process = None
+            self._end(*self._running)
+        self._running = None
 
-    def _end(self) -> int:
+    def _end(self, process: subprocess.Popen[str], listener: threading.Thread) -> int:
         """Closes the tracker process's input and waits for its end; returns its exit status, 1 if it was killed."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._listener is not None
+        assert process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            process.stdin.close()
         try:
-            status = _wait(self._process, self._config.flush_timeout_s + _EXIT_GRACE_S)
+            status = _wait(process, self._config.flush_timeout_s + _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             log.warning("the tracker process does not end, and is killed")
-            kill_tree(self._process.pid)
-            self._process.wait()
+            kill_tree(process.pid)
+            process.wait()
             status = 1
-        self._listener.join(_EXIT_GRACE_S)
+        listener.join(_EXIT_GRACE_S)
         return status
 
 

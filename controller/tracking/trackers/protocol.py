@@ -2,11 +2,10 @@
 
 import json
 import textwrap
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 _MAX_REASON = 300  # characters
 
@@ -48,7 +47,7 @@ def reason_of(error: Exception) -> str:
     return sentences if end else textwrap.shorten(text, _MAX_REASON, placeholder=" ...")
 
 
-class Tracker(ABC):
+class Tracker(Protocol):
     """The connection of a run to one tracker, e.g. W&B. A client's error ends the connection; the feed makes another.
 
     Attributes:
@@ -57,11 +56,9 @@ class Tracker(ABC):
 
     last_step: int | None = None
 
-    @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
         """Sends a step to the tracker. All metrics are finite; `samples` has rows of SAMPLE_COLUMNS, often none."""
 
-    @abstractmethod
     def log_report(self, step: int, report: Path) -> None:
         """Sends the tracker the file report.png, which shows the run up to this step."""
 
@@ -69,6 +66,5 @@ class Tracker(ABC):
         """Removes all steps from the tracker, because the run repeats some; returns False if it cannot remove steps."""
         return False
 
-    @abstractmethod
     def close(self, *, has_failed: bool) -> None:
         """Delivers the data that the tracker's client still has, and ends the connection."""
