@@ -27,6 +27,7 @@ _STYLE = {
     "axes.titleweight": "bold",
     "axes.titlepad": 8,
     "axes.edgecolor": "#c5ced6",
+    "axes.ymargin": 0.08,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": "#e6ebef",
@@ -135,10 +136,10 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
     }
     charts = (
         Chart("Reward", "mean per response", curves({"critic/score/mean": "score", "critic/rewards/mean": "with KL"})),
-        Chart("Validation accuracy", "share of held-out prompts", curves(accuracy), floor=0.0, ceiling=1.0),
+        Chart("Validation accuracy", "share of held-out prompts", curves(accuracy), floor=-0.03, ceiling=1.03),
         Chart("KL", "nats per token", curves(kl)),
         Chart("Value loss", "half squared error", curves({"critic/vf_loss": ""}), floor=0.0),
-        Chart("Explained variance", "of the returns", curves({"critic/vf_explained_var": ""}), floor=-1.0, ceiling=1.0),
+        Chart("Explained variance", "of the returns", curves({"critic/vf_explained_var": ""}), -1.06, 1.06),
         Chart("Policy entropy", "nats per token", curves({"actor/entropy": ""})),
     )
     return [chart for chart in charts if chart.curves]
@@ -198,13 +199,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
             axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
             values = [statistics.fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
         axes.plot(steps, values, color=colour, marker="o" if len(steps) <= 40 else "", label=label)
-    low, high = axes.get_ylim()
-    high += 0.05 * (high - low)
-    if chart.floor is not None and (low < chart.floor or chart.floor == 0.0):
-        low = chart.floor - 0.03 * ((chart.ceiling or high) - chart.floor)
-    if chart.ceiling is not None:
-        high = chart.ceiling + 0.03 * (chart.ceiling - (chart.floor or 0.0))
-    axes.set_ylim(min(low, high - 1e-9), high)
+    axes.set_ylim(chart.floor, chart.ceiling)
     if len(chart.curves) > 1:
         axes.legend()
     else:
