@@ -215,7 +215,7 @@ def _defaults() -> Iterator[str]:
     ):
         settings.add_override(override)
     for finding in translate(settings, gpus=None, drop=()).findings:
-        if finding.is_default and "." in finding.to and not finding.to.startswith("run."):
+        if finding.outcome == "default" and "." in finding.to and not finding.to.startswith("run."):
             yield f"| `{finding.key}` | {_plain(finding.value)} | `{finding.to}` {_plain(finding.new)} |"
 
 

@@ -13,7 +13,7 @@ from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
 from controller.from_verl.report import report_text
 from controller.from_verl.script import Launch, Word, read_script
 from controller.from_verl.settings import Settings
-from controller.from_verl.translation import Finding, Translation, translate
+from controller.from_verl.translation import Translation, translate
 from controller.from_verl.yaml_file import yaml_text
 from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError
@@ -25,6 +25,11 @@ from splitppo.dotted_keys import nested
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
 _LONG_NAMES = {"cp": "config-path", "cn": "config-name"}
 _NO_FILE = Path("-")
+_TO_DECIDE = {
+    "unknown": "no version of verl's PPO trainer has {}, and nothing is written: correct the name",
+    "to be decided": "without {} the run would learn something else, and nothing is written: give another value after"
+    " the file's name (key=value)",
+}
 
 
 def from_verl(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
@@ -103,7 +108,7 @@ def translated_yaml(translation: Translation, name: str) -> str:
         ConfigError: the configuration does not pass its checks.
     """
     batch_plan(validate(nested(translation.values), name))
-    dropped = [finding.key for finding in translation.findings if finding.is_dropped]
+    dropped = [finding.key for finding in translation.findings if finding.outcome == "dropped"]
     header = f"From {name}, by python -m controller from-verl{'; dropped: ' + ', '.join(dropped) if dropped else ''}."
     return yaml_text(translation.values, translation.comments, header)
 
@@ -160,21 +165,10 @@ def _undecided(translation: Translation, settings: Settings) -> Iterator[str]:
     """Yields one error sentence per kind of decision that the user must make before a configuration file is written."""
     if settings.asks_age:
         yield settings.age
-    if unknown := [finding for finding in translation.stopping if finding.is_unknown]:
-        yield (
-            f"no version of verl's PPO trainer has {_listed(unknown)}, and nothing is written: correct the name, or go"
-            " on without it (--drop KEY)"
-        )
-    if unsupported := [finding for finding in translation.stopping if not finding.is_unknown]:
-        yield (
-            f"without {_listed(unsupported)} the run would learn something else, and nothing is written: give another"
-            " value after the file's name (key=value), or go on without it (--drop KEY)"
-        )
-
-
-def _listed(findings: Sequence[Finding]) -> str:
-    more = f" and {len(findings) - 5} more" if len(findings) > 5 else ""
-    return ", ".join(finding.key for finding in findings[:5]) + more
+    for outcome, sentence in _TO_DECIDE.items():
+        if keys := [finding.key for finding in translation.stopping if finding.outcome == outcome]:
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            yield f"{sentence.format(', '.join(keys[:5]) + more)}, or go on without it (--drop KEY)"
 
 
 def _gpus(text: str) -> tuple[int, int]:

@@ -17,11 +17,12 @@ _TITLES = {
     "taken": "taken",
     "not needed": "not needed",
 }
+_WITH_LINES = ("unknown", "to be decided", "dropped")  # of the script
 
 
 def report_text(translation: Translation, settings: Settings) -> str:
     """Formats the report on all translated verl keys as text; keys that the user must decide on come first."""
-    by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind in _TITLES}
+    by_kind = {kind: [finding for finding in translation.findings if finding.outcome == kind] for kind in _TITLES}
     counts = [f"{len(findings)} {kind}" for kind, findings in by_kind.items() if findings and kind != "default"]
     num_keys = len(translation.findings) - len(by_kind["default"])
     lines = [f"{settings.source}: {num_keys} keys: {', '.join(counts) or 'none'}"]
@@ -35,14 +36,6 @@ def report_text(translation: Translation, settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kind(finding: Finding) -> str:
-    if finding.is_dropped:
-        return "dropped"
-    if finding.stops:
-        return "unknown" if finding.is_unknown else "to be decided"
-    return "default" if finding.is_default else finding.outcome
-
-
 def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
     if kind == "not needed":
         for note, group in groupby(sorted(findings, key=attrgetter("note", "row")), key=attrgetter("note")):
@@ -51,9 +44,9 @@ def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
             yield f"{', '.join(keys[:4])}{more}: {note}"
         return
     for finding in findings:
-        where = f" (line {finding.line})" if finding.line and finding.stops else ""
+        where = f" (line {finding.line})" if finding.line and kind in _WITH_LINES else ""
         arrow = f" -> {_ours(finding)}" if finding.to else ""
-        note = f": {finding.note}" if finding.note and not finding.is_default else ""
+        note = f": {finding.note}" if finding.note and kind != "default" else ""
         yield f"{finding.key} {_short(finding.value)}{where}{arrow}{note}"
 
 

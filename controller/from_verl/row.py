@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from controller.from_verl.run import VerlRun
 
-Outcome = Literal["taken", "changed", "not needed", "not supported"]
+Rule = Literal["taken", "changed", "not needed", "not supported"]
 Convert = Callable[[Any, VerlRun], Any]
 NO_DEFAULT = object()
 
@@ -44,7 +44,7 @@ class Row:
     """
 
     key: str
-    outcome: Outcome
+    outcome: Rule
     to: str = ""
     note: str = ""
     default: Any = NO_DEFAULT

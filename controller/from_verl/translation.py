@@ -4,15 +4,17 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
-from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Outcome, Row
+from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Row, Rule
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
 from splitppo.config import Config, ConfigError
+
+Outcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Finding:
         key, value: verl's key and value.
         note: how the value is changed, why the key is not needed, or what to do instead.
         to, new: SplitPPO's key and value; "" if SplitPPO has no such key.
+        outcome: what the table says, or that the user must decide, because no version of verl has the key ("unknown")
+            or the run would learn something else without it ("to be decided"), or has dropped it by name ("dropped");
+            "default" if the value is verl's default, which differs from SplitPPO's.
         row: the key or pattern of the table row that decided; "" for an unknown key.
         line: the line of the launch script; 0 if the key is not from a script.
-        is_default: True if the value is verl's default, which differs from SplitPPO's.
-        stops: True if the training run would learn something else without the key.
-        is_dropped: True if the user dropped the key by name.
     """
 
     key: str
@@ -38,14 +40,6 @@ class Finding:
     new: Any = None
     row: str = ""
     line: int = 0
-    is_default: bool = False
-    stops: bool = False
-    is_dropped: bool = False
-
-    @property
-    def is_unknown(self) -> bool:
-        """True if no version of verl has the key of this finding."""
-        return self.stops and not self.row
 
     @property
     def keeps_value(self) -> bool:
@@ -64,7 +58,7 @@ class Translation:
     @property
     def stopping(self) -> list[Finding]:
         """The findings on verl keys that the user must decide on before a configuration is written."""
-        return [finding for finding in self.findings if finding.stops and not finding.is_dropped]
+        return [finding for finding in self.findings if finding.outcome in ("unknown", "to be decided")]
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
         """Sets the value of a SplitPPO key in the result; removes the key if the value is SplitPPO's default."""
@@ -99,7 +93,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     for key, line in settings.given.items():
         finding = replace(_dropped(_finding(key, run), drop), line=line)
         result.findings.append(finding)
-        if finding.outcome in ("taken", "changed") and not finding.is_dropped and "*" not in finding.to:
+        if finding.outcome in ("taken", "changed") and "*" not in finding.to:
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
     _place(result, run)
     return result
@@ -107,13 +101,13 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
 
 def _take_default(result: Translation, finding: Finding) -> None:
     """Adds a default of verl to the translation if SplitPPO's default differs from it."""
-    if finding.stops:
+    if finding.outcome == "to be decided":
         result.findings.append(finding)
     elif finding.outcome in ("taken", "changed") and (finding.new is not None or _takes_null(finding.to)):
         note = f"verl's default{f': {finding.note}' if finding.note and finding.outcome == 'changed' else ''}"
         result.set(finding.to, finding.new, note)
         if finding.to in result.values:
-            result.findings.append(replace(finding, outcome="changed", note=note, is_default=True))
+            result.findings.append(replace(finding, outcome="default", note=note))
 
 
 def _finding(key: str, run: VerlRun) -> Finding:
@@ -131,7 +125,7 @@ def _unknown(key: str, value: Any) -> Finding:
         return Finding(key, value, "not needed", "off")
     close = difflib.get_close_matches(key, [row.key for row in ROWS if not row.is_pattern], n=1, cutoff=0.8)
     note = f"did you mean {close[0]}?" if close else "mistyped, or of a fork"
-    return Finding(key, value, "not supported", note, stops=True)
+    return Finding(key, value, "unknown", note)
 
 
 def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
@@ -141,7 +135,8 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
     except NotNeeded as why:
         return Finding(key, value, "not needed", str(why), row=row.key)
     except NotSupported as instead:
-        return Finding(key, value, "not supported", str(instead), row=row.key, stops=instead.changes_results)
+        outcome: Outcome = "to be decided" if instead.changes_results else "not supported"
+        return Finding(key, value, outcome, str(instead), row=row.key)
     note = row.note if row.outcome == "changed" else ""
     finding = Finding(key, value, row.outcome, note, row.to, new, row.key)
     return replace(finding, outcome="taken") if finding.keeps_value else finding
@@ -160,7 +155,7 @@ def _new_value(row: Row, value: Any, run: VerlRun) -> Any:
 def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
     if not any(finding.key == name or finding.key.startswith(f"{name}.") for name in drop):
         return finding
-    return replace(finding, outcome="not supported", note="dropped", to="", new=None, stops=True, is_dropped=True)
+    return replace(finding, outcome="dropped", note="dropped", to="", new=None)
 
 
 def _place(result: Translation, run: VerlRun) -> None:

@@ -206,9 +206,8 @@ def test_the_table_is_best_first_and_says_why(tmp_path: Path, model: str, capsys
 def test_a_difference_within_the_error_of_the_prediction_is_none(tmp_path: Path, model: str) -> None:
     plans = make_plans([read_measurement(leave_run(tmp_path / "run", model))], None)
     for fitted_s, said in ((plans.measured.step_s, "is slower than"), (plans.measured.step_s * 1.3, "is as fast as")):
-        assert (
-            f"split placement {said} colocated (17.5 s at best against 14 s)"
-            in next(explain(replace(plans, fitted_s=fitted_s)))
+        assert f"split placement {said} colocated (17.5 s at best against 14 s)" in next(
+            explain(replace(plans, fitted_s=fitted_s))
         )
 
 
