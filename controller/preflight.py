@@ -122,11 +122,7 @@ def load_inputs(config: Config) -> Inputs:
         chat_template=data.chat_template,
         chat_template_kwargs=data.apply_chat_template_kwargs,
     )
-    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
-        raise ConfigError(
-            f"the tokenizer (data.tokenizer) has {tokenizer.vocab_size} tokens,"
-            f" actor.model a vocabulary of {vocab_size}"
-        )
+    tokenizer.check_fits(vocab_size, key="data.tokenizer", model_key="actor.model")
     multi_turn = config.rollout.multi_turn
     tools_of = load_tools(config, tokenizer)
     table = load_prompts(data, tokenizer, "train", tools_of)

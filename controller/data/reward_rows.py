@@ -123,13 +123,8 @@ def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int 
     num_labels = len(entries.get("id2label") or range(entries.get("num_labels", _HF_NUM_LABELS)))
     if num_labels != 1:
         raise ConfigError(f"reward_model.model: expected a sequence classifier with one label, it has {num_labels}")
-    vocab_size = entries.get("vocab_size")
+    tokenizer.check_fits(entries.get("vocab_size"), key="reward_model.tokenizer", model_key="reward_model.model")
     positions = entries.get("max_position_embeddings", entries.get("n_positions"))
-    if isinstance(vocab_size, int) and tokenizer.vocab_size > vocab_size:
-        raise ConfigError(
-            f"the tokenizer of the reward model (reward_model.tokenizer) has {tokenizer.vocab_size} tokens,"
-            f" reward_model.model a vocabulary of {vocab_size}"
-        )
     if config.max_length is None:
         return positions if isinstance(positions, int) else None
     if isinstance(positions, int) and config.max_length > positions:

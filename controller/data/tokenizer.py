@@ -44,6 +44,12 @@ class Tokenizer:
         """The number of token ids, added tokens included; a model's embedding may have more rows."""
         return self.backend.get_vocab_size()
 
+    def check_fits(self, vocab_size: Any, *, key: str, model_key: str) -> None:
+        """Checks that the model has a row for each token, if the size of its vocabulary is known; else ConfigError."""
+        if isinstance(vocab_size, int) and self.vocab_size > vocab_size:
+            tokens = f"the tokenizer ({key}) has {self.vocab_size} tokens"
+            raise ConfigError(f"{tokens}, {model_key} a vocabulary of {vocab_size}")
+
     def encode_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Converts prompts, already rendered to `texts`, into token ids.
 
