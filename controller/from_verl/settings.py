@@ -15,6 +15,8 @@ from splitppo.dotted_keys import leaves, nested
 
 # The value of a key that verl requires.
 MISSING = "???"
+# The files that a defaults list may name: their keys are in the table.
+_OF_VERL = ("_self_", "ppo_trainer", "ppo_megatron_trainer", "legacy_reward_impl")
 OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
 
 
@@ -79,8 +81,7 @@ class Settings:
         if not separator or not re.fullmatch(r"[\w@/]+([.@][\w@/-]+)*", key):
             raise ConfigError(f"{where}{text!r} is no override of Hydra's: expected key=value, +key=value or ~key")
         try:
-            parsed = OmegaConf.from_dotlist([f"value={_as_yaml(value)}"])
-            content = tree_of(parsed)
+            content = tree_of(OmegaConf.from_dotlist([f"value={_as_yaml(value)}"]))
         except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{where}the value of {text!r} cannot be read") from error
         for inner, leaf in leaves({key: content["value"]}):
@@ -139,10 +140,7 @@ def _is_interpolation(value: Any) -> bool:
 def _check_defaults_list(entries: Any, name: str) -> None:
     """Checks that a Hydra defaults list names only files of verl: other files are not read; else ConfigError."""
     for entry in entries if isinstance(entries, list) else [entries]:
-        chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
-        if entry == "_self_" or chosen is None:
-            continue
-        if isinstance(entry, str) and entry not in ("ppo_trainer", "ppo_megatron_trainer", "legacy_reward_impl"):
+        if isinstance(entry, str) and entry not in _OF_VERL:
             raise ConfigError(
                 f"{name}: its defaults list names {entry!r}, which is not verl's: expected ppo_trainer, or the resolved"
                 " configuration that verl prints at its start"

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -208,5 +208,4 @@ def _field(key: str) -> FieldInfo:
     *parents, leaf = key.split(".")
     for parent in parents:
         section = section.model_fields[parent].annotation
-    field_info: FieldInfo = section.model_fields[leaf]
-    return field_info
+    return cast("FieldInfo", section.model_fields[leaf])
