@@ -30,9 +30,6 @@ class Recorder:
         self._config = config
         self._run_dir = run_dir
         self._display = display
-        self._trace: Trace
-        self._metrics: StepFile
-        self._samples: StepFile
         self._on_line = on_line
         self._rollouts = run_dir / "rollouts"
         self._clients: Sequence[WorkerClient] = ()

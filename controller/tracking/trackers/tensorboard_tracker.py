@@ -1,6 +1,5 @@
 """Writes a run's steps for the tracker TensorBoard, as event files in `<run.dir>/tensorboard`."""
 
-import itertools
 import os
 import socket
 import struct
@@ -19,8 +18,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker
 
-_NUMBERS = itertools.count()  # the event files of this process
-
 
 class TensorboardTracker(Tracker):
     """Writes scalars, samples and the report by TensorBoard's own writer, because tensorboardX loads torch."""
@@ -29,7 +26,7 @@ class TensorboardTracker(Tracker):
         """Opens a new event file beside those of earlier starts; readers drop the steps after `sent_step` in these."""
         folder = run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
         self._file = (folder / name).open("wb")
         self._writer = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
