@@ -14,6 +14,7 @@ from splitppo.config.subsections.policy_loss import LOSS_MODES, PolicyLossConfig
 
 _MODEL = "actor_rollout_ref.model"
 _LOSSES = f"losses here: {', '.join(LOSS_MODES)}"
+_IF_VALUES = "there is a critic if the estimator needs values"
 _MICRO_BATCHES = "forward passes use the micro-batches of {}.ppo_*_per_gpu"
 _OF_SINGLE_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 
@@ -74,7 +75,7 @@ def _reference(reference: Section) -> Iterator[Row]:
 def _critic(critic: Section) -> Iterator[Row]:
     yield critic.renamed("model.path", "model", convert=none_if_same_as(f"{_MODEL}.path"))
     yield critic.not_needed("model.{tokenizer_path,custom_chat_template}", "those of the policy")
-    yield critic.checked("enable", "there is a critic if the estimator needs values", _critic_enable)
+    yield critic.checked("enable", _IF_VALUES, _critic_enable)
     yield critic.taken("cliprange_value", 0.5)
     forward = "{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}"
     yield critic.not_needed(forward, _MICRO_BATCHES.format("critic"))
@@ -87,10 +88,8 @@ def _critic(critic: Section) -> Iterator[Row]:
 
 
 def _critic_enable(value: Any, run: VerlRun) -> Any:
-    if value is None or bool(value) == run.uses_critic:
-        raise NotNeeded("there is a critic if the estimator needs values")
-    if value:
-        raise NotNeeded("the estimator uses no values, so none are learned")
+    if value is None or value or not run.uses_critic:
+        raise NotNeeded(_IF_VALUES)
     raise NotSupported("choose an algorithm.adv_estimator other than gae")
 
 

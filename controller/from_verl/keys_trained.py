@@ -247,8 +247,7 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     yield trained.not_needed("use_dynamic_bsz", dynamic, inherited("use_dynamic_bsz", False))
     longest, budget = "at least the longest row: rows are never split over GPUs", 16384 if ours == "actor" else 32768
     yield trained.changed("ppo_max_token_len_per_gpu", "ppo_max_token_len_per_gpu", longest, of.token_budget, budget)
-    yield trained.taken("ppo_epochs", inherited("ppo_epochs", 1))
-    yield trained.taken("shuffle", inherited("shuffle", False))
+    yield from trained.all_taken(ppo_epochs=inherited("ppo_epochs", 1), shuffle=inherited("shuffle", False))
     yield trained.not_needed("data_loader_seed", "run.seed is the only seed")
     yield trained.taken("loss_agg_mode", inherited("loss_agg_mode", "token-mean"), of.aggregation)
     yield trained.taken("loss_scale_factor", None)
@@ -314,8 +313,7 @@ def _adapters(model: Section) -> Iterator[Row]:
 
     yield model.taken("lora_rank", 0)
     yield model.taken("lora_alpha", 16, has_lora)
-    yield model.taken("target_modules", "all-linear", layers(has_lora))
-    yield model.taken("exclude_modules", None, layers(has_lora))
+    yield from model.all_taken(layers(has_lora), target_modules="all-linear", exclude_modules=None)
     like_it = "lora_rank, lora_alpha and target_modules must be those of the adapter, which verl reads there"
     yield model.changed("lora_adapter_path", "lora_adapter_path", like_it)
     yield model.renamed("lora.rank", "lora_rank", 0, of_megatron)
