@@ -35,8 +35,7 @@ class Recorder:
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
         self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
-        self._blocked_step = -1
-        self._blocked_metrics: asyncio.Future[Mapping[str, float]] | None = None
+        self._held: dict[int, asyncio.Future[Mapping[str, float]]] = {}
         self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
         self._num_repeated_steps = 0
@@ -59,7 +58,7 @@ class Recorder:
         self._num_repeated_steps += max(self.last_step - step, 0)
         self._open.clear()
         self._unpublished.clear()
-        self._blocked_step = -1
+        self._held.clear()
         self._previous_spans = ()
         self._clients = clients
         restored_step = step or -1
@@ -96,18 +95,18 @@ class Recorder:
 
         So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
         """
-        self._blocked_step, self._blocked_metrics = step, asyncio.get_running_loop().create_future()
-        return self._blocked_metrics
+        self._held[step] = asyncio.get_running_loop().create_future()
+        return self._held[step]
 
     def release(self, step: int) -> None:
         """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
-        if step == self._blocked_step:
-            self._blocked_step = -1
+        self._held.pop(step, None)
         self._publish()
 
     def release_all(self) -> None:
         """Writes the lines of metrics.jsonl that still wait for a checkpoint, at the end of a run."""
-        self.release(self._blocked_step)
+        self._held.clear()
+        self._publish()
 
     def add_spans(self, spans: Sequence[Span]) -> None:
         """Adds spans that belong to no open step to the timeline file."""
@@ -155,12 +154,12 @@ class Recorder:
         self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
             write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
-        if self._blocked_metrics is not None and record.step == self._blocked_step:
-            self._blocked_metrics.set_result(metrics)
+        if record.step in self._held:
+            self._held[record.step].set_result(metrics)
 
     def _publish(self) -> None:
         """Writes all finished lines before the delayed one to metrics.jsonl, and shows them on the display."""
-        while self._unpublished and self._unpublished[0][0] != self._blocked_step:
+        while self._unpublished and self._unpublished[0][0] not in self._held:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)
             self._display.step(step, metrics)

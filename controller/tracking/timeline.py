@@ -42,8 +42,6 @@ class Trace:
 
     def add(self, spans: Sequence[Span]) -> None:
         """Appends spans to the trace file, in one write."""
-        if not spans:
-            return
         events = "".join(",\n" + json.dumps(self._event(span)) for span in spans)
         with self._path.open("r+b") as file:
             file.seek(-len(_TAIL), os.SEEK_END)
