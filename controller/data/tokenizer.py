@@ -119,13 +119,9 @@ def load_tokenizer(
     backend.add_special_tokens(
         [token for token in special_tokens.values() if token not in added and backend.token_to_id(token) is not None]
     )
-    return Tokenizer(
-        backend,
-        _eos_token_ids(folder, backend, special_tokens.get("eos_token")),
-        load_chat_template(
-            folder, config, chat_template, {**special_tokens, **(chat_template_kwargs or {})}, section=section
-        ),
-    )
+    variables = {**special_tokens, **(chat_template_kwargs or {})}
+    template = load_chat_template(folder, config, chat_template, variables, section=section)
+    return Tokenizer(backend, _eos_token_ids(folder, backend, special_tokens.get("eos_token")), template)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -46,10 +46,8 @@ class PhaseTimes:
         a+b/n  measured on several:                   fixed + divided / num_devices  least squares, neither below 0
                                                                                      (Amdahl, 1967)
         """
-        if 0 in self.seconds:
-            return self.seconds[0], ""
-        if num_devices in self.seconds:
-            return self.seconds[num_devices], ""
+        if (known := self.seconds.get(0, self.seconds.get(num_devices))) is not None:
+            return known, ""
         if len(self.seconds) == 1:
             ((measured_devices, measured_s),) = self.seconds.items()
             return measured_s * measured_devices / num_devices, "1/n"
