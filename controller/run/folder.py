@@ -24,7 +24,7 @@ from controller.workers.client import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.keys import may_change
-from splitppo.config.load import validate, with_renamed_keys
+from splitppo.config.load import read_tree, validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
 from splitppo.config.rules.table import check_rules
 from splitppo.config_error import config_errors
@@ -225,14 +225,8 @@ class RunFolder:
         has_history = bool(lines or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
             return None
-        try:
-            stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"run.dir: {self.config_file} is not valid YAML: {reason}") from error
-        if not isinstance(stored, dict):
-            raise ConfigError(f"run.dir: {self.config_file} is no configuration: expected a mapping, got {stored!r}")
-        return with_renamed_keys(stored)
+        with config_errors(ConfigError, before="run.dir: "):
+            return with_renamed_keys(read_tree(self.config_file))
 
     def _take_lease(self) -> Caller:
         """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""

@@ -44,17 +44,24 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
     """
-    with config_errors(OSError, UnicodeDecodeError, before=f"cannot read the config file {path}: "):
-        text = path.read_text(encoding="utf-8")
-    tree = _parse(text, str(path))
-    if not isinstance(tree, dict):
-        kind = "nothing" if tree is None else type(tree).__name__
-        raise ConfigError(f"{path}: expected a mapping of sections, got {kind}")
-    if is_stored:
-        tree = with_renamed_keys(tree)
+    tree = with_renamed_keys(read_tree(path)) if is_stored else read_tree(path)
     for override in overrides:
         _apply_override(tree, override)
     return validate(tree, str(path), overrides)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Reads a YAML configuration file as nested dicts, whose keys and values are not checked.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no mapping.
+    """
+    with config_errors(OSError, UnicodeDecodeError, before=f"cannot read the config file {path}: "):
+        tree = _parse(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(tree, dict):
+        kind = "nothing" if tree is None else type(tree).__name__
+        raise ConfigError(f"{path}: expected a mapping of sections, got {kind}")
+    return tree
 
 
 def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
@@ -129,9 +136,11 @@ def with_renamed_keys(stored: Any) -> Any:
 def _parse(text: str, source: str) -> Any:
     too_deep = config_errors(RecursionError, instead=f"{source}: lists and sections are nested too deeply")
     try:
-        with too_deep, config_errors(ConfigError, before=f"{source}: "):
+        with too_deep:
             return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
