@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Inputs:
     """The loaded inputs of a run: tokenizers of policy and reward model, prompts for training and maybe validation.
 
     `multi_turn` has the environments that the prompts of all data sources begin conversations with, if there are any.
+    `teacher_only` is that of the configuration.
     """
 
     tokenizer: Tokenizer
@@ -49,6 +51,7 @@ class Inputs:
     val_prompts: PromptBatch | None
     reward_tokenizer: RewardTokenizer | None = None
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    teacher_only: bool = False
 
     @property
     def data_sources(self) -> frozenset[str]:
@@ -66,9 +69,9 @@ class Inputs:
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
         """Returns the data sources scored by a reward function: all, or those with a function if others give scores.
 
-        An environment gives scores, but tools alone do not.
+        An environment gives scores, but tools alone do not. A teacher alone needs none.
         """
-        if self.reward_tokenizer is not None:
+        if self.reward_tokenizer is not None or self.teacher_only:
             return scored_sources(config, self.data_sources)
         environments = {source: self.multi_turn.environment_of(source) for source in self.data_sources}
         unscored = frozenset(source for source, own in environments.items() if own is None or own.tools)
@@ -133,10 +136,11 @@ def load_inputs(config: Config) -> Inputs:
         is_model_here = config.services.launch == "local"
         roles = {"tool" if tools_of(source) else "user" for source in table.data_sources if multi_turn.environments}
         reward_tokenizer = load_reward_tokenizer(config.reward_model, table, roles, is_model_here=is_model_here)
-        if val_prompts and not multi_turn.environments:
-            val_prompts = _with_functions(val_prompts, config)
+    if (reward_tokenizer or config.teacher.only) and val_prompts and not multi_turn.environments:
+        val_prompts = _with_functions(val_prompts, config)
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
-    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, multi_turn)
+    _check_teachers(config, tokenizer, table.data_sources)
+    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, multi_turn, config.teacher.only)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     check_conversations(config, tokenizer, rows)
     scored = inputs.scored_sources(config.reward)
@@ -220,7 +224,7 @@ async def check_rewards(config: Config, inputs: Inputs) -> None:
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
     """Returns the validation prompts whose data source has a reward function; None if there is no such prompt.
 
-    The others cannot be scored, because a reward model is not used in validation.
+    The others cannot be scored, because neither a reward model nor a teacher is used in validation.
     """
     judged = scored_sources(config.reward, val_prompts.data_sources)
     if without := sorted(val_prompts.data_sources - judged):
@@ -252,12 +256,50 @@ def check_models(config: Config) -> int | None:
     if config.rollout.backend == "vllm":
         _check_vllm(config, actor)
     vocab_size = actor.get("vocab_size")
+    for folder in config.teacher.folders:
+        _read_sizes(config, folder, "teacher.model", config.teacher.override_config)
     if config.uses_critic:
         critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
         critic_size = critic.get("vocab_size", vocab_size)
         if vocab_size is not None and critic_size != vocab_size:
             raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
     return vocab_size
+
+
+def _check_teachers(config: Config, tokenizer: Tokenizer, data_sources: Iterable[str]) -> None:
+    """Checks that each row has a teacher, and that all teachers have the tokenizer of the policy, token by token.
+
+    Teachers that groups started elsewhere have in folders of their own are not compared.
+
+    Raises:
+        ConfigError: a data source has no teacher, a tokenizer cannot be read, or a token has another id.
+    """
+    teacher = config.teacher
+    if not teacher.folders:
+        return
+    if without := sorted(source for source in data_sources if teacher.number_of(source) is None):
+        raise ConfigError(
+            f"teacher.models: data_source {without[0]!r} has no teacher: add it, or set teacher.model, which teaches"
+            " all others"
+        )
+    if teacher.signal == "top_k" and teacher.top_k > tokenizer.vocab_size:
+        raise ConfigError(f"teacher.top_k ({teacher.top_k}) must not exceed the {tokenizer.vocab_size} tokens")
+    own = tokenizer.backend.get_vocab()
+    for folder in teacher.folders:
+        if config.services.launch == "external" and not Path(folder).expanduser().is_dir():
+            log.warning("teacher.model: %s is not on this machine, its tokenizer is not compared", folder)
+            continue
+        theirs = load_tokenizer(folder, section="teacher", model_key="teacher.model").backend.get_vocab()
+        if different := own.items() ^ theirs.items():
+            token, _ = min(different, key=itemgetter(1))
+            raise ConfigError(
+                f"teacher.model: {folder} has another tokenizer than the policy (data.tokenizer): token {token!r} has"
+                f" {_id(token, theirs)} there, and {_id(token, own)} here"
+            )
+
+
+def _id(token: str, vocabulary: Mapping[str, int]) -> str:
+    return f"id {vocabulary[token]}" if token in vocabulary else "no id"
 
 
 def _check_adapter(model: TrainedModelConfig, role: str) -> None:

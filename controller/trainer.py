@@ -3,8 +3,7 @@
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
 With `rollout.stream_groups`, values and scores of the responses that end first come while others are generated. With
-`rollout.staleness` 1, the step before has generated already: a step looks ahead before or beside its update.
-The schedules (controller/schedule.py) change only what may run at the same time, never the results.
+`rollout.staleness` 1, a step looks ahead. A schedule changes only what may run at the same time, never the results.
 """
 
 from dataclasses import dataclass
@@ -94,12 +93,12 @@ class Trainer:
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Makes the experience that both updates learn from. Each call starts as soon as its input has arrived."""
-        rollouts, greedy, old, ref, values, scores = await run_calls(
+        rollouts, greedy, old, frozen, values, scores = await run_calls(
             self.schedule,
             calls.rollouts.generate,  # hands on the responses that have ended, part by part
             calls.greedy_scores,  # actor and reward processes, where they are the baseline (ReMax)
             calls.old_log_probs,  # actor, where the update cannot have them itself
-            calls.ref_log_probs,  # whichever group hosts the reference
+            calls.frozen_log_probs,  # whichever groups host reference and teachers
             calls.values,  # critic, once its update of the step before is done
             calls.scores,  # reward processes; whichever hosts the reward model
         )
@@ -107,11 +106,12 @@ class Trainer:
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
-                rollouts.merge(old).merge(ref).merge(values),
+                rollouts.merge(old).merge(frozen).merge(values),
                 scores,
                 num_samples=self.config.rollout.n,
                 greedy_scores_P=greedy,
                 normalization=self.state.normalization(self.config),
+                teacher=calls.step.config.teacher if calls.step.workers.teacher else None,
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience

@@ -33,6 +33,12 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "advantages": np.dtype("<f4"),  # aligned with responses
     "returns": np.dtype("<f4"),  # aligned with responses
     "rollout_is_weights": np.dtype("<f4"),  # aligned with responses: the factor of a token's policy loss
+    "teachers": np.dtype("<i4"),  # one per row, if there are several teachers: the number of its teacher, from 0
+    "teacher_log_probs": np.dtype("<f4"),  # aligned with responses
+    "teacher_top_ids": np.dtype(
+        "<i4"
+    ),  # per response token: the ids of the k tokens that the teacher finds most likely
+    "teacher_top_log_probs": np.dtype("<f4"),  # per response token: their k log-probs by the teacher
     "reward_tokens": np.dtype("<i4"),  # token ids of the reward model: messages and response in its chat template
     "rm_scores": np.dtype("<f4"),  # one per row: the reward model's score of the response
     "places": np.dtype("<i4"),  # one per row of a part: its position in the whole, from 0
@@ -43,8 +49,10 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
 GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
 
 # Columns that do not have one value per response token.
-_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "places"}
-RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS - GROUP_COLUMNS
+_OF_ROWS = {"prompts", "seeds", "responses", "teachers", "reward_tokens", "rm_scores", "places"}
+# Columns that have the same number of values for each response token.
+SEVERAL_PER_TOKEN = frozenset({"teacher_top_ids", "teacher_top_log_probs"})
+RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS - SEVERAL_PER_TOKEN - GROUP_COLUMNS
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:

@@ -41,7 +41,7 @@ def metrics_page() -> str:
 CONFIG_PAGES: Mapping[str, Sequence[str]] = {
     "config/run": ("run", "data", "rollout", "evaluation", "checkpoint", "tracking", "debug"),
     "config/algorithm": ("algorithm",),
-    "config/models": ("actor", "critic", "placement", "reward_model"),
+    "config/models": ("actor", "critic", "placement", "reward_model", "teacher"),
     "config/reward": ("reward",),
     "config/services": ("services",),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.ppo.advantages.estimate import estimate
+from controller.ppo.distillation import add_signal, distillation_metrics, teacher_signal
 from controller.ppo.masked_stats import Float32s, Mask
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization, RunningMoments, running_metrics
 from controller.ppo.rollout_correction import correct_rollouts
@@ -18,6 +19,7 @@ from controller.ppo.scores import Scores
 from controller.ppo.token_rewards import shape_scores, shaped_parts, subtract_kl, token_rewards, whiten_rewards
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
+from splitppo.config.sections.teacher import TeacherConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +32,12 @@ class Experience:
         batch: prompts, responses, the columns that the services computed, advantages, returns; response_mask if tokens
             may be left out, rollout_is_weights if tokens are weighted.
         scores: [B], the scores before shaping.
-        rewards: shaped, KL penalty included; aligned with responses, 0 for tokens that do not count.
+        rewards: shaped, with KL penalty and a teacher's signal; aligned with responses, 0 for tokens that do not count.
         learned: bool, aligned with responses: the tokens that both models learn from. The others are masked or
             rejected.
         kl: mean KL to the reference, nats; None without KL in the reward.
-        metrics: the metrics of the KL in the reward, of normalisation, and of the difference between the log-probs of
-            the rollout backend and the trainer.
+        metrics: the metrics of the KL in the reward, of distillation, of normalisation, and of the difference between
+            the log-probs of the rollout backend and the trainer.
         running: statistics of the run, this step included; if they have returns, the critic learns normalised returns.
     """
 
@@ -78,8 +80,11 @@ def assemble_experience(
     num_samples: int,
     greedy_scores_P: Float32s | None = None,
     normalization: Normalization = NO_NORMALIZATION,
+    teacher: TeacherConfig | None = None,
 ) -> Experience:
     """Computes what a step learns from: corrects rollouts, places scores, subtracts the KL, estimates advantages.
+
+    The signal of a teacher is added to rewards or to advantages, as `teacher.signal` says.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score on its
     last token that is left. A response that is rejected as a whole still counts in its group's baseline. With
@@ -92,16 +97,22 @@ def assemble_experience(
         num_samples: the number of responses per prompt; responses to one prompt are neighbours.
         greedy_scores_P: the score of a greedy response to each prompt, if it is the baseline (ReMax).
         normalization: the normalisation with the statistics of the steps before; the values are on this scale.
+        teacher: the settings of the teachers in this step, if the rollouts have log-probs of teachers.
     """
     response_mask = _response_mask(rollouts)
     not_rejected, weights, metrics = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
     learned = _learned(algorithm, not_rejected, scores.is_truncated)
     rollouts = normalization.denormalized(_with_policy_that_sampled(algorithm, rollouts))
+    if teacher is not None:
+        metrics = {**metrics, **distillation_metrics(teacher, rollouts, response_mask, scores.data_sources)}
+        signal_N = teacher_signal(teacher, rollouts, response_mask)
 
     shaping, score_moments = normalization.shaping, normalization.scores_including(scores.scores)
     ends_B, token_scores = shaped_parts(shaping, scores, std=score_moments.std)
     rewards = token_rewards(ends_B, token_scores, _rewarded(learned, response_mask))
     kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
+    if teacher is not None and teacher.signal == "reward":
+        rewards = add_signal(rewards, signal_N, response_mask)
     if shaping.whiten_rewards and (learned.values.any() or not len(learned.values)):
         rewards = whiten_rewards(rewards, response_mask)
 
@@ -117,6 +128,8 @@ def assemble_experience(
         greedy_scores_B=None if greedy_scores_P is None else np.repeat(greedy_scores_P, num_samples),
         components_KB=scores.components(algorithm.gdpo_reward_keys),
     )
+    if teacher is not None and teacher.signal == "advantage":
+        advantages = add_signal(advantages, signal_N, learned)
     return_moments = normalization.returns_including(returns.values[learned.values])
     running = RunningMoments(scores=score_moments, returns=return_moments)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
 from splitppo.config import AlgorithmConfig
+from splitppo.config.sections.teacher import TeacherConfig
 
 MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it before they are exponentiated
 
@@ -60,8 +61,10 @@ def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: M
     return np.clip(k3(clamp_log_ratio(d_BT)), -10.0, 10.0) if estimate is k3 else estimate(d_BT)
 
 
-def next_kl_coef(config: AlgorithmConfig, kl_coef: float, current_kl: float | None, *, num_samples: int) -> float:
-    """Computes the KL penalty's coefficient after a step: unchanged (fixed), or moved to reach a target KL (adaptive).
+def next_kl_coef(
+    config: AlgorithmConfig | TeacherConfig, kl_coef: float, current_kl: float | None, *, num_samples: int
+) -> float:
+    """Computes a KL's coefficient after a step: unchanged (fixed), or moved to reach a target KL (adaptive).
 
     Adaptive (Ziegler et al., 2019, section 2.2): kl_coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon),
     where kl is the step's mean KL in nats (None: it was not measured) and num_samples the number of its responses.

@@ -19,6 +19,9 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
 
     step: int = Field(0, ge=0, description="last step that was done; while a step runs, that step")
     kl_coef: float = Field(description="coefficient of the KL in the reward; the adaptive controller moves it")
+    teacher_coef: float | None = Field(
+        None, description="weight of the teacher's signal that its adaptive control has come to; null: teacher.coef"
+    )
     entropy_coeff: float | None = Field(
         None, description="weight that adaptive entropy control has come to; null: actor.entropy_coeff"
     )
@@ -45,14 +48,16 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
     def config_at_step(self, config: Config) -> Config:
         """Returns the configuration of the running step, with the values of its phase and the adaptive coefficients."""
         config = config.at_step(self.step)
-        algorithm, actor = config.algorithm, config.actor
+        algorithm, actor, teacher = config.algorithm, config.actor, config.teacher
         if algorithm.kl_ctrl == "adaptive":
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl_coef})
         if algorithm.adaptive_entropy.enable:
             coeff = actor.entropy_coeff if self.entropy_coeff is None else self.entropy_coeff
             coeff = entropy_coeff_in_force(algorithm.adaptive_entropy, coeff, self.entropy)
             actor = actor.model_copy(update={"entropy_coeff": coeff})
-        return config.model_copy(update={"algorithm": algorithm, "actor": actor})
+        if teacher.kl_ctrl == "adaptive" and self.teacher_coef is not None:
+            teacher = teacher.changed("", {"coef": self.teacher_coef})
+        return config.model_copy(update={"algorithm": algorithm, "actor": actor, "teacher": teacher})
 
     def after(self, record: StepRecord, config: Config, num_draws: int, sampler: Mapping[str, Any] | None) -> Self:
         """Returns the state after the updates of a step: new adaptive coefficients, totals and position in the prompts.
@@ -65,10 +70,14 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
         if adaptive.enable:
             coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
             entropy_coeff = next_entropy_coeff(adaptive, coeff, entropy)
-        num_samples = experience.batch.num_rows
+        num_samples, teacher, teacher_coef = experience.batch.num_rows, config.teacher, self.teacher_coef
+        if teacher.kl_ctrl == "adaptive":
+            coef, kl = teacher.coef if teacher_coef is None else teacher_coef, experience.metrics.get("distillation/kl")
+            teacher_coef = next_kl_coef(teacher, coef, kl, num_samples=num_samples)
         return self.model_copy(
             update={
                 "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
+                "teacher_coef": teacher_coef,
                 "entropy_coeff": entropy_coeff,
                 "entropy": self.entropy if entropy is None else entropy,
                 "train_s": self.train_s + record.step_s,

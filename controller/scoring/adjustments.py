@@ -85,3 +85,9 @@ def without_model_scores(scores: Scores) -> Scores:
     """Removes the reward model's part from scores and token scores; without a reward function, a score is then 0."""
     rule_scores_B = np.where(np.isnan(scores.rule_scores), np.float32(0.0), scores.rule_scores)
     return replace(scores, scores=rule_scores_B, token_scores=scores.rule_token_scores)
+
+
+def without_scores(scores: Scores) -> Scores:
+    """Replaces all scores by 0, of responses and of their tokens; what else is known of the responses stays."""
+    nothing = replace(scores.token_scores, values=np.zeros_like(scores.token_scores.values))
+    return replace(scores, scores=np.zeros_like(scores.scores), token_scores=nothing)

@@ -66,6 +66,7 @@ class Scorer:
         conversations: Sequence[Conversation] = (),
         *,
         num_examine: int,
+        asks_functions: bool = True,
     ) -> Scores:
         """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
 
@@ -73,7 +74,7 @@ class Scorer:
         added, and the reward function gets `Conversation.facts` in its extra_info.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
-        the score is 0, and only the reward model's score is added to it later.
+        the score is 0, and only the reward model's score is added to it later; without `asks_functions` that is all.
         """
         responses = rollouts["responses"].rows()
         texts = self.tokenizer.decode_batch(responses)
@@ -93,7 +94,8 @@ class Scorer:
                 prompts.rows, prompts.texts, responses, texts, talks, strict=True
             )
         ]
-        has_scorer_B = np.array([row.data_source in self.manager.data_sources for row in prompts.rows], np.bool_)
+        asked = self.manager.data_sources if asks_functions else ()
+        has_scorer_B = np.array([row.data_source in asked for row in prompts.rows], np.bool_)
         scored = iter(await self.manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
         results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
         if conversations:

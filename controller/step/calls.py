@@ -1,15 +1,18 @@
 """Makes the calls of one PPO step: each asks a worker group for columns of a slot, and records the time it took."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
+from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
-from controller.step.parts import Compute, PartCalls, PendingRollouts, RolloutPart
+from controller.step.parts import Compute, PartCalls, PendingRollouts
+from controller.step.sent_rows import RowsSentOnce, teacher_numbers
 from controller.workers.actor_client import ActorClient, loss_terms
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
@@ -39,7 +42,7 @@ class StepCalls:
         needs_greedy = step.config.algorithm.needs_greedy_scores and rollouts.greedy_scores is None
         self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
         self._sampled_last: PendingRollouts = self._greedy or rollouts
-        self._critic_rows = RowsSentOnce()
+        self._sent_rows: defaultdict[str, RowsSentOnce] = defaultdict(RowsSentOnce)  # by role
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
     async def greedy_scores(self) -> Float32s | None:
@@ -60,10 +63,17 @@ class StepCalls:
         columns = ["old_log_probs", "rollout_log_probs"]
         if self._config.needs_old_log_probs or self.step.log_prob_check.is_due(self.step.number):
             return await self._compute_on_actor("old_log_prob", self._actor.compute_log_probs, columns)
-        if not self._config.algorithm.rollout_correction.bypasses:
+        if not self._config.algorithm.rollout_correction.bypasses and self.step.workers.teacher is None:
             return self._no_columns
         await self._sampled_last.on_actor.wait()
         return await self._actor.get_batch(self.rollouts.slot, ["rollout_log_probs"])
+
+    async def frozen_log_probs(self) -> Batch:
+        """Computes the responses' log-probs under reference and teachers, as far as the run has them."""
+        schedule = self._config.run.schedule
+        ref, taught = await run_calls(schedule, self.ref_log_probs, self.teacher_log_probs)
+        merged: Batch = ref.merge(taught)
+        return merged
 
     async def ref_log_probs(self) -> Batch:
         """Computes the responses' log-probs under the reference model; returns no column if KL is not used.
@@ -75,13 +85,35 @@ class StepCalls:
             return self._no_columns
         if host is self._actor:
             return await self._compute_on_actor("ref", host.compute_ref_log_probs, ["ref_log_probs"])
-        return await self._compute_on_critic(host, "ref", host.compute_ref_log_probs, "ref_log_probs")
+        return await self._compute_in_parts(host, "ref", host.compute_ref_log_probs, ["ref_log_probs"])
+
+    async def teacher_log_probs(self) -> Batch:
+        """Computes the responses' log-probs under their teachers; returns no column if there is no teacher.
+
+        If the actor's loss has the signal, all columns of the teachers are sent to the actor.
+        """
+        host, teacher = self.step.workers.teacher, self._config.teacher
+        if host is None:
+            return self._no_columns
+        compute = partial(host.compute_teacher_log_probs, num_ids=self.step.scorer.tokenizer.vocab_size)
+        kept, slot = ["teacher_log_probs"], self.rollouts.slot
+        if host is self._actor:
+            await self._sampled_last.on_actor.wait()
+            if len(teacher.folders) > 1:
+                sources = [row.data_source for row in self.rollouts.prompts.rows for _ in range(self._config.rollout.n)]
+                await host.put_batch(slot, teacher_numbers(teacher, sources))
+            return await self._compute_on_actor("teacher", compute, kept)
+        columns = await self._compute_in_parts(host, "teacher", compute, teacher.columns)
+        if teacher.is_in_loss:
+            await self._sampled_last.on_actor.wait()
+            await self._actor.put_batch(slot, columns)
+        return columns.select(kept)
 
     async def values(self) -> Batch:
         """Makes the critic compute the values of the states before each response token; no column without a critic."""
         if self._critic is None:
             return self._no_columns
-        return await self._compute_on_critic(self._critic, "values", self._critic.compute_values, "values")
+        return await self._compute_in_parts(self._critic, "values", self._critic.compute_values, ["values"])
 
     async def scores(self) -> Scores:
         """Scores each response, with the penalty of overlong responses; see `PartCalls.scores`."""
@@ -148,22 +180,8 @@ class StepCalls:
         self._record.add_reply("actor", name, reply)
         return await self._actor.get_batch(self.rollouts.slot, columns)
 
-    async def _compute_on_critic(self, host: WorkerClient, name: str, compute: Compute, column: str) -> Batch:
-        """Makes the critic's group compute a column from prompts and responses, one part after another; returns it."""
-        return await self._part_calls.compute_column(host, name, partial(self._critic_rows.send, host), compute, column)
-
-
-class RowsSentOnce:
-    """Sends each part of the rollouts to the critic's group once, although values and reference log-probs need it."""
-
-    def __init__(self) -> None:
-        self._sent: set[int] = set()
-        self._sending = asyncio.Lock()
-
-    async def send(self, host: WorkerClient, part: RolloutPart) -> None:
-        """Sends prompts and responses of one part to the critic's group, or waits until another call has sent them."""
-        async with self._sending:
-            if part.slot.part not in self._sent:
-                names = [name for name in ("prompts", "responses", "places") if name in part.rollouts]
-                await host.put_batch(part.slot, part.rollouts.select(names))
-                self._sent.add(part.slot.part)
+    async def _compute_in_parts(self, host: WorkerClient, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
+        """Makes a group compute columns from prompts and responses, one part after another; returns the columns."""
+        teacher = self._config.teacher if len(self._config.teacher.folders) > 1 else None
+        send = partial(self._sent_rows[host.role].send, host, teacher)
+        return await self._part_calls.compute_columns(host, name, send, compute, columns)

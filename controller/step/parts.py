@@ -13,7 +13,13 @@ from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
-from controller.scoring.adjustments import add_model_scores, mark_truncated, subtract_overlong, without_model_scores
+from controller.scoring.adjustments import (
+    add_model_scores,
+    mark_truncated,
+    subtract_overlong,
+    without_model_scores,
+    without_scores,
+)
 from controller.scoring.scorer import check_failures
 from controller.step.context import StepContext
 from controller.workers.client import WorkerClient
@@ -110,20 +116,20 @@ class PartCalls:
     def __post_init__(self) -> None:
         self._preparing_critic = asyncio.Lock()
 
-    async def compute_column(
+    async def compute_columns(
         self,
         host: WorkerClient,
         name: str,
         send: Callable[[RolloutPart], Awaitable[None]],
         compute: Compute,
-        column: str,
+        columns: Sequence[str],
     ) -> Batch:
-        """Sends each part to the worker group `host`, which computes a column for it; returns the column of all rows.
+        """Sends each part to the worker group `host`, which computes columns for it; returns the columns of all rows.
 
         The critic's group first ends its update of the step before, and a rollout group on its devices ends sampling.
         The rows are sent meanwhile.
         """
-        columns, record = [], self.step.record
+        computed, record = [], self.step.record
         async for part in self.rollouts.parts():
             await send(part)
             async with self.step.workers.sampler.turn_of(host):
@@ -132,9 +138,9 @@ class PartCalls:
                         await self.step.after_critic_update()
                 with record.timed(name):
                     reply = await compute(part.slot, base_step=self.step.base_step)
-                    columns.append(await host.get_batch(part.slot, [column]))
+                    computed.append(await host.get_batch(part.slot, columns))
             record.add_reply(host.role, name, reply)
-        return in_order(columns, self.rollouts.order)
+        return in_order(computed, self.rollouts.order)
 
     async def generate_and_score(self) -> tuple[Batch, Scores]:
         """Generates the rollouts and scores them part by part; returns the rollouts and their scores."""
@@ -153,9 +159,11 @@ class PartCalls:
     async def scores(self) -> Scores:
         """Scores each response by the reward functions, and by the reward model if there is one.
 
-        Responses that have a score already are not scored again.
+        Responses that have a score already are not scored again. With `teacher.only` all scores are 0.
         """
         config, host = self.step.config, self.step.workers.reward_model
+        if config.teacher.only:
+            return without_lost(without_scores(await self._rule_scores()))
         if host is None or not self.asks_model:
             return without_lost(await self._rule_scores())
         scores, of_model = await run_calls(config.run.schedule, self._rule_scores, lambda: self._model_scores(host))
@@ -186,7 +194,11 @@ class PartCalls:
     async def _score(self, part: RolloutPart, *, num_examine: int) -> Scores:
         with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
             return await self.step.scorer.score(
-                part.prompts, part.rollouts, part.conversations, num_examine=num_examine
+                part.prompts,
+                part.rollouts,
+                part.conversations,
+                num_examine=num_examine,
+                asks_functions=not self.step.config.teacher.only,
             )
 
     async def _model_scores(self, host: WorkerClient) -> Float32s:
@@ -201,7 +213,7 @@ class PartCalls:
             are_longest.extend(length == scorer.max_reward_length for length in rows["reward_tokens"].lengths)
             await host.put_batch(part.slot, rows)
 
-        scores = await self.compute_column(host, "reward_model", send, host.compute_reward_scores, "rm_scores")
+        scores = await self.compute_columns(host, "reward_model", send, host.compute_reward_scores, ["rm_scores"])
         if not self.is_baseline:
             self.step.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
         return scores["rm_scores"].values

@@ -27,8 +27,13 @@ _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_STEPS = 40
 _SHOWN_CHARACTERS = 1200
-# The panel shows the first of these metrics that a step has: the KL to the reference, else that of the update.
-_KL = {"actor/reward_kl_penalty": "KL", "actor/kl_loss": "KL", "actor/ppo_kl": "ppo_kl"}
+# The panel shows the first of these metrics that a step has: the KL to teacher or reference, else that of the update.
+_KL = {
+    "distillation/kl": "KL to teacher",
+    "actor/reward_kl_penalty": "KL",
+    "actor/kl_loss": "KL",
+    "actor/ppo_kl": "ppo_kl",
+}
 
 
 def open_display(stream: TextIO | None = None) -> "Display":
@@ -181,6 +186,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
     run = config.run
     critic = f"critic {config.critic.model}" if config.uses_critic else "no critic"
     frozen = [f"reward model {config.reward_model.model}"] if config.reward_model_host else []
+    frozen += [f"teacher {folder}" for folder in config.teacher.folders]
     start = "from the initial models" if step == 0 else f"resumed after step {step}"
     return [
         f"run folder  {run.dir}",

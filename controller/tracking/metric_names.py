@@ -55,6 +55,14 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("critic/vf_clipfrac", "1", "share of tokens whose value is clipped"),
         ("critic/vpred_mean", "1", "mean value during the update; likewise"),
     ),
+    "Distillation": (
+        ("distillation/kl", "nats", "KL of the policy from the teacher, k1 estimate: mean over tokens"),
+        ("distillation/agreement", "1", "share of tokens that the teacher would accept: mean of min(1, q / p)"),
+        ("distillation/<source>/{kl,agreement}", "nats, 1", "the same, of one data source"),
+        ("distillation/coef", "1", "weight of the teacher's signal in this step"),
+        ("distillation/loss", "nats", "signal loss and top_k: KL in the loss, before its weight"),
+        ("distillation/{student,teacher}_mass", "1", "signal top_k: probability of the teacher's most likely tokens"),
+    ),
     "Responses": (
         ("response_length/{mean,max,min}", "tokens", "length of a response"),
         ("response_length/clip_ratio", "1", "share of responses as long as is allowed"),
@@ -116,7 +124,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("rollout_corr/rollout_rs_<option>_{masked_fraction,seq_masked_fraction}", "1", "shares that it rejects"),
     ),
     "Time": (
-        ("timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv}", "s", "that the controller spent in it"),
+        ("timing_s/{step,gen,reward,old_log_prob,ref,teacher,values}", "s", "that the controller spent in it"),
+        ("timing_s/{reward_model,adv}", "s", "likewise"),
         ("timing_s/{update_actor,update_critic,update_actor_critic}", "s", "likewise; parts may run at the same time"),
         ("timing_s/{testing,save_checkpoint,stall_critic}", "s", "likewise"),
         ("timing_s/dynamic_sampling", "s", "likewise; it holds its share of gen, reward and reward_model"),
@@ -125,7 +134,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("timing_s/wait_rollouts", "s", "rollout.staleness 1: rest of the next generation after the actor's work"),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         ("timing_per_token_ms/gen", "ms", "of all generations, per response token of the step"),
-        ("timing_per_token_ms/{ref,values,adv,update_critic,update_actor}", "ms", "per prompt and response token"),
+        (
+            "timing_per_token_ms/{ref,teacher,values,adv,update_critic,update_actor}",
+            "ms",
+            "per prompt and response token",
+        ),
         ("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
         ("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),
         ("perf/throughput", "tokens/s", "tokens per second and rank"),

@@ -41,6 +41,7 @@ PHASES = {
     "gen": ("generate", "#4c78a8", True),
     "old_log_prob": ("old log-probs", "#72b7b2", False),
     "ref": ("reference", "#9ecae9", False),
+    "teacher": ("teacher", "#59a14f", True),
     "values": ("values", "#f2cf5b", False),
     "reward_model": ("reward model", "#d67195", True),
     "score": ("reward", "#b279a2", True),
@@ -130,6 +131,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
         if name.startswith("val-core/") and "/mean@" in name
     }
     kl = {
+        "distillation/kl": "to the teacher",
         "actor/reward_kl_penalty": "to the reference",
         "actor/kl_loss": "to the reference (loss)",
         "actor/ppo_kl": "old to new policy",

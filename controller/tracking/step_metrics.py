@@ -135,7 +135,7 @@ def timing_metrics(
     groups that take turns on devices count once.
     """
     metrics = {f"timing_s/{name}": seconds for name, seconds in {**timings_s, "step": step_s}.items()}
-    for name in ("gen", "ref", "values", "adv", "update_critic", "update_actor"):
+    for name in ("gen", "ref", "teacher", "values", "adv", "update_critic", "update_actor"):
         tokens = num_response_tokens if name == "gen" else num_tokens
         if name in timings_s and tokens:
             metrics[f"timing_per_token_ms/{name}"] = timings_s[name] * 1e3 / tokens

@@ -49,6 +49,8 @@ from splitppo.v1 import (
     reference_pb2_grpc,
     reward_model_pb2,
     reward_model_pb2_grpc,
+    teacher_pb2,
+    teacher_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -141,6 +143,7 @@ class WorkerClient:
         self._role = self.role_service(self._channel)
         self._reference = reference_pb2_grpc.ReferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._reward_model = reward_model_pb2_grpc.RewardModelServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._teacher = teacher_pb2_grpc.TeacherServiceStub(self._channel)  # type: ignore[no-untyped-call]
         # The batch streams, with messages that the codec serialises and parses.
         self._put_parts = self._channel.stream_unary(
             f"{_WORKER_SERVICE}/PutBatch", None, worker_pb2.PutBatchResponse.FromString
@@ -306,6 +309,14 @@ class WorkerClient:
         """Makes the worker add rm_scores to a slot with reward_tokens; this group must host the reward model."""
         request = reward_model_pb2.ComputeRewardScoresRequest(slot=slot)
         return await self._command("ComputeRewardScores", request, base_step, service=self._reward_model)
+
+    async def compute_teacher_log_probs(self, slot: batch_pb2.Slot, *, base_step: int, num_ids: int) -> CommandReply:
+        """Makes the worker add the teachers' columns to a slot; this group must host the teachers.
+
+        `num_ids` is the number of tokens of the tokenizer: only these can be among the most likely ones.
+        """
+        request = teacher_pb2.ComputeTeacherLogProbsRequest(slot=slot, num_ids=num_ids)
+        return await self._command("ComputeTeacherLogProbs", request, base_step, service=self._teacher)
 
     async def _command(
         self,

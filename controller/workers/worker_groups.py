@@ -49,6 +49,7 @@ class Workers:
         sampler: the group that samples responses.
         reference: the client of the group that hosts the reference model; None if KL is not used.
         reward_model: the client of the group that hosts the reward model; None if there is no reward model.
+        teacher: the client of the group that hosts the teachers; None if there is no teacher.
     """
 
     actor: ActorClient
@@ -58,6 +59,7 @@ class Workers:
     sampler: Sampler
     reference: WorkerClient | None
     reward_model: WorkerClient | None
+    teacher: WorkerClient | None
 
     @classmethod
     def of(
@@ -76,8 +78,8 @@ class Workers:
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
         clients = [client for client in (*hosts.values(), sampler.rollout) if client is not None]
-        reference, reward_model = hosts.get(config.reference_host), hosts.get(config.reward_model_host)
-        return cls(actor, critic, trained, clients, sampler, reference, reward_model)
+        frozen = (hosts.get(host) for host in (config.reference_host, config.reward_model_host, config.teacher_host))
+        return cls(actor, critic, trained, clients, sampler, *frozen)
 
 
 class WorkerGroups:

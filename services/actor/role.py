@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import numpy as np
-from pydantic import ValidationError
 from torch import Tensor
 
+from services.actor.loss_terms import terms_of
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
+from services.engine.batching.row_checks import check_top_tokens
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.exchange import Publisher, saved_buffers
 from services.engine.memory_metrics import memory_metrics
@@ -30,9 +31,8 @@ from services.runtime.ranks.checkpoint_commands import storage_errors
 from services.runtime.ranks.sharding import shard_by_mini_batch
 from services.runtime.role import Command, CommandProgress, Outcome, refused_command
 from splitppo.batch import Batch
-from splitppo.config import ActorConfig, Config
+from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
-from splitppo.config.subsections.phases import MAX_LABEL
 from splitppo.file_lock import any_lock
 from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
@@ -51,7 +51,7 @@ def check_config(config: Config) -> None:
 
 
 class ActorRole(TrainedRole):
-    """The actor's role: implements ActorService, ReferenceService and RewardModelService; see `runtime.role.Role`.
+    """The actor's role: implements ActorService and the services of frozen models; see `runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -66,7 +66,7 @@ class ActorRole(TrainedRole):
         if "actor" in config.samplers:
             BACKENDS[config.rollout.backend].check(config)
         super().__init__(context, config.actor, kind="policy", forward=policy_forward(config.rollout.temperature))
-        self._config = config.actor
+        self._teacher_columns = config.teacher.columns if config.teacher.is_in_loss else ()
         if "actor" in config.samplers:
             self._generation = Generation(context, self._engine)
         self._publisher = Publisher(
@@ -93,6 +93,7 @@ class ActorRole(TrainedRole):
                 "ref_log_probs",
                 "rollout_is_weights",
                 "seeds",
+                *self._teacher_columns,
             ),
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
@@ -122,15 +123,17 @@ class ActorRole(TrainedRole):
         if request.advance_only:
             return Outcome()
         self.make_room(weights_change=True)
-        config = self._config_of(request)
+        config, teacher = terms_of(request, self._context.config)
         coefficients = {"actor/entropy_coeff": config.entropy_coeff}
         if config.use_kl_loss:
             coefficients["actor/kl_coef"] = config.kl_loss_coef
+        if teacher is not None:
+            coefficients["distillation/coef"] = teacher.coef
         if request.loss_terms.phase != self._phase:
             self._phase, loss_mode = request.loss_terms.phase, config.policy_loss.loss_mode
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
-        metrics = self.train(batch, actor_loss(config), progress, stop_above=stop_above)
+        metrics = self.train(batch, actor_loss(config, teacher), progress, stop_above=stop_above)
         return Outcome(metrics={**metrics, **memory_metrics(self._context.device), **coefficients})
 
     def publish_weights(
@@ -173,32 +176,17 @@ class ActorRole(TrainedRole):
             self._generation.suspend(weights_change=weights_change)
 
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
-        config = self._config_of(request)
+        config, teacher = terms_of(request, self._context.config)
         loss = find_policy_loss(config, config.policy_loss.loss_mode)
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
-        needed = ("advantages", *(("ref_log_probs",) if config.use_kl_loss else ()), *loss.prepared_from)
+        of_reference = ("ref_log_probs",) if config.use_kl_loss else ()
+        needed = ("advantages", *of_reference, *self._teacher_columns, *loss.prepared_from)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         batch = self.prepare_update(request, batch)
+        if teacher is not None and teacher.signal == "top_k":
+            check_top_tokens(batch, teacher.top_k, self._engine.model)
         if loss.prepare is None:
             return batch
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
-
-    def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
-        """Returns the actor's configuration with an update request's loss terms; ValueError if they are invalid."""
-        if not request.HasField("loss_terms"):
-            return self._config
-        terms, section = request.loss_terms, self._config.model_dump()
-        if len(terms.phase) > MAX_LABEL:
-            raise ValueError(f"loss_terms.phase: expected at most {MAX_LABEL} characters, got {len(terms.phase)}")
-        section["policy_loss"]["loss_mode"] = terms.loss_mode
-        section |= {name: getattr(terms, name) for name in ("entropy_coeff", "use_kl_loss", "kl_loss_coef")}
-        try:
-            return ActorConfig(**section)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            message = wrong["msg"].removeprefix("Value error, ")
-            if wrong["type"] != "value_error":  # else the sentence has the value already
-                message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
-            raise ValueError(f"loss_terms.{message}") from None

@@ -16,7 +16,7 @@ from splitppo.v1 import critic_pb2, worker_pb2
 
 
 class CriticRole(TrainedRole):
-    """The critic's role: implements CriticService, ReferenceService and RewardModelService; see `runtime.role.Role`.
+    """The critic's role: implements CriticService and the services of frozen models; see `runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -29,7 +29,7 @@ class CriticRole(TrainedRole):
         self._loss = critic_loss(context.config.critic)
 
     def commands(self) -> Sequence[Command]:
-        """Returns the commands ComputeValues, ComputeRefLogProbs, ComputeRewardScores and Update."""
+        """Returns the commands ComputeValues and Update, and those of frozen models."""
         compute_values = self.forward_command("ComputeValues", critic_pb2.ComputeValuesRequest, self.compute_values)
         update = Command(
             "Update",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
@@ -43,24 +43,29 @@ def compute_columns(
     device: torch.device,
     progress: ReportProgress,
 ) -> dict[str, Column]:
-    """Computes the named outputs of `forward` per response token of each row, without gradient; all ranks call it."""
+    """Computes the named outputs of `forward` per response token of each row, without gradient; all ranks call it.
+
+    An output of several values per token becomes a column with as many values per token.
+    """
     rows = np.flatnonzero(batch["responses"].lengths)
     [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)
-    results = []
+    results: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with torch.no_grad():
         for done, part in enumerate(micro_batches, start=1):
             micro_batch = collate(batch.take(part), None, packed=limits.packed, device=device)
             named = forward(model, micro_batch)
-            if len(part):
-                results.append(torch.stack([named[name].float() for name in outputs]))
+            for name in outputs if len(part) else ():
+                results[name].append(named[name])
             progress(done, len(micro_batches), "forward")
     strategy.release(model)
 
-    values = torch.cat(results, dim=1).cpu().numpy() if results else np.empty((len(outputs), 0), np.float32)
     empty_rows = np.flatnonzero(batch["responses"].lengths == 0)
     order = np.concatenate([*micro_batches, empty_rows]).astype(np.int64)
     in_order = batch["responses"].lengths[order]
-    return {
-        name: Column(np.ascontiguousarray(values[index]), in_order).take(np.argsort(order))
-        for index, name in enumerate(outputs)
-    }
+    columns = {}
+    for name, parts in results.items():
+        values = torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.float32)
+        width = values[0].size if len(values) else 1
+        values = values.reshape(-1).astype(np.int32 if values.dtype.kind == "i" else np.float32)
+        columns[name] = Column(values, in_order * np.int32(width)).take(np.argsort(order))
+    return columns

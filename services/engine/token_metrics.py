@@ -111,8 +111,12 @@ class UpdateSteps:
 
 
 def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Renames the metrics of a role's update to their full names: <role>/<name>, but perf/mfu/<role>."""
-    return {f"perf/mfu/{role}" if name == "mfu" else f"{role}/{name}": value for name, value in metrics.items()}
+    """Renames the metrics of a role's update to their full names: <role>/<name>, but perf/mfu/<role>.
+
+    Names that begin with distillation/ are full already.
+    """
+    full = {"mfu": f"perf/mfu/{role}", **{name: name for name in metrics if name.startswith("distillation/")}}
+    return {full.get(name, f"{role}/{name}"): value for name, value in metrics.items()}
 
 
 def rank_tokens(num_tokens: int, device: torch.device) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Defines the role of the reward group, which runs the reward model and trains nothing.
+"""Defines the role of the reward group, which runs a reward model and teachers, and trains nothing.
 
-The group has no ledger and no checkpoint: after a restart it loads its model and goes on.
+The group has no ledger and no checkpoint: after a restart it loads its models and goes on.
 """
 
 from services.roles.frozen_models import FrozenModels
@@ -8,10 +8,10 @@ from splitppo.v1 import worker_pb2
 
 
 class RewardRole(FrozenModels):
-    """The reward group's role: implements RewardModelService and ReferenceService; see `runtime.role.Role`.
+    """The reward group's role: implements the services of frozen models; see `runtime.role.Role`.
 
     Raises:
-        ValueError: the model cannot be loaded.
+        ValueError: a model cannot be loaded.
     """
 
     role = worker_pb2.ROLE_REWARD

@@ -1,10 +1,11 @@
-"""Serves the frozen reference and reward model as commands of the worker group that `placement` names."""
+"""Serves the frozen reference, reward model and teachers as commands of the worker group that `placement` names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows, check_sequences
 from services.engine.frozen_model import FrozenModel
@@ -14,10 +15,17 @@ from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome, refused_command
-from splitppo.batch import Batch, Column
+from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import ComputedModelConfig
 from splitppo.config.section import RoleName
-from splitppo.v1 import reference_pb2, reward_model_pb2
+from splitppo.v1 import reference_pb2, reward_model_pb2, teacher_pb2
+
+# The output of a teacher's forward pass that becomes each column.
+_TEACHER_OUTPUTS = {
+    "teacher_log_probs": "log_probs",
+    "teacher_top_ids": "top_ids",
+    "teacher_top_log_probs": "top_log_probs",
+}
 
 
 class _BaseOfPolicy:
@@ -32,7 +40,7 @@ class _BaseOfPolicy:
 
 
 class FrozenModels:
-    """A group's reference and reward model (none, one or both) with their commands; all ranks build it together.
+    """A group's reference, reward model and teachers (some or none) with their commands; all ranks build it together.
 
     Args:
         trained: the model in training of this group, None if it has none. The frozen models lie on the ranks as it
@@ -51,10 +59,14 @@ class FrozenModels:
     ) -> None:
         self._context, self._trained, self._before = context, trained, before
         self.num_parameters = 0
-        self._commands = (self._compute_ref_log_probs(), self._compute_reward_scores())
+        self._commands = (
+            self._compute_ref_log_probs(),
+            self._compute_reward_scores(),
+            self._compute_teacher_log_probs(),
+        )
 
     def commands(self) -> Sequence[Command]:
-        """Returns the commands ComputeRefLogProbs and ComputeRewardScores, which the groups of all roles offer.
+        """Returns ComputeRefLogProbs, ComputeRewardScores and ComputeTeacherLogProbs, which all groups offer.
 
         If another group hosts the model, the command raises ValueError and names that group.
         """
@@ -68,13 +80,12 @@ class FrozenModels:
         return self._command(
             "ComputeRefLogProbs",
             reference_pb2.ComputeRefLogProbsRequest,
-            self._load(config.reference_host, config.actor.changed("", offload), "policy"),
+            self._load(config.reference_host, "policy", config.actor.changed("", offload), is_actor=True),
             refusal=self._refusal("reference", config.reference_host, unused),
             columns=("prompts", "responses"),
             prepare=check_rows,
-            forward=policy_forward(config.rollout.temperature),
-            output="log_probs",
-            column="ref_log_probs",
+            forward=lambda _: policy_forward(config.rollout.temperature),
+            outputs={"ref_log_probs": "log_probs"},
         )
 
     def _compute_reward_scores(self) -> Command:
@@ -83,28 +94,57 @@ class FrozenModels:
         return self._command(
             "ComputeRewardScores",
             reward_model_pb2.ComputeRewardScoresRequest,
-            self._load(config.reward_model_host, config.reward_model, "reward"),
+            self._load(config.reward_model_host, "reward", config.reward_model),
             refusal=self._refusal("reward model", config.reward_model_host, "reward_model.model is empty"),
             columns=("reward_tokens",),
             prepare=_last_token_apart,
-            forward=reward_forward,
-            output="scores",
-            column="rm_scores",
+            forward=lambda _: reward_forward,
+            outputs={"rm_scores": "scores"},
+        )
+
+    def _compute_teacher_log_probs(self) -> Command:
+        """Makes the command for the teachers' log-probs, at rollout.temperature; each row goes through its teacher."""
+        config = self._context.config
+        teacher = config.teacher
+        models = self._load(config.teacher_host, "policy", *(teacher.of(folder) for folder in teacher.folders))
+        top_k = teacher.top_k if teacher.signal == "top_k" else 0
+
+        def forward(request: teacher_pb2.ComputeTeacherLogProbsRequest) -> Forward:
+            return policy_forward(config.rollout.temperature, top_k=top_k, num_ids=request.num_ids)
+
+        def check(request: teacher_pb2.ComputeTeacherLogProbsRequest) -> None:
+            vocab_size = min(model.model.config.get_text_config().vocab_size for model in models)
+            if top_k and not top_k <= request.num_ids <= vocab_size:
+                raise ValueError(f"num_ids: expected {top_k} (teacher.top_k) to {vocab_size}, got {request.num_ids}")
+
+        return self._command(
+            "ComputeTeacherLogProbs",
+            teacher_pb2.ComputeTeacherLogProbsRequest,
+            models,
+            refusal=self._refusal("teacher", config.teacher_host, "neither teacher.model nor teacher.models is set"),
+            columns=("prompts", "responses"),
+            prepare=check_rows,
+            forward=forward,
+            check=check,
+            outputs={column: _TEACHER_OUTPUTS[column] for column in teacher.columns},
         )
 
     def _load(
-        self, host: RoleName | None, config: ComputedModelConfig, kind: Kind
-    ) -> FrozenModel | _BaseOfPolicy | None:
-        """Loads a frozen model if this group hosts that model (`host` is this role); else returns None."""
+        self, host: RoleName | None, kind: Kind, *configs: ComputedModelConfig, is_actor: bool = False
+    ) -> Sequence[FrozenModel | _BaseOfPolicy]:
+        """Loads frozen models if this group hosts them (`host` is this role); else returns none.
+
+        `is_actor`: the model is that from which the policy starts, so that a policy with adapters has it already.
+        """
         if host != self._context.role_name:
-            return None
+            return ()
         trained = self._trained
-        if trained is not None and trained.kind == kind and trained.config.lora_rank:
-            return _BaseOfPolicy(trained)
+        if is_actor and trained is not None and trained.kind == kind and trained.config.lora_rank:
+            return (_BaseOfPolicy(trained),)
         strategy = None if trained is None else trained.strategy
-        model = FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy)
-        self.num_parameters += int(model.model.num_parameters())
-        return model
+        models = [FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy) for config in configs]
+        self.num_parameters += sum(int(model.model.num_parameters()) for model in models)
+        return models
 
     def _refusal(self, name: str, host: RoleName | None, unused: str) -> str:
         """Makes the error for a command whose model is not in this group; `unused`: why no group of the run has it."""
@@ -116,28 +156,67 @@ class FrozenModels:
         self,
         method: str,
         request_type: type[Message],
-        model: FrozenModel | _BaseOfPolicy | None,
+        models: Sequence[FrozenModel | _BaseOfPolicy],
         *,
         refusal: str,
         columns: Sequence[str],
         prepare: Callable[[Batch, Any], Batch],
-        forward: Forward,
-        output: str,
-        column: str,
+        forward: Callable[[Any], Forward],
+        outputs: Mapping[str, str],
+        check: Callable[[Any], None] = lambda _: None,
     ) -> Command:
-        """Makes a command that runs `forward` on the rows from `prepare` and stores one output as `column`."""
-        if model is None:
+        """Makes a command that runs `forward` of a request on the rows from `prepare`.
+
+        `outputs` has for each column of the result the name of its output; each row goes through its own model.
+        """
+        if not models:
             return refused_command(method, request_type, refusal)
 
         def prepare_rows(_request: Any, batch: Batch) -> Batch:
-            return prepare(batch, model.model)
+            _rows_of_models(batch, len(models))
+            return [prepare(batch, model.model) for model in models][-1]
 
-        def compute(_request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
+        def compute(request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
             self._before()
-            computed = model.compute(batch, forward, outputs=(output,), progress=progress)
-            return Outcome(columns=Batch(batch.num_rows, {column: computed[output]}))
+            parts, computed = _rows_of_models(batch, len(models)), []
+            for model, rows in zip(models, parts, strict=True):
+                own = batch if len(models) == 1 else batch.take(rows)
+                named = model.compute(own, forward(request), outputs=[*outputs.values()], progress=progress)
+                computed.append(
+                    Batch(len(rows), {column: _typed(column, named[outputs[column]]) for column in outputs})
+                )
+            joined = concatenate(computed)
+            return Outcome(columns=joined if len(models) == 1 else joined.take(np.argsort(np.concatenate(parts))))
 
-        return Command(method, request_type, compute, columns=columns, prepare=prepare_rows)
+        optional = ("teachers",) if len(models) > 1 else ()
+        return Command(
+            method,
+            request_type,
+            compute,
+            columns=columns,
+            optional_columns=optional,
+            check=check,
+            prepare=prepare_rows,
+        )
+
+
+def _typed(column: str, values: Column) -> Column:
+    """Returns a column with the dtype of its name, which a rank without rows does not know."""
+    return Column(values.values.astype(COLUMN_DTYPES[column], copy=False), values.lengths)
+
+
+def _rows_of_models(batch: Batch, num_models: int) -> list[NDArray[np.int64]]:
+    """Returns the indices of the rows of each model, by the column `teachers`; without it the first model has all.
+
+    Raises:
+        ValueError: a row does not have one number, or there is no such model.
+    """
+    if "teachers" not in batch:
+        return [np.arange(batch.num_rows), *[np.empty(0, np.int64)] * (num_models - 1)]
+    own = batch["teachers"]
+    if (own.lengths != 1).any() or not ((own.values >= 0) & (own.values < num_models)).all():
+        raise ValueError(f"column 'teachers': expected one number from 0 to {num_models - 1} for each row")
+    return [np.flatnonzero(own.values == number) for number in range(num_models)]
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:

@@ -96,9 +96,12 @@ def run(
 def _check_has_group(role_name: RoleName, config: Config) -> None:
     if role_name == "critic" and not config.uses_critic:
         raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
-    if role_name == "reward" and config.reward_model_host != "reward":
+    if role_name == "reward" and role_name not in config.roles:
         values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
-        raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
+        raise ConfigError(
+            f"this run has no reward group: reward_model.model is {values}; expected a model, and reward, or"
+            f" placement.teacher reward instead of {config.placement.teacher}"
+        )
     config.services.of(role_name)  # refuses a rollout group that the run does not have
     if role_name == "rollout" and role_name not in config.samplers:
         raise ConfigError(

@@ -9,6 +9,7 @@ from splitppo.config_error import ConfigError
 
 # A slot has room for 1024; each of two groups that sample has at least one part, also with a tiny share.
 MAX_PARTS = 1023
+_TOP_K_BYTES = 8  # a token id and its log-prob
 
 
 def batch_plan(config: Config) -> str:
@@ -21,6 +22,8 @@ def batch_plan(config: Config) -> str:
     _check_rollout(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config)
+    if config.teacher_host is not None and config.teacher.signal == "top_k":
+        _check_top_k(config)
     prompts, samples = config.data.train_batch_size, config.rollout.n
     lines = [f"step: {prompts} prompts x {samples} samples = {prompts * samples} responses"]
     filters = config.algorithm.filter_groups
@@ -80,6 +83,26 @@ def _check_rollout(config: Config) -> None:
                 f"{key} ({num_prompts}) times {samples_key} ({num_samples}) must not exceed {MAX_BATCH_ROWS} responses;"
                 f" lower {key}"
             )
+
+
+def _check_top_k(config: Config) -> None:
+    """Checks that the columns of the teachers' most likely tokens fit into what a service receives and holds."""
+    rows, length, top_k = (
+        config.data.train_batch_size * config.rollout.n,
+        config.data.max_response_length,
+        config.teacher.top_k,
+    )
+    num_bytes, services = rows * length * top_k * _TOP_K_BYTES, config.services
+    travels = config.teacher_host != "actor"
+    limit, key = (
+        (services.max_batch_bytes, "max_batch_bytes") if travels else (services.max_held_bytes, "max_held_bytes")
+    )
+    if num_bytes > limit:
+        other = ", or set placement.teacher to actor, where they need not travel" if travels else ""
+        raise ConfigError(
+            f"teacher.top_k ({top_k}) makes up to {num_bytes} bytes for {rows} responses of {length} tokens, more than"
+            f" services.{key} ({limit}): lower teacher.top_k or raise services.{key}{other}"
+        )
 
 
 def _check_vllm(config: Config) -> None:

@@ -25,5 +25,8 @@ def _line(config: Config, steps: list[int]) -> str:
         terms.append(f"kl_loss_coef {actor.kl_loss_coef:g}")
     if algorithm.use_kl_in_reward:
         terms.append(f"kl_coef {'adaptive' if algorithm.kl_ctrl == 'adaptive' else f'{algorithm.kl_coef:g}'}")
+    teacher = at_step.teacher
+    if teacher.folders:
+        terms.append(f"teacher coef {'adaptive' if teacher.kl_ctrl == 'adaptive' else f'{teacher.coef:g}'}")
     name = "".join(f" ({phase.name})" for phase in algorithm.phases if phase.name)
     return f"steps {steps[0]} to {steps[-1]}{name}: {', '.join(terms)}"

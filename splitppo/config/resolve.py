@@ -125,6 +125,14 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     return "critic" if config.uses_critic and has_time else "actor"
 
 
+def _teacher_host(config: Config) -> Literal["actor", "critic", "reward"]:
+    """Chooses the group that hosts the teachers for `auto`: one that computes while the actor generates, if any."""
+    if config.uses_critic:
+        return "critic"
+    has_group = config.reward_model_host == "reward" or "reward" in config.services.model_fields_set
+    return "reward" if has_group else "actor"
+
+
 OPEN_KEYS = (
     OpenKey("actor", "ppo_mini_batch_size", attrgetter("data.train_batch_size")),
     OpenKey("critic", "ppo_mini_batch_size", attrgetter("actor.ppo_mini_batch_size")),
@@ -134,6 +142,7 @@ OPEN_KEYS = (
     OpenKey("rollout", "check_freq", _check_freq),
     OpenKey("rollout", "max_log_prob_diff", lambda config: 1e-3 if config.actor.dtype == "fp32" else 2.0),
     OpenKey("placement", "reward_model", lambda _: "critic"),
+    OpenKey("placement", "teacher", _teacher_host, is_kept=True),
     OpenKey("rollout", "share", _share, is_kept=True),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
     OpenKey("rollout.multi_turn", "reply_steps", _reply_steps, is_kept=True),
@@ -170,7 +179,7 @@ def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) ->
 
 def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
     for key in OPEN_KEYS:
-        is_theirs = is_external and key.name in ("reference", "share")
+        is_theirs = is_external and key.name in ("reference", "teacher", "share")
         if key.is_kept and not is_theirs and not key.is_given(config):
             config = key.resolved(config, key.of(stored))
     if _placement(config) != _placement(stored):

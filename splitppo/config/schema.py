@@ -23,6 +23,7 @@ from splitppo.config.sections.reward_model import RewardModelConfig
 from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.config.sections.run import RunConfig
 from splitppo.config.sections.services import ServiceConfig, ServicesConfig
+from splitppo.config.sections.teacher import TeacherConfig
 from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.config.subsections.phases import Phase
 
@@ -45,6 +46,7 @@ class Config(Section):
     placement: Annotated[PlacementConfig, _FREE] = PlacementConfig()
     reward: Annotated[RewardConfig, _FIXED] = RewardConfig()
     reward_model: Annotated[RewardModelConfig, _MODEL] = RewardModelConfig()
+    teacher: Annotated[TeacherConfig, _MODEL] = TeacherConfig()
     evaluation: Annotated[EvaluationConfig, _FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, _FREE] = CheckpointConfig()
     tracking: Annotated[TrackingConfig, _FREE] = TrackingConfig()
@@ -106,8 +108,9 @@ class Config(Section):
         """True if some step needs old log-probs (of the policy before the update) that the trainer has to compute.
 
         With one mini-batch and one epoch the update is on-policy: the log-probs of the update are the old ones. Then
-        only the KL in the reward, rollout correction, responses of older weights and losses that select tokens need old
-        log-probs. With `bypass_mode` the rollout backend's log-probs are the old ones, and the trainer computes none.
+        only the KL in the reward, a teacher's signal in rewards or advantages, rollout correction, responses of older
+        weights and losses that select tokens need old log-probs. With `bypass_mode` the rollout backend's log-probs are
+        the old ones, and the trainer computes none.
         """
         return any(_needs_old_log_probs(config) for config in self.in_every_phase)
 
@@ -119,6 +122,13 @@ class Config(Section):
         return "reward" if self.placement.reward_model == "reward" else "critic"
 
     @property
+    def teacher_host(self) -> RoleName | None:
+        """The role whose worker group holds the teachers; None if the run has no teacher."""
+        if not self.teacher.folders or self.placement.teacher == "auto":
+            return None
+        return self.placement.teacher
+
+    @property
     def trained_roles(self) -> tuple[TrainedRoleName, ...]:
         """The roles whose worker groups train a model and save it in checkpoints."""
         return ("actor", "critic") if self.uses_critic else ("actor",)
@@ -126,7 +136,8 @@ class Config(Section):
     @property
     def roles(self) -> tuple[RoleName, ...]:
         """The roles of this run that have a worker group: actor, and critic, reward and rollout if they have one."""
-        has_group = {"reward": self.reward_model_host == "reward", "rollout": "rollout" in self.samplers}
+        has_reward = "reward" in (self.reward_model_host, self.teacher_host)
+        has_group = {"reward": has_reward, "rollout": "rollout" in self.samplers}
         return (*self.trained_roles, *(role for role in ROLES if has_group.get(role)))
 
     @property
@@ -183,9 +194,9 @@ class Config(Section):
         return self.critic if role == "critic" else self.actor
 
     def model_of(self, role: RoleName) -> ComputedModelConfig:
-        """Returns the configuration section of a role's main model: `actor`, `critic` or `reward_model`."""
+        """Returns the configuration section of a role's main model: `actor`, `critic`, `reward_model` or `teacher`."""
         if role == "reward":
-            return self.reward_model
+            return self.reward_model if self.reward_model_host == role else self.teacher.of(self.teacher.folders[0])
         return self.trained_model_of("actor" if role == "rollout" else role)
 
     @property
@@ -206,4 +217,5 @@ def _needs_old_log_probs(config: Config) -> bool:
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
     needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.staleness > 0
+    needed = needed or (bool(config.teacher.folders) and not config.teacher.is_in_loss)
     return needed and not algorithm.rollout_correction.bypasses

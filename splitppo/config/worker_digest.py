@@ -39,6 +39,9 @@ def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
         sections["rollout.temperature"] = config.rollout.temperature
     if config.reward_model_host == role:
         sections["reward_model"] = _shaping(config, "reward_model")
+    if config.teacher_host == role or (role == "actor" and config.teacher.is_in_loss):
+        sections["teacher"] = _shaping(config, "teacher")
+        sections["rollout.temperature"] = config.rollout.temperature
     return sections
 
 

@@ -57,18 +57,20 @@ class ActorUpdateRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., advance_only: _Optional[bool] = ..., loss_terms: _Optional[_Union[LossTerms, _Mapping]] = ...) -> None: ...
 
 class LossTerms(_message.Message):
-    __slots__ = ("loss_mode", "entropy_coeff", "use_kl_loss", "kl_loss_coef", "phase")
+    __slots__ = ("loss_mode", "entropy_coeff", "use_kl_loss", "kl_loss_coef", "phase", "teacher_coef")
     LOSS_MODE_FIELD_NUMBER: _ClassVar[int]
     ENTROPY_COEFF_FIELD_NUMBER: _ClassVar[int]
     USE_KL_LOSS_FIELD_NUMBER: _ClassVar[int]
     KL_LOSS_COEF_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_COEF_FIELD_NUMBER: _ClassVar[int]
     loss_mode: str
     entropy_coeff: float
     use_kl_loss: bool
     kl_loss_coef: float
     phase: str
-    def __init__(self, loss_mode: _Optional[str] = ..., entropy_coeff: _Optional[float] = ..., use_kl_loss: _Optional[bool] = ..., kl_loss_coef: _Optional[float] = ..., phase: _Optional[str] = ...) -> None: ...
+    teacher_coef: float
+    def __init__(self, loss_mode: _Optional[str] = ..., entropy_coeff: _Optional[float] = ..., use_kl_loss: _Optional[bool] = ..., kl_loss_coef: _Optional[float] = ..., phase: _Optional[str] = ..., teacher_coef: _Optional[float] = ...) -> None: ...
 
 class PublishWeightsRequest(_message.Message):
     __slots__ = ("header", "keep_from", "save_hf_model")

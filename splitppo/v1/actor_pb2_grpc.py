@@ -94,7 +94,8 @@ class ActorServiceServicer:
     def Update(self, request, context):
         """One PPO update of the policy; commits the step. Reads advantages and, where given, old_log_probs, ref_log_probs
         and response_mask; rollout_is_weights, where given, multiply the policy loss of the tokens; losses that select
-        tokens do so by old_log_probs and seeds, one per row.
+        tokens do so by old_log_probs and seeds, one per row. With teacher.signal loss it reads teacher_log_probs, with
+        top_k teacher_top_ids and teacher_top_log_probs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -16,7 +16,16 @@ import numpy as np
 from google.protobuf.message import Message
 
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
+from splitppo.v1 import (
+    actor_pb2,
+    batch_pb2,
+    critic_pb2,
+    reference_pb2,
+    reward_model_pb2,
+    rollout_pb2,
+    teacher_pb2,
+    worker_pb2,
+)
 from tests.support.batch_streams import encode
 from tests.support.models import POSITIONS, VOCABULARY
 
@@ -25,10 +34,12 @@ Rows = dict[str, list[Any]]
 ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
 ROLLOUT = "/splitppo.v1.RolloutService"
 SYNC = f"{ROLLOUT}/SyncWeights"
-# Of whichever group hosts the model: here actor and critic the reference, critic and reward group the reward model.
+# Of whichever group hosts the models: here actor and critic the reference, critic and reward group the others.
 REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"
 REWARD_SCORES = "/splitppo.v1.RewardModelService/ComputeRewardScores"
+TEACHER = "/splitppo.v1.TeacherService/ComputeTeacherLogProbs"
 MAX_RESPONSE_LENGTH = 8
+TEACHER_TOP_K = 4
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 # Columns that a command reads beside prompts; the first of an Update is the one that is never in order.
@@ -36,6 +47,7 @@ _COLUMNS = {
     "Generate": ("seeds",),
     "ComputeLogProbs": ("responses",),
     "ComputeRefLogProbs": ("responses",),
+    "ComputeTeacherLogProbs": ("responses", "teachers"),
     "ComputeValues": ("responses",),
     f"{ACTOR}/Update": ("advantages", "responses", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
     f"{CRITIC}/Update": ("returns", "responses", "values"),
@@ -70,8 +82,8 @@ def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader,
     """Any command of a role, whose header is in order."""
     methods = {
         "actor": (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update", REF_LOG_PROBS),
-        "critic": (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES, REF_LOG_PROBS),
-        "reward": (REWARD_SCORES,),
+        "critic": (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES, REF_LOG_PROBS, TEACHER),
+        "reward": (REWARD_SCORES, TEACHER),
         "rollout": (f"{ROLLOUT}/Generate",),
     }
     method = draw.choice(methods[role])
@@ -85,6 +97,8 @@ def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader,
         request, how = _generate(draw, header, slot, may_be_wrong=not what)
     else:
         request, how = _compute(method, header, slot), ""
+    if method == TEACHER:
+        how = _ask_teachers(draw, request, rows, may_be_wrong=not what)
     if what:
         faults[what](draw, rows)
     return Case(method, what or how, _batches(draw, rows, request.slot), request)
@@ -95,11 +109,11 @@ def command_requests(
 ) -> dict[str, Message]:
     """A request for each command of a role, that works on whatever its slot holds."""
     if role == "reward":
-        return {method: _compute(method, header, slot) for method in (REF_LOG_PROBS, REWARD_SCORES)}
+        return {method: _compute(method, header, slot) for method in (REF_LOG_PROBS, REWARD_SCORES, TEACHER)}
     if role == "critic":
         values = f"{CRITIC}/ComputeValues"
         return {
-            **{method: _compute(method, header, slot) for method in (values, REF_LOG_PROBS, REWARD_SCORES)},
+            **{method: _compute(method, header, slot) for method in (values, REF_LOG_PROBS, REWARD_SCORES, TEACHER)},
             f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
         }
     generate, _ = _generate(draw, header, slot)
@@ -112,7 +126,7 @@ def command_requests(
     log_probs = f"{ACTOR}/ComputeLogProbs"
     return {
         f"{ACTOR}/Generate": generate,
-        **{method: _compute(method, header, slot) for method in (log_probs, REF_LOG_PROBS)},
+        **{method: _compute(method, header, slot) for method in (log_probs, REF_LOG_PROBS, TEACHER)},
         f"{ACTOR}/Update": actor_pb2.ActorUpdateRequest(header=header, slot=slot),
         f"{ACTOR}/PublishWeights": publish,
     }
@@ -146,8 +160,20 @@ def _compute(method: str, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot
         f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest,
         REF_LOG_PROBS: reference_pb2.ComputeRefLogProbsRequest,
         REWARD_SCORES: reward_model_pb2.ComputeRewardScoresRequest,
+        TEACHER: teacher_pb2.ComputeTeacherLogProbsRequest,
     }[method]
     return kind(header=header, slot=slot)
+
+
+def _ask_teachers(draw: random.Random, request: Any, rows: Rows, *, may_be_wrong: bool) -> str:
+    """Sets the number of ids, and two teachers' numbers; returns what is wrong with them."""
+    wrong = draw.choice(("num_ids", "teachers", "")) if may_be_wrong else ""
+    bad = (0, -1, TEACHER_TOP_K - 1, len(VOCABULARY) + 1, (1 << 31) - 1, -(1 << 31))
+    request.num_ids = draw.choice(bad if wrong == "num_ids" else (TEACHER_TOP_K, len(VOCABULARY)))
+    rows["teachers"] = [[draw.choice((0, 1))] for _ in rows["prompts"]]
+    if wrong == "teachers":
+        rows["teachers"][-1] = draw.choice(([2], [-1], [(1 << 31) - 1], [], [0, 0]))
+    return wrong
 
 
 def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
@@ -178,6 +204,7 @@ def _loss_terms(draw: random.Random) -> actor_pb2.LossTerms:
         entropy_coeff=draw.choice(coefficients),
         use_kl_loss=draw.random() < 0.5,
         kl_loss_coef=draw.choice(coefficients),
+        teacher_coef=draw.choice((None, *coefficients)),
         phase=draw.choice(("", "cool", "\n" * 100, "p" * 100_000)),
     )
 
@@ -295,7 +322,7 @@ def _batches(
     draw: random.Random, rows: Rows, slot: batch_pb2.Slot
 ) -> Sequence[tuple[batch_pb2.BatchHeader, Sequence[batch_pb2.BatchChunk]]]:
     """Returns a batch per column aligned with the responses: a single `Batch` would refuse columns that are not."""
-    whole = {name: rows[name] for name in ("prompts", "responses", "seeds") if name in rows}
+    whole = {name: rows[name] for name in ("prompts", "responses", "seeds", "teachers") if name in rows}
     others = [{name: values} for name, values in rows.items() if name not in whole]
     batches = []
     for columns in [whole, *others]:

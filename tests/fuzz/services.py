@@ -1,4 +1,4 @@
-"""The services that are fuzzed: every real role on one rank with a tiny model; the critic also hosts a reward model."""
+"""The services that are fuzzed: every real role on one rank with a tiny model; the critic also hosts frozen models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from services.engine.exchange import Publisher
-from tests.fuzz.commands import MAX_RESPONSE_LENGTH, Role
+from tests.fuzz.commands import MAX_RESPONSE_LENGTH, TEACHER_TOP_K, Role
 from tests.integration.runtime.client import Client
 from tests.integration.runtime.conftest import token_only
 from tests.support import models
@@ -60,6 +60,11 @@ def running(role: Role, folder: Path) -> Iterator[Service]:
         "critic": {"model": str(value), "ppo_mini_batch_size": 1},
         "services": {**BOUNDS, "security": token_only(folder)},
     }
+    if role in ("critic", "reward"):
+        second = models.save_policy(folder / "second", seed=1, hidden_size=16)
+        teachers = {"model": str(policy), "models": {"a": str(second)}}
+        tree["teacher"] = {**teachers, "signal": "top_k", "top_k": TEACHER_TOP_K}
+        tree["placement"]["teacher"] = role
     manifest_sha256 = ""
     if role == "rollout":
         tree["services"]["rollout"] = {}

@@ -39,6 +39,11 @@ def with_incidents(config: dict[str, Any], **services: Any) -> dict[str, Any]:
     }
 
 
+def with_models(config: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+    """Returns overrides in which {models} is the folder of the run's models."""
+    return [override.replace("{models}", str(Path(config["actor"]["model"]).parent)) for override in overrides]
+
+
 @dataclass(frozen=True)
 class Fired:
     """One incident that has happened.
@@ -95,7 +100,7 @@ class Verdict:
 def undisturbed_digests(config: dict[str, Any], folder: Path, *overrides: str) -> dict[str, str]:
     """The weights that a run ends with in which nobody dies."""
     shutil.rmtree(folder, ignore_errors=True)
-    with started(config, folder, *overrides) as controller:
+    with started(config, folder, *with_models(config, overrides)) as controller:
         digests: dict[str, str] = controller.complete().summary["weights_sha256"]
     return digests
 
@@ -117,7 +122,7 @@ def run_cells(
     """Runs to the end, with the controller started again whenever it dies; calls `meanwhile` all the time."""
     shutil.rmtree(folder, ignore_errors=True)
     config = {**config, "debug": debug(cells)}
-    overrides = [override for cell in cells for override in (*cell.kind, *cell.overrides)]
+    overrides = with_models(config, [override for cell in cells for override in (*cell.kind, *cell.overrides)])
     watch, num_starts = _Watch(cells, RunFolder(folder)), 0
     while True:
         num_starts += 1

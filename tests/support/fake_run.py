@@ -23,6 +23,7 @@ from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import (
     FakeActor,
     FakeCritic,
+    FakeReward,
     FakeScorer,
     make_config,
     make_prompts,
@@ -39,6 +40,7 @@ class FakeRun:
     log: CallLog
     actor: FakeActor
     critic: FakeCritic
+    reward: FakeReward
     scorer: FakeScorer
     store: CheckpointStore
     recorder: Recorder
@@ -66,12 +68,15 @@ def make_run(
     """
     config = make_config(run_dir, **changes)
     log = CallLog()
-    policy, value, scorer = actor(log), critic(log), FakeScorer(log)
+    policy, value, reward, scorer = actor(log), critic(log), FakeReward(log), FakeScorer(log)
     policy.committed_step = value.committed_step = at_step
     prompts = make_prompts(config)
     rollout = FakeRollout(log) if config.services.rollout else None
     sampler = Sampler(config, policy, rollout, restart=rollout.restart) if rollout else None
-    workers = Workers.of(config, policy, value if config.uses_critic else None, sampler=sampler)
+    workers = Workers.of(
+        config, policy, value if config.uses_critic else None, reward if "reward" in config.roles else None, sampler
+    )
+    value.finds_top_tokens = reward.finds_top_tokens = policy.finds_top_tokens = config.teacher.signal == "top_k"
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")
@@ -85,4 +90,4 @@ def make_run(
         recorder,
         RunState.initial(config).at_step(at_step),
     )
-    return FakeRun(config, log, policy, value, scorer, store, recorder, trainer)
+    return FakeRun(config, log, policy, value, reward, scorer, store, recorder, trainer)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import Conversation
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset
+from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, Text, objects
 from controller.scoring.scorer import Scorer
 from controller.tracking.display import Display, open_display
@@ -25,6 +27,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
+from controller.workers.reward_client import RewardClient
 from controller.workers.sampler_client import SamplerClient
 from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
@@ -84,10 +87,19 @@ def plain_display() -> Display:
 
 
 class FakeClient(WorkerClient):
-    """A client of either role, with a command queue, slots, checkpoints, and a clock that counts events of the log."""
+    """A client of any role, with a command queue, slots, checkpoints, and a clock that counts events of the log.
+
+    Attributes:
+        num_ids: of each call for log-probs of teachers.
+        finds_top_tokens: whether these calls also add columns of the most likely tokens.
+    """
+
+    has_step = True
 
     def __init__(self, log: CallLog) -> None:  # not the client's: there is no channel
         self.log = log
+        self.num_ids: list[int] = []
+        self.finds_top_tokens = False
         self.traffic = Traffic()
         self.committed_step = 0
         self.puts: list[tuple[int, frozenset[str]]] = []
@@ -121,6 +133,24 @@ class FakeClient(WorkerClient):
 
         return await self._run("reward_scores", slot.step, base_step, compute)
 
+    async def compute_teacher_log_probs(self, slot: Slot, *, base_step: int, num_ids: int) -> CommandReply:
+        """Adds log-probs that fall with the number of a row's teacher; and two likely tokens per token if asked for."""
+        self.num_ids.append(num_ids)
+
+        def compute() -> None:
+            asked = self._slot(slot)
+            responses = asked["responses"].rows()
+            numbers = asked["teachers"].values if "teachers" in asked else [0] * len(responses)
+            columns: dict[str, Any] = {
+                "teacher_log_probs": [-0.3 * (1 + n) * row for n, row in zip(numbers, responses, strict=True)]
+            }
+            if self.finds_top_tokens:
+                columns["teacher_top_ids"] = [np.repeat(row, 2) for row in responses]
+                columns["teacher_top_log_probs"] = [np.full(2 * len(row), -1.0) for row in responses]
+            self._add(slot, Batch.from_rows(**columns))
+
+        return await self._run("teacher_log_probs", slot.step, base_step, compute)
+
     async def _compute(self, column: str, scale: float, slot: Slot, base_step: int) -> CommandReply:
         """Runs a call that adds a column of its name, a function of the tokens."""
 
@@ -143,7 +173,8 @@ class FakeClient(WorkerClient):
         started_s = float(len(self.log.events))
 
         def checked_work() -> None:
-            assert base_step == self.committed_step, f"{self.role}.{name}: {base_step=}, {self.committed_step=}"
+            committed = self.committed_step if self.has_step else base_step
+            assert base_step == committed, f"{self.role}.{name}: {base_step=}, {committed=}"
             work()
 
         await self.log.run(f"{self.role}.{name}", step, self._turn, checked_work, stream)
@@ -297,7 +328,15 @@ class FakeCritic(FakeClient, CriticClient):
         )
 
 
+class FakeReward(FakeClient, RewardClient):
+    """A client of the reward group, which has no step."""
+
+    role = "reward"
+    has_step = False
+
+
 MAX_REWARD_LENGTH = 4
+VOCAB_SIZE = 50
 
 
 class FakeScorer(Scorer):
@@ -305,7 +344,10 @@ class FakeScorer(Scorer):
 
     def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
+        vocabulary = {str(token): token for token in range(VOCAB_SIZE)}
+        self.tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "0")))
         self.examined: list[int] = []
+        self.asked_functions: list[bool] = []
         self.failure: Failure | None = None  # of every response
         self.have_ended = True  # all responses
         self._num_calls = 0
@@ -329,10 +371,14 @@ class FakeScorer(Scorer):
         conversations: Sequence[Conversation] = (),
         *,
         num_examine: int,
+        asks_functions: bool = True,
     ) -> Scores:
-        """Scores responses; `scorer.score` is in the log with the number of the call in place of the step."""
+        """Scores responses, without `asks_functions` as an environment does; `scorer.score` is in the log with the
+        number of the call in place of the step.
+        """
         self._num_calls += 1
         self.examined.append(num_examine)
+        self.asked_functions.append(asks_functions)
         rows, lengths_B = prompts.rows, rollouts["responses"].lengths.astype(np.float32)
         has_scorer_B = np.array([row.data_source == "a" for row in rows])
         scores = make_scores(

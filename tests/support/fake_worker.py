@@ -21,6 +21,7 @@ from splitppo.v1 import (
     critic_pb2_grpc,
     reference_pb2_grpc,
     reward_model_pb2_grpc,
+    teacher_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -59,6 +60,7 @@ class FakeWorker(
     critic_pb2_grpc.CriticServiceServicer,
     reference_pb2_grpc.ReferenceServiceServicer,
     reward_model_pb2_grpc.RewardModelServiceServicer,
+    teacher_pb2_grpc.TeacherServiceServicer,
 ):
     """Answers each attempt of a command with the next entry of a script, and with the last entry from then on."""
 
@@ -116,6 +118,7 @@ class FakeWorker(
             yield event
 
     Generate = ComputeLogProbs = ComputeRefLogProbs = ComputeRewardScores = ComputeValues = Update = _command
+    ComputeTeacherLogProbs = _command
     SaveCheckpoint = LoadCheckpoint = ComputeWeightsDigest = _command
 
 

@@ -15,7 +15,16 @@ from services.runtime.role import Command, CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
-from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
+from splitppo.v1 import (
+    actor_pb2,
+    batch_pb2,
+    conversation_pb2,
+    reference_pb2,
+    reward_model_pb2,
+    rollout_pb2,
+    teacher_pb2,
+    worker_pb2,
+)
 from tests.support.models import VOCABULARY
 
 N_SAMPLES = 3
@@ -147,6 +156,19 @@ def reward_scores(role: Role, batch: Batch, report: RecordedProgress | None = No
     """Returns the column that ComputeRewardScores adds to a batch."""
     request = reward_model_pb2.ComputeRewardScoresRequest()
     computed = call(role, "ComputeRewardScores", request, batch, report).columns
+    assert computed is not None
+    return computed
+
+
+def teacher_columns(role: Role, batch: Batch, *, num_ids: int = len(VOCABULARY), is_of_rank: bool = False) -> Batch:
+    """Returns the columns that ComputeTeacherLogProbs adds to a batch, or to the rows of a rank, which may be none."""
+    request = teacher_pb2.ComputeTeacherLogProbsRequest(num_ids=num_ids)
+    if is_of_rank:
+        entry = command_of(role, "ComputeTeacherLogProbs")
+        rows = batch.select([*entry.columns, *entry.optional_columns])
+        computed = entry.run(request, rows, RecordedProgress()).columns
+    else:
+        computed = call(role, "ComputeTeacherLogProbs", request, batch).columns
     assert computed is not None
     return computed
 

@@ -47,8 +47,9 @@ class Inputs:
 
     @classmethod
     def make(cls, folder: Path) -> Inputs:
-        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts, and a reward."""
+        """Writes a policy, a teacher, a value model, a reward model, 16 training and 8 validation prompts, a reward."""
         models.save_policy(folder / "policy")
+        models.save_policy(folder / "teacher", seed=3)
         models.save_value_model(folder / "value")
         models.save_reward_model(folder / "reward")
         draws = random.Random(0)

@@ -25,12 +25,16 @@ from splitppo.v1 import (
     reference_pb2,
     reward_model_pb2,
     rollout_pb2,
+    teacher_pb2,
     worker_pb2,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("protocol*.md")))
-MODULES = (actor_pb2, batch_pb2, conversation_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2)
+MODULES = (
+    *(actor_pb2, batch_pb2, conversation_pb2, critic_pb2, reference_pb2),
+    *(reward_model_pb2, rollout_pb2, teacher_pb2, worker_pb2),
+)
 FILES = [module.DESCRIPTOR for module in MODULES]
 
 

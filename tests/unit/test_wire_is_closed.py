@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
+from splitppo.v1 import (
+    actor_pb2,
+    batch_pb2,
+    critic_pb2,
+    reference_pb2,
+    reward_model_pb2,
+    rollout_pb2,
+    teacher_pb2,
+    worker_pb2,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
@@ -198,7 +207,8 @@ def test_generated_code_imports_nothing_but_protobuf_grpc_and_itself() -> None:
 
 def requests() -> dict[str, Descriptor]:
     """Every message that a caller can send."""
-    files = (actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2)
+    of_models = (reference_pb2, reward_model_pb2, teacher_pb2)
+    files = (actor_pb2, batch_pb2, critic_pb2, *of_models, rollout_pb2, worker_pb2)
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     assert len(services) >= 3
     return {method.input_type.full_name: method.input_type for service in services for method in service.methods}

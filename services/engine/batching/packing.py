@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.engine.batching.loss_aggregation import response_mask
 from splitppo.balance import attention_cost, partition
-from splitppo.batch import RESPONSE_ALIGNED, Batch
+from splitppo.batch import RESPONSE_ALIGNED, SEVERAL_PER_TOKEN, Batch
 
 Rows = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class ResponseTokens:
     mask: Tensor  # [N] bool, tokens that count
     weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
     row_index: Tensor  # [N] int64, the row of each token, of those in the micro-batch that have one: less than N
-    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N] float32
+    columns: Mapping[str, Tensor]  # other response-aligned columns, [N] float32; with K values per token [N, K]
     selected: Tensor | None = None  # [N] bool, tokens that the loss treats apart in this PPO epoch
 
 
@@ -134,7 +134,10 @@ def collate(
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
-    columns = sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})
+    columns = {name: batch[name].values for name in sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})}
+    for name in SEVERAL_PER_TOKEN & batch.columns.keys():
+        values = batch[name].values.reshape(len(responses.values), -1)
+        columns[name] = values.astype(np.int64) if values.dtype == np.int32 else values
     return MicroBatch(
         input_ids=tensor(input_ids.reshape(shape)),
         position_ids=tensor(position_ids.reshape(shape)),
@@ -146,7 +149,7 @@ def collate(
             mask=tensor(mask != 0),
             weights=tensor(mask if weights is None else np.repeat(weights, responses.lengths) * mask),
             row_index=tensor(np.repeat(np.cumsum(responses.lengths > 0) - 1, responses.lengths)),
-            columns={name: tensor(batch[name].values) for name in columns},
+            columns={name: tensor(values) for name, values in columns.items()},
             selected=tensor(_selected(batch, epoch)),
         ),
     )
@@ -170,5 +173,5 @@ def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
 
 def _dummy(empty: Batch) -> Batch:
     """Makes a batch of one row (one prompt token, one response token) with the columns of an empty batch, all zero."""
-    names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
+    names = ((RESPONSE_ALIGNED | SEVERAL_PER_TOKEN) & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
     return Batch.from_rows(**{name: [[0]] for name in names})

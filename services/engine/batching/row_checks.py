@@ -55,6 +55,18 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
         raise ValueError(f"column {name!r}, row {longest}: expected at most {most} tokens, got {length}")
 
 
+def check_top_tokens(batch: Batch, top_k: int, model: Any) -> None:
+    """Checks that the columns of a teacher's most likely tokens have `top_k` values for each response token.
+
+    Raises:
+        ValueError: another number of values, or a token id outside the vocabulary.
+    """
+    for name in ("teacher_top_ids", "teacher_top_log_probs"):
+        if not np.array_equal(batch[name].lengths, batch["responses"].lengths.astype(np.int64) * top_k):
+            raise ValueError(f"column {name!r}: expected {top_k} values (teacher.top_k) for each response token")
+    _check_ids(batch["teacher_top_ids"], "teacher_top_ids", model)
+
+
 def _check_ids(column: Column, name: str, model: Any) -> None:
     vocab_size, ids = model.config.get_text_config().vocab_size, column.values
     _refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")

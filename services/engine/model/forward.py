@@ -8,21 +8,25 @@ from torch.nn import functional
 
 from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
-from services.engine.model.log_probs import log_probs_and_entropy
+from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
 
 # The method that every model gets; FSDP gathers weights for it as for `forward`.
 RESPONSE_METHOD = "compute_responses"
 
-# Runs the model; returns named [N] float32 tensors, one value per response token of the micro-batch.
+# Runs the model; returns named tensors, one value per response token of the micro-batch ([N] float32) or several.
 Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
 
 
-def policy_forward(temperature: float) -> Forward:
-    """Returns a function that computes "log_probs" and "entropy" of each response token from logits / temperature."""
+def policy_forward(temperature: float, *, top_k: int = 0, num_ids: int = 0) -> Forward:
+    """Returns a function that computes "log_probs" and "entropy" of each response token from logits / temperature.
+
+    It also computes "top_log_probs" [N, K]: log-probs of the tokens that the column `teacher_top_ids` names, or with
+    `top_k` of the K most likely tokens whose ids are less than `num_ids`; these are then "top_ids".
+    """
 
     def forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        log_probs, entropy = model.compute_responses(micro_batch, temperature)  # type: ignore[operator]
-        return {"log_probs": log_probs, "entropy": entropy}
+        outputs: dict[str, Tensor] = model.compute_responses(micro_batch, temperature, top_k, num_ids)  # type: ignore[operator]
+        return outputs
 
     return forward
 
@@ -37,22 +41,31 @@ def reward_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tenso
     return {"scores": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
-def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Computes (log-probs, entropies) of response tokens, each [N]; becomes a method of each causal language model.
+def response_log_probs(
+    self: Any, micro_batch: MicroBatch, temperature: float, top_k: int, num_ids: int
+) -> dict[str, Tensor]:
+    """Computes the outputs of `policy_forward`; becomes a method of each causal language model.
 
     Only response positions go through the head. Cohere multiplies its logits by `logit_scale`, Granite divides them by
     `logits_scaling`, Gemma 2 soft-caps them.
     """
     head, config = self.get_output_embeddings(), self.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    return log_probs_and_entropy(
-        _hidden_states(self, micro_batch, micro_batch.previous),
+    hidden_ND = _hidden_states(self, micro_batch, micro_batch.previous)
+    top_ids_NK = micro_batch.tokens.columns.get("teacher_top_ids")
+    if top_k:
+        top_ids_NK = most_likely_tokens(hidden_ND, head.weight, head.bias, top_k, num_ids)
+    log_probs_N, entropy_N, top_log_probs_NK = log_probs_and_entropy(
+        hidden_ND,
         head.weight,
         micro_batch.targets,
         temperature=temperature / scale,
         bias_V=head.bias,
         softcap=getattr(config, "final_logit_softcapping", None),
+        others_NK=top_ids_NK,
     )
+    outputs = {"log_probs": log_probs_N, "entropy": entropy_N}
+    return outputs if top_ids_NK is None else {**outputs, "top_log_probs": top_log_probs_NK, "top_ids": top_ids_NK}
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:

@@ -1,6 +1,6 @@
 """Computes log-probs and entropies of given tokens, without the fp32 logits of all tokens in memory at once.
 
-Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk.
+Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk, K other tokens at the same position.
 """
 
 from typing import Any
@@ -20,9 +20,10 @@ def log_probs_and_entropy(
     temperature: float,
     bias_V: Tensor | None = None,
     softcap: float | None = None,
+    others_NK: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
-) -> tuple[Tensor, Tensor]:
-    """Computes for each token log p(target) and the entropy of softmax(logits / temperature).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes for each token log p(target), the entropy of softmax(logits / temperature), and log p of other tokens.
 
         logits = softcap * tanh((hidden W^T + b) / softcap);   without softcap: hidden W^T + b
 
@@ -30,13 +31,28 @@ def log_probs_and_entropy(
     backward pass.
 
     Returns:
-        (log_probs, entropy), each [N] float32 (float64 for float64 input), in nats.
+        (log_probs [N], entropy [N], log-probs of `others_NK` [N, K]; K is 0 without them), each float32 (float64 for
+        float64 input), in nats.
     """
     chunk = max(1, max_logits // weight_VD.shape[0])
-    outputs: tuple[Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, temperature, softcap, chunk
+    if others_NK is None:
+        others_NK = targets_N.new_empty(len(targets_N), 0)
+    outputs: tuple[Tensor, Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias_V, targets_N, others_NK, temperature, softcap, chunk
     )
     return outputs
+
+
+@torch.no_grad()
+def most_likely_tokens(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, top_k: int, num_ids: int, max_logits: int = MAX_LOGITS
+) -> Tensor:
+    """Finds the `top_k` tokens of the highest logits, hidden W^T + b, among the ids below `num_ids`; [N, top_k]."""
+    chunk = max(1, max_logits // weight_VD.shape[0])
+    parts = (hidden_ND[start : start + chunk] for start in range(0, max(1, len(hidden_ND)), chunk))
+    return torch.cat(
+        [functional.linear(part, weight_VD, bias_V)[:, :num_ids].float().topk(top_k).indices for part in parts]
+    )
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -49,29 +65,34 @@ class _ChunkedHead(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
+        others_NK: Tensor,
         temperature: float,
         softcap: float | None,
         chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        log_probs, entropies, normalisers = [], [], []
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        log_probs, entropies, of_others, normalisers = [], [], [], []
         for start in range(0, max(1, len(hidden_ND)), chunk):
             part = slice(start, start + chunk)
             logits_CV, _ = _scaled_logits(hidden_ND[part], weight_VD, bias_V, temperature, softcap)
             normaliser_C = logits_CV.logsumexp(-1)
             log_probs.append(logits_CV.gather(-1, targets_N[part, None]).squeeze(-1) - normaliser_C)
+            of_others.append(logits_CV.gather(-1, others_NK[part]) - normaliser_C[:, None])
             probs_CV = (logits_CV - normaliser_C[:, None]).exp_()
             entropies.append(normaliser_C - (probs_CV * logits_CV).sum(-1))
             normalisers.append(normaliser_C)
-        log_probs_N, entropy_N, normaliser_N = map(torch.cat, (log_probs, entropies, normalisers))
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, entropy_N, normaliser_N)
+        entropy_N, normaliser_N = torch.cat(entropies), torch.cat(normalisers)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N)
         ctx.temperature, ctx.softcap, ctx.chunk = temperature, softcap, chunk
         ctx.set_materialize_grads(False)
-        return log_probs_N, entropy_N
+        return torch.cat(log_probs), entropy_N, torch.cat(of_others)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_log_probs_N, grad_entropy_N = gradients
-        hidden_ND, weight_VD, bias_V, targets_N, entropy_N, normaliser_N = ctx.saved_tensors
+        grad_log_probs_N, grad_entropy_N, grad_others_NK = gradients
+        hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N = ctx.saved_tensors
+        of_targets = None if grad_log_probs_N is None else (targets_N[:, None], grad_log_probs_N[:, None])
+        of_others = None if grad_others_NK is None else (others_NK, grad_others_NK)
+        of_tokens = [pair for pair in (of_targets, of_others) if pair is not None]
         grad_hidden_ND = torch.empty_like(hidden_ND)
         wide = normaliser_N.dtype
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if ctx.needs_input_grad[1] else None
@@ -81,15 +102,15 @@ class _ChunkedHead(torch.autograd.Function):
             logits_CV, slope_CV = _scaled_logits(hidden_ND[part], weight_VD, bias_V, ctx.temperature, ctx.softcap)
             log_softmax_CV = logits_CV.sub_(normaliser_N[part, None])
             probs_CV = log_softmax_CV.exp()
-            # d log p(target) / d logit = 1[target] - p;  d entropy / d logit = -p (log p + entropy)
+            # d log p(token) / d logit = 1[token] - p;  d entropy / d logit = -p (log p + entropy)
             grad_CV = torch.zeros_like(probs_CV)
             if grad_entropy_N is not None:
                 grad_CV = log_softmax_CV.add_(entropy_N[part, None]).mul_(-grad_entropy_N[part, None])
-            if grad_log_probs_N is not None:
-                grad_CV.sub_(grad_log_probs_N[part, None])
+            for _, grad_NK in of_tokens:
+                grad_CV.sub_(grad_NK[part].sum(-1, keepdim=True))
             grad_CV.mul_(probs_CV)
-            if grad_log_probs_N is not None:
-                grad_CV.scatter_add_(-1, targets_N[part, None], grad_log_probs_N[part, None])
+            for ids_NK, grad_NK in of_tokens:
+                grad_CV.scatter_add_(-1, ids_NK[part], grad_NK[part])
             grad_CV.mul_(slope_CV)
             grad_CV_low = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[part] = grad_CV_low @ weight_VD
@@ -99,7 +120,7 @@ class _ChunkedHead(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(0)
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _scaled_logits(

@@ -18,6 +18,7 @@ def phases_count(config: Config) -> None:
         for coef, switch, is_on in (
             ("kl_coef", "use_kl_in_reward", in_phase.algorithm.use_kl_in_reward),
             ("kl_loss_coef", "use_kl_loss", in_phase.actor.use_kl_loss),
+            ("teacher_coef", "teacher.model", bool(config.teacher.folders)),
         ):
             if getattr(phase, coef) is not None and not is_on:
                 raise ValueError(f"{key}: {coef} is of no use without {switch}: set {switch}, or drop {coef}")
@@ -56,3 +57,22 @@ def loss_type_is_the_actors_loss(config: Config) -> None:
                 " algorithm.rollout_correction.loss_type is reinforce, whose weights no other loss has: leave"
                 " loss_type out, and set bypass_mode and actor.policy_loss"
             )
+
+
+def a_teacher_alone_needs_no_scores(config: Config) -> None:
+    """Checks that a run with `teacher.only` asks for nothing that only scores of responses could give."""
+    teacher, algorithm = config.teacher, config.algorithm
+    if not teacher.only:
+        return
+    # Of rewards of 0, these would make advantages that are not 0, or have a critic learn nothing.
+    learns_from_rewards = teacher.signal == "reward"
+    if {"components_KB", "greedy_scores_B"} & {*algorithm.needs} or (config.uses_critic and not learns_from_rewards):
+        others = "reinforce_plus_plus" if learns_from_rewards else "reinforce_plus_plus, or teacher.signal to reward"
+        raise ValueError(
+            f"teacher.only has no scores, which algorithm.adv_estimator {algorithm.adv_estimator} needs: set"
+            f" algorithm.adv_estimator to {others}"
+        )
+    if algorithm.filter_groups.enable:
+        raise ValueError("teacher.only has no scores, by which algorithm.filter_groups compares: set enable to false")
+    if config.reward_model.model:
+        raise ValueError("teacher.only has no scores: leave reward_model.model out, or set teacher.only to false")

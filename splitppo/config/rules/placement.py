@@ -4,9 +4,13 @@ from splitppo.config.schema import Config
 
 
 def frozen_models_have_a_group(config: Config) -> None:
-    """Checks that reference and reward model are not placed in the critic's group if the run has no critic."""
-    hosts = {"reference": config.placement.reference, "reward_model": config.reward_model_host}
-    for model, other in (("reference", "actor"), ("reward_model", "reward")):
+    """Checks that no frozen model is placed in the critic's group if the run has no critic."""
+    hosts = {
+        "reference": config.placement.reference,
+        "reward_model": config.reward_model_host,
+        "teacher": config.teacher_host,
+    }
+    for model, other in (("reference", "actor"), ("reward_model", "reward"), ("teacher", "actor or reward")):
         if hosts[model] == "critic" and not config.uses_critic:
             raise ValueError(
                 f"placement.{model} is critic, but algorithm.adv_estimator {config.algorithm.adv_estimator} needs no"

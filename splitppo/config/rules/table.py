@@ -9,6 +9,7 @@ RULES = (
     placement.frozen_models_have_a_group,
     placement.meshes_fit_their_groups,
     learning.loss_type_is_the_actors_loss,
+    learning.a_teacher_alone_needs_no_scores,
     sampling.groups_have_several_samples,
     sampling.greedy_scores_compare_with_rewards,
     sampling.validation_has_prompts,

@@ -30,6 +30,7 @@ _POINTS = (
     ("rollout", "sync_weights"),  # hit 1: the weights are read, the engine does not have them; hit 2: it has
     ("actor", "compute_log_probs"),  # micro-batch boundary of log-probs
     ("actor critic", "compute_ref_log_probs"),  # the same of the reference, in the group that hosts it
+    ("actor critic reward", "compute_teacher_log_probs"),  # the same of teachers, in the group that hosts them
     ("critic", "compute_values"),  # micro-batch boundary of values
     ("critic reward", "compute_reward_scores"),  # the same of the reward model's scores, in the group that hosts it
     ("controller.actor controller.critic", "update.begin"),  # the request is about to be sent

@@ -1,4 +1,4 @@
-"""The configuration section `placement`: the worker groups that host the frozen models (reference, reward model)."""
+"""The configuration section `placement`: the groups that host frozen models (reference, reward model, teachers)."""
 
 from typing import Annotated, Literal
 
@@ -6,10 +6,11 @@ from splitppo.config.section import MAY_CHANGE, Section
 
 ReferenceHost = Literal["actor", "critic", "auto"]
 RewardModelHost = Literal["critic", "reward", "auto"]
+TeacherHost = Literal["actor", "critic", "reward", "auto"]
 
 
 class PlacementConfig(Section):
-    """The worker groups that host the frozen models: the reference model and the reward model.
+    """The worker groups that host the frozen models: the reference model, the reward model and the teachers.
 
     A frozen model computes the same numbers in every worker group with the same number of ranks.
     """
@@ -28,3 +29,8 @@ class PlacementConfig(Section):
     reward_model: RewardModelHost = "auto"
     """The group that holds the reward model and computes its scores. critic: the group of the critic. reward: a group
     of its own, at services.reward. auto: critic."""
+
+    teacher: TeacherHost = "auto"
+    """The group that holds the teachers and computes their log-probs: actor, critic, or reward, the group of its own at
+    services.reward. auto: critic, if there is one; else reward, if placement.reward_model is reward or services.reward
+    is given; else actor. A resumed run keeps its place."""

@@ -45,6 +45,7 @@ class AdaptiveEntropy(Section):
 
 Number = Annotated[float, Field(strict=True)]
 Adaptive = Literal["adaptive"] | None
+NonNegative = Annotated[Annotated[Number, Field(ge=0.0)] | Adaptive, expected("at least 0, or adaptive")]
 
 
 # The section of each key that a phase may change.
@@ -52,6 +53,7 @@ _SECTIONS = {
     "loss_mode": "actor.policy_loss",
     **dict.fromkeys(("entropy_coeff", "use_kl_loss", "kl_loss_coef"), "actor"),
     **dict.fromkeys(("use_kl_in_reward", "kl_coef"), "algorithm"),
+    "teacher_coef": "teacher",
 }
 
 
@@ -86,8 +88,11 @@ class Phase(Section):
     use_kl_in_reward: bool | None = None
     """The value of algorithm.use_kl_in_reward in the phase."""
 
-    kl_coef: Annotated[Annotated[Number, Field(ge=0.0)] | Adaptive, expected("at least 0, or adaptive")] = None
+    kl_coef: NonNegative = None
     """The value of algorithm.kl_coef in the phase, or adaptive: it is controlled as with algorithm.kl_ctrl adaptive."""
+
+    teacher_coef: NonNegative = None
+    """The value of teacher.coef in the phase, or adaptive: it is controlled as with teacher.kl_ctrl adaptive."""
 
     def _check_keys(self) -> None:
         if self.to_step is not None and self.to_step < self.from_step:
@@ -115,11 +120,13 @@ class Phase(Section):
         changes: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS.values()}
         for name, section in _SECTIONS.items():
             if (value := getattr(self, name)) not in (None, "adaptive"):
-                changes[section][name] = value
+                changes[section][name.removeprefix("teacher_")] = value
         if self.entropy_coeff is not None:
             changes["algorithm.adaptive_entropy"] = {"enable": self.entropy_coeff == "adaptive"}
         if self.kl_coef is not None:
             changes["algorithm"]["kl_ctrl"] = "adaptive" if self.kl_coef == "adaptive" else "fixed"
+        if self.teacher_coef is not None:
+            changes["teacher"]["kl_ctrl"] = "adaptive" if self.teacher_coef == "adaptive" else "fixed"
         return changes
 
 

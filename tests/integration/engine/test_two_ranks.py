@@ -20,6 +20,7 @@ from services.engine.token_metrics import MetricLimit
 from services.engine.train_engine import TrainEngine
 from services.engine.weights_digest import weights_digest
 from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.integration.engine import worker
 from tests.support.engines import (
     CPU,
     forward_of,
@@ -35,6 +36,7 @@ from tests.support.engines import (
     with_policy_loss,
 )
 from tests.support.models import save_policy
+from tests.support.roles import teacher_columns
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("policy", "value")
@@ -60,6 +62,7 @@ class Group:
 def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     models, output = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("output")
     save_policy(models / "policy")
+    save_policy(models / "second", seed=8, hidden_size=16, num_hidden_layers=1)
     command = ["-m", "services.runtime.group.torchrun", "--nproc-per-node", "2"]
     finished = subprocess.run(
         [sys.executable, *command, "-m", "tests.integration.engine.worker", str(models), str(output)],
@@ -113,6 +116,17 @@ def test_sharded_reference_agrees_with_one_rank(group: Group) -> None:
     for rank in range(2):
         group.tensors[rank]["reference"] = group.tensors[rank][f"reference/{rank}"]
     np.testing.assert_allclose(np.concatenate(in_order(group, "reference")), expected.values, rtol=1e-4, atol=1e-5)
+
+
+def test_each_row_goes_through_its_own_teacher_also_where_a_rank_has_no_row_of_one(group: Group) -> None:
+    alone = teacher_columns(worker.teachers(group.models), worker.with_teachers(BATCH))
+    assert list(alone.columns) == ["teacher_log_probs", "teacher_top_ids", "teacher_top_log_probs"]
+    for rank, tensors in enumerate(group.tensors):
+        for parts, found in zip(worker.DIVISIONS, tensors["taught"], strict=True):
+            for name, column in alone.columns.items():
+                for row, values in zip(parts[rank], found[name], strict=True):
+                    assert values.dtype == column.values.dtype
+                    np.testing.assert_allclose(values, column.rows()[row], rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_too_large_to_stay_gathered_trains_like_a_small_one(group: Group) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,7 +15,9 @@ from services.engine.exchange import Publisher
 from services.engine.frozen_model import FrozenModel
 from services.engine.strategies import fsdp2
 from services.engine.token_metrics import MetricLimit
+from services.reward.role import RewardRole
 from splitppo.balance import partition
+from splitppo.batch import Batch
 from splitppo.config.subsections.policy_loss import LOSS_MODES
 from tests.support.engines import (
     CPU,
@@ -28,6 +31,15 @@ from tests.support.engines import (
     weights,
     with_old_log_probs,
     with_policy_loss,
+)
+from tests.support.roles import context_of, teacher_columns
+
+# The teacher of each row, and rows of both ranks: mixed; only of one teacher, that without a response among them; none.
+NUMBERS = (0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1)
+DIVISIONS = (
+    ([0, 1, 2, 6, 9], [3, 4, 5, 7, 8, 10]),
+    ([1, 2, 4, 7, 10, 0], [3, 5, 6, 8, 9]),
+    ([], list(range(11))),
 )
 
 
@@ -99,10 +111,32 @@ def main(models: Path, output: Path) -> None:
     reference = FrozenModel(bf16.config, device=CPU)
     computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
     tensors[f"bf16_reference/{rank}"] = computed.rows()
+    tensors["taught"] = taught(models, whole, rank)
     facts["rows"] = rows.tolist()
     torch.save(tensors, output / f"tensors_{rank}.pt")
     (output / f"facts_{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
+
+
+def taught(models: Path, whole: Batch, rank: int) -> list[dict[str, list[np.ndarray]]]:
+    """The columns that this rank computes for its rows in each division of them, in a group with two teachers."""
+    role, batch, found = teachers(models), with_teachers(whole), []
+    for parts in DIVISIONS:
+        columns = teacher_columns(role, batch.take(np.array(parts[rank], np.int64)), is_of_rank=True)
+        found.append({name: column.rows() for name, column in columns.columns.items()})
+    return found
+
+
+def teachers(models: Path) -> RewardRole:
+    """A group that hosts two teachers and nothing else."""
+    section = {"model": str(models / "policy"), "models": {"b": str(models / "second")}, "signal": "top_k", "top_k": 3}
+    actor = {"model": str(models / "policy")}
+    return RewardRole(context_of("reward", actor=actor, teacher=section, placement={"teacher": "reward"}))
+
+
+def with_teachers(batch: Batch) -> Batch:
+    """The rows with the numbers of their teachers."""
+    return batch.merge(Batch.from_rows(teachers=[[number] for number in NUMBERS]))
 
 
 def every_policy_loss(engine, whole, rows, facts: dict[str, object], tensors: dict[str, object]) -> None:

@@ -18,6 +18,7 @@ from tests.support.configs import load
 PLACEMENTS = (
     ("actor.use_kl_loss=true", "placement.reference=critic", "reward_model.model=rm"),
     ("reward_model.model=rm", "placement.reward_model=reward"),
+    ("teacher.model=stronger", "teacher.signal=top_k"),
 )
 
 
@@ -70,6 +71,12 @@ def test_a_key_shapes_a_worker_exactly_where_it_is_in_a_digest(tmp_path: Path) -
         ("critic.lr", True),
         ("critic.gradient_checkpointing", True),
         ("reward_model.use_remove_padding", True),
+        ("teacher.use_remove_padding", True),
+        ("teacher.coef", False),
+        ("teacher.model", False),
+        ("teacher.models.math", False),
+        ("teacher.signal", False),
+        ("teacher.loss_type", False),
         ("actor.betas", False),
         ("rollout.max_batch_size", True),
         ("rollout.vllm.max_num_seqs", False),
@@ -97,6 +104,7 @@ def test_a_resumed_run_may_have_another_value_of_some_keys(path: str, is_free: b
         ("actor.ppo_epochs=2", True),
         ("critic.dtype=bf16", True),
         ("reward_model.model=rm", True),
+        ("teacher.model=stronger", True),
         ("algorithm.gamma=0.5", True),
         ("actor.lr=1", False),
         ("rollout.stream_groups=2", False),

@@ -9,49 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 
 from controller.preflight import check_config, check_models, load_inputs
-from splitppo.config import Config, ConfigError
-from tests.support.fake_services import make_config
-
-LETTERS = "abcdefghij"
-HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-EXTERNAL = {
-    "services__launch": "external",
-    **{f"services__{role}__address": f"localhost:{port}" for port, role in enumerate(("actor", "critic"), 7001)},
-}
-
-
-def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **more: int) -> str:
-    """A model folder as far as the controller reads it."""
-    folder.mkdir(parents=True)
-    backend = Backend(models.WordLevel({letter: index for index, letter in enumerate(LETTERS)}, unk_token="a"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.save(str(folder / "tokenizer.json"))
-    sizes = {"vocab_size": vocab_size, **more}
-    (folder / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
-    (folder / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
-    return str(folder)
-
-
-def write_rows(file: Path, *data_sources: str) -> str:
-    rows = [{"prompt": "abc", "data_source": source, "reward_model": {"ground_truth": "c"}} for source in data_sources]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Any:
-    """A config whose files are all there; changes replace them."""
-    actor = write_model(tmp_path / "actor")
-    train = write_rows(tmp_path / "train.jsonl", *["sort_letters"] * 4)
-
-    def config(**changes: Any) -> Config:
-        return make_config(tmp_path / "run", **{"actor__model": actor, "data__train_files": train} | changes)
-
-    return config
+from splitppo.config import ConfigError
+from tests.support.model_folders import EXTERNAL, LETTERS, write_model, write_rows
 
 
 def test_a_run_reads_tokenizer_and_prompts_and_knows_their_sources(tmp_path: Path, make: Any) -> None:

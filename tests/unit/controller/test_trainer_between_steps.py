@@ -103,6 +103,7 @@ async def test_all_work_of_a_run_is_in_the_trace_and_what_it_is_called_in_the_re
         run__schedule=schedule,
         run__total_steps=2,
         reward_model__model="rm",
+        teacher__model="teacher",
         algorithm__use_kl_in_reward=True,
         evaluation__val_before_train=True,
         checkpoint__save_freq=1,

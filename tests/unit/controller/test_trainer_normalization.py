@@ -66,8 +66,11 @@ class Placing(FakeScorer):
         conversations: Sequence[Conversation] = (),
         *,
         num_examine: int,
+        asks_functions: bool = True,
     ) -> Scores:
-        scores = await super().score(prompts, rollouts, conversations, num_examine=num_examine)
+        scores = await super().score(
+            prompts, rollouts, conversations, num_examine=num_examine, asks_functions=asks_functions
+        )
         pairs = zip(rollouts["responses"].lengths, scores.scores, strict=True)
         firsts = [np.eye(1, length, dtype=np.float32)[0] * np.float32(0.5) * score for length, score in pairs]
         return replace(scores, token_scores=Column.from_rows(firsts, np.dtype(np.float32)))

@@ -67,7 +67,8 @@ def test_a_reward_group_that_the_run_has_not_is_bad_input(
     config_file: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], found: str
 ) -> None:
     assert run("reward", build_nothing, ["--config", str(config_file), "--check", *overrides]) == 2
-    assert capsys.readouterr().err == f"error: this run has no reward group: {found}; expected a model, and reward\n"
+    sentence = f"{found}; expected a model, and reward, or placement.teacher reward instead of critic"
+    assert capsys.readouterr().err == f"error: this run has no reward group: {sentence}\n"
 
 
 def test_a_rollout_group_that_the_run_has_not_is_bad_input(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,62 @@ def test_a_phase_that_fixes_coefficients_lets_their_controllers_rest(tmp_path: P
         state = state.after(record(experience(kl=9.0), entropy=0.25), config, 1, None)
     moved = 1.0 + 0.2 * 2 / 10
     assert seen == [(1.0, 0.125), (0.5, 0.0625), (0.5, 0.0625), (pytest.approx(moved), 0.375)]
+
+
+def distilled(kl: float | None) -> Experience:
+    """As `experience`, with the KL from a teacher."""
+    return replace(experience(None), metrics={} if kl is None else {"distillation/kl": kl})
+
+
+ADAPTIVE_TEACHER = {
+    "teacher__model": "teacher",
+    "teacher__coef": 0.5,
+    "teacher__kl_ctrl": "adaptive",
+    "teacher__kl_target": 0.1,
+    "teacher__kl_horizon": 10,
+}
+
+
+def test_the_weight_of_a_teacher_rises_above_its_target_and_falls_below_it(tmp_path: Path) -> None:
+    config = make_config(tmp_path, **ADAPTIVE_TEACHER)
+    state, in_force = RunState.initial(config), []
+    for step, kl in enumerate((9.0, 0.11, None, 0.0), start=1):
+        state = state.at_step(step)
+        in_force.append(state.config_at_step(config).teacher.coef)
+        state = state.after(record(distilled(kl)), config, 1, None)
+    # Two responses of a horizon of ten: at most a fifth of a fifth; a step without tokens moves nothing.
+    rises, further = 0.5 * 1.04, 0.5 * 1.04 * 1.02
+    assert in_force == [0.5, pytest.approx(rises), pytest.approx(further), pytest.approx(further)]
+    assert state.teacher_coef == pytest.approx(further * 0.96)
+
+
+def test_an_adaptive_weight_of_a_teacher_goes_on_bit_for_bit_from_a_stored_state(tmp_path: Path) -> None:
+    config = make_config(tmp_path, **ADAPTIVE_TEACHER)
+    straight = restored = RunState.initial(config)
+    for kl in (0.3, 0.05, 0.2, 0.12, 0.01):
+        straight = straight.after(record(distilled(kl)), config, 1, None)
+        restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
+        restored = restored.after(record(distilled(kl)), config, 1, None)
+    assert restored == straight
+    assert restored.teacher_coef not in (None, 0.5)
+
+
+def test_a_phase_that_fixes_the_weight_of_a_teacher_lets_its_controller_rest(tmp_path: Path) -> None:
+    phases = [{"from_step": 2, "to_step": 3, "teacher_coef": 0.125}]
+    config = make_config(tmp_path, **ADAPTIVE_TEACHER, algorithm__phases=phases)
+    state, seen = RunState.initial(config), []
+    for step in range(1, 5):
+        state = state.at_step(step)
+        seen.append(state.config_at_step(config).teacher.coef)
+        state = state.after(record(distilled(9.0)), config, 1, None)
+    assert seen == [0.5, 0.125, 0.125, pytest.approx(0.52)]
+
+
+def test_a_state_of_a_run_without_a_teacher_is_still_read(tmp_path: Path) -> None:
+    state = RunState.model_validate({"step": 2, "kl_coef": 0.5})
+    assert state.config_at_step(make_config(tmp_path, **ADAPTIVE_TEACHER)).teacher.coef == 0.5
+    fixed = make_config(tmp_path, teacher__model="teacher", teacher__coef=0.25)
+    assert RunState(kl_coef=0.0, teacher_coef=7.0).config_at_step(fixed).teacher.coef == 0.25
 
 
 def test_a_fixed_coefficient_is_the_configurations_also_where_a_checkpoint_remembers_another(tmp_path: Path) -> None:

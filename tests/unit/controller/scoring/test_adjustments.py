@@ -15,6 +15,7 @@ from controller.scoring.adjustments import (
     overlong_penalties,
     subtract_overlong,
     without_model_scores,
+    without_scores,
 )
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_file import json_line
@@ -52,6 +53,15 @@ def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
         "reward/model/min": -1.0,
     }
     assert without_model_scores(combined).scores.tolist() == [1.0, 2.0, 0.0]
+
+
+def test_without_scores_neither_responses_nor_their_tokens_have_one() -> None:
+    placed = Column.from_rows([[1.0, 0.5], [0.0]], np.dtype(np.float32))
+    scores = scores_of(2.0, 0.5, token_scores=placed, has_eos=np.array([True, False]))
+    found = without_scores(scores)
+    assert (found.scores.tolist(), found.token_scores.values.tolist()) == ([0.0, 0.0], [0.0, 0.0, 0.0])
+    assert (found.scores.dtype, found.token_scores.lengths.tolist()) == (np.float32, [2, 1])
+    assert found.has_eos.tolist() == [True, False]
 
 
 def test_scores_that_were_combined_for_dynamic_sampling_are_combined_again_from_what_the_scorers_gave() -> None:

@@ -81,6 +81,17 @@ async def test_every_response_is_judged_by_its_own_prompts_row(tokenizer: Tokeni
     assert reward.num_examine == 3
 
 
+async def test_a_scorer_that_may_not_ask_functions_asks_none(tokenizer: Tokenizer) -> None:
+    prompts, reward = make_table().take(np.array([0, 0, 1, 1])), LengthReward()
+    reward.extras = []
+    scorer = Scorer(tokenizer, reward)  # type: ignore[arg-type]
+    scored = await scorer.score(prompts, Batch.from_rows(responses=RESPONSES), num_examine=0, asks_functions=False)
+    assert reward.samples == []
+    assert scored.scores.tolist() == [0.0] * 4
+    assert np.isnan(scored.rule_scores).all()
+    assert scored.has_eos.tolist() == [False, True, False, True]
+
+
 async def test_a_response_without_a_score_says_why_and_where_its_row_stands(tokenizer: Tokenizer) -> None:
     scored = await judge(tokenizer, NoReward())
     assert (scored.scores.tolist(), scored.rule_scores.tolist()) == ([0.0] * 4, [0.0] * 4)

@@ -14,6 +14,7 @@ from splitppo.v1 import (
     critic_pb2_grpc,
     reference_pb2_grpc,
     reward_model_pb2_grpc,
+    teacher_pb2_grpc,
     worker_pb2_grpc,
 )
 from tests.support.fake_worker import CALLER, Connect, FakeWorker
@@ -31,6 +32,7 @@ async def connect() -> AsyncIterator[Connect]:
         critic_pb2_grpc.add_CriticServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         reference_pb2_grpc.add_ReferenceServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         reward_model_pb2_grpc.add_RewardModelServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
+        teacher_pb2_grpc.add_TeacherServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         client = kind(f"127.0.0.1:{port}", caller, **options)

@@ -10,9 +10,10 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic
 from controller.workers.command import Limits
 from controller.workers.critic_client import CriticClient
+from controller.workers.reward_client import RewardClient
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Busy, InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
-from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, teacher_pb2, worker_pb2
 from tests.support.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
 
 
@@ -218,6 +219,7 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
         await actor.compute_ref_log_probs(SLOT, base_step=4)
         await critic.compute_values(SLOT, base_step=4)
         await critic.compute_reward_scores(SLOT, base_step=4)
+        await critic.compute_teacher_log_probs(SLOT, base_step=4, num_ids=50)
         await actor.update(SLOT, base_step=4)
         await actor.save_checkpoint(base_step=5)
         await actor.compute_weights_digest()
@@ -229,7 +231,7 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
     first, second = await all_commands(FakeWorker()), await all_commands(FakeWorker())
 
     assert first == second
-    assert len(set(first)) == 10
+    assert len(set(first)) == 11
 
 
 @pytest.mark.parametrize("kind", [ActorClient, CriticClient])
@@ -254,6 +256,20 @@ async def test_the_reward_model_is_called_by_its_own_service(connect: Connect, k
     (request,) = worker.requests
     assert isinstance(request, reward_model_pb2.ComputeRewardScoresRequest)
     assert (request.slot, request.header.base_step) == (SLOT, 4)
+
+
+@pytest.mark.parametrize("kind", [ActorClient, CriticClient, RewardClient])
+async def test_the_teachers_are_called_by_their_own_service_whichever_group_hosts_them(
+    connect: Connect, kind: Any
+) -> None:
+    worker = FakeWorker()
+    client: Any = await connect(worker, kind)
+
+    await client.compute_teacher_log_probs(SLOT, base_step=4, num_ids=50)
+
+    (request,) = worker.requests
+    assert isinstance(request, teacher_pb2.ComputeTeacherLogProbsRequest)
+    assert (request.slot, request.num_ids, request.header.base_step) == (SLOT, 50, 4)
 
 
 async def test_headers_carry_run_epoch_and_base_step(connect: Connect) -> None:

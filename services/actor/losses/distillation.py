@@ -1,0 +1,59 @@
+"""Computes the KL between policy and teacher at each response token, with a gradient: on sampled or on likely tokens.
+
+Shapes: N response tokens of all rows of a micro-batch, packed; K tokens that the teacher finds most likely there.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from services.actor.losses.kl import kl_estimate
+from splitppo.config.sections.teacher import TeacherConfig
+
+# The log of the largest probability that K tokens have together, so that the log of the rest is finite.
+_MAX_LOG_MASS = -1e-6
+
+
+def distillation_loss(
+    outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor], teacher: TeacherConfig
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Computes the loss of each token, [N] in nats, and metrics [N]; `teacher.coef` is not in it.
+
+        signal loss             kl_estimate(log p, log q, loss_type)
+        signal top_k, forward   max(0, sum over K of q (log q - log p))
+        signal top_k, reverse   sum over K and the rest of p (log p - log q), the rest counted as one token
+
+    p are the policy's probabilities and q the teacher's. Log-probs are at least `log_prob_min`, and the loss is cut off
+    at +-`max_abs`. The forward KL is verl's forward_kl_topk. The reverse one has the rest, because without it the
+    policy would lower the loss by taking probability away from all K tokens.
+    """
+
+    def bounded(log_probs: Tensor) -> Tensor:
+        return log_probs if teacher.log_prob_min is None else log_probs.clamp(min=teacher.log_prob_min)
+
+    metrics: dict[str, Tensor] = {}
+    if teacher.signal == "loss":
+        of_teacher_N = bounded(columns["teacher_log_probs"])
+        loss_N = kl_estimate(bounded(outputs["log_probs"]), of_teacher_N, teacher.loss_type)
+    else:
+        of_policy_NK, of_teacher_NK = outputs["top_log_probs"], columns["teacher_top_log_probs"]
+        masses_N = (of_policy_NK.logsumexp(-1), of_teacher_NK.logsumexp(-1))
+        metrics = {
+            f"distillation/{name}_mass": mass_N.detach().exp()
+            for name, mass_N in zip(("student", "teacher"), masses_N, strict=True)
+        }
+        log_p, log_q = bounded(of_policy_NK), bounded(of_teacher_NK)
+        if teacher.top_k_kl == "forward":
+            loss_N = (log_q.exp() * (log_q - log_p)).sum(-1).clamp(min=0.0)
+        else:
+            rest_p, rest_q = (bounded(_log_rest(mass_N)) for mass_N in masses_N)
+            loss_N = (log_p.exp() * (log_p - log_q)).sum(-1) + rest_p.exp() * (rest_p - rest_q)
+    if teacher.max_abs is not None:
+        loss_N = loss_N.clamp(-teacher.max_abs, teacher.max_abs)
+    return loss_N, metrics
+
+
+def _log_rest(log_mass_N: Tensor) -> Tensor:
+    """Returns log(1 - exp(log_mass)), [N]: the log-prob of all tokens that are not among the K."""
+    return torch.log(-torch.expm1(log_mass_N.clamp(max=_MAX_LOG_MASS)))
