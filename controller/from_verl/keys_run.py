@@ -225,8 +225,6 @@ def _rollout_pool(top: Section, fully: Section) -> Iterator[Row]:
 def _rest(top: Section) -> Iterator[Row]:
     yield top.not_needed("**_target_", "classes of verl")
     yield top.not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
-    yield top.unsupported("distillation.enabled", "no distillation")
-    yield top.not_needed("distillation.**", "only with distillation.enabled")
     yield top.unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", _SAMPLES_ANEW)
     yield top.not_needed("skip.**", _SAMPLES_ANEW)
     yield top.not_needed("{ray_kwargs,ray_init}.**", "no Ray")

@@ -1,11 +1,15 @@
-"""Writes the report of a translation from verl: each verl key with its new key and value, or with a reason."""
+"""Writes the results of a translation from verl: the configuration as YAML, and a report of each key of verl."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
+
+import yaml
 
 from controller.from_verl.settings import Settings
 from controller.from_verl.translation import Finding, Translation
+from splitppo.config.keys import KEYS
 
 _TITLES = {
     "unknown": "unknown to every version of verl's PPO trainer; correct it, or drop it by name",
@@ -67,3 +71,22 @@ def _short(value: object) -> str:
     """Formats a configuration value as in YAML, cut after 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: str) -> str:
+    """Formats values by dotted key as nested YAML in SplitPPO's key order, with a header and comments behind values."""
+    lines = [f"# {header}"]
+    for key in KEYS:
+        indent, name = "  " * key.count("."), key.rpartition(".")[-1]
+        if key in values:
+            comment = f"  # {comments[key]}" if key in comments else ""
+            lines.append(f"{indent}{name}: {_inline(values[key])}{comment}")
+        elif any(other.startswith(f"{key}.") for other in values):
+            lines.append(f"{indent}{name}:")
+    return "\n".join(lines) + "\n"
+
+
+def _inline(value: Any) -> str:
+    """Formats a configuration value as YAML on one line; the loader of SplitPPO reads the same value from the line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20).strip()
+    return text.removesuffix("\n...").strip()

@@ -62,7 +62,14 @@ class VerlRun:
     @property
     def uses_critic(self) -> bool:
         """True if the advantage estimator of the verl run needs values from a critic."""
-        return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ())
+        return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ()) and not self.is_taught_alone
+
+    @property
+    def is_taught_alone(self) -> bool:
+        """True if a teacher is all that the verl run learns from, whatever its estimator and its rewards are."""
+        return bool(self.value("distillation.enabled")) and not self.value(
+            "distillation.distillation_loss.use_task_rewards"
+        )
 
     def has_use_for(self, key: str) -> bool:
         """Returns False if a verl key is about the critic and the verl run has no critic; True otherwise."""
@@ -97,9 +104,9 @@ class VerlRun:
         """The number of GPUs for each process group: as requested, or three for the actor to one for the critic.
 
         In verl both models use all GPUs. The actor's share is rounded down to whole vLLM engines, if it has at least
-        one. A reward model has as many GPUs as its resource pool in verl. Without a pool the critic's process group
-        runs the reward model; without a critic the reward model gets a quarter of the GPUs. Rollouts have as many GPUs
-        as their own pool in verl, if they have one.
+        one. A reward model has as many GPUs as its resource pool in verl, and teachers as theirs. Without a pool the
+        critic's process group runs the reward model; without a critic the reward model gets a quarter of the GPUs.
+        Rollouts have as many GPUs as their own pool in verl, if they have one.
 
         Raises:
             ConfigError: there are fewer GPUs than process groups, or `--gpus` names GPUs for a critic and the run has
@@ -108,6 +115,7 @@ class VerlRun:
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
         reward = self._reward_gpus(total)
+        teacher = self._count("distillation.nnodes") * self._count("distillation.n_gpus_per_node")
         rollout = self._count("rollout.nnodes") * self._count("rollout.n_gpus_per_node") if self.has_rollout_pool else 0
         shared = self.uses_critic and total == 1 and self.requested is None
         if self.requested is not None:
@@ -124,6 +132,7 @@ class VerlRun:
         if actor < 1 or (self.has_rollout_pool and rollout < 1):
             pool, gpus = ("trainer", total) if actor < 1 else ("rollout", rollout)
             raise ConfigError(f"{pool}.n_gpus_per_node times {pool}.nnodes is {gpus}; expected at least one GPU")
+        reward += teacher if self.value("distillation.enabled") else 0
         return GpuGroups(actor, critic, reward, rollout, math.gcd(wanted, rollout or actor), shared)
 
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:

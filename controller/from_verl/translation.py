@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
+from controller.from_verl.keys_distillation import teachers_of
 from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Row, Rule
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
@@ -184,8 +185,19 @@ def _place(result: Translation, run: VerlRun) -> None:
         result.set("services.allow_shared_devices", True, "one GPU for both models")
     if several:
         result.set("services.launch", "external", "you start the groups on your machines: docs/hosts.md")
-    if groups.reward:
+    _place_frozen_models(result, run)
+
+
+def _place_frozen_models(result: Translation, run: VerlRun) -> None:
+    """Sets teachers, and the groups of reward model and teachers; verl has one key for each teacher."""
+    if run.groups.reward and run.has_reward_model:
         result.set("placement.reward_model", "reward")
+    if run.is_taught_alone:
+        result.set("algorithm.adv_estimator", "reinforce_plus_plus", "no estimator is asked without rewards")
+    if teachers := teachers_of(run):
+        result.set("teacher.model", teachers.pop("", ""))
+        result.set("teacher.models", teachers)
+        result.set("placement.teacher", "reward" if run.groups.reward else "auto")
     if "reward_model.model" in result.values:
         result.set("reward_model.rule_coef", 0.0, "the model's score alone; 1 adds the reward function's")
 

@@ -45,6 +45,7 @@ class Terms:
     optimizer: int = 0
     reference: int = 0
     reward_model: int = 0
+    teacher: int = 0
     gathered_weights: int = 0
     kv_cache: int = 0
     activations: int = 0

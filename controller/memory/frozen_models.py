@@ -1,11 +1,12 @@
 """The frozen models that worker groups hold beside the models that they train, as a table: one row for each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.memory.model_shape import Kind
 from splitppo.config import Config
 from splitppo.config.section import RoleName
+from splitppo.config.sections.teacher import TeacherConfig
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,17 @@ class FrozenModel:
     phase: str
     offload_key: str
 
+    def models(self, config: Config) -> Sequence[str]:
+        """Returns the folders or hub names of the model: one, or those of all teachers."""
+        section = getattr(config, self.section)
+        return section.folders if isinstance(section, TeacherConfig) else (section.model,)
+
 
 # By the name of the weights in `Terms`. The reference is what the actor starts from.
 FROZEN_MODELS: Mapping[str, FrozenModel] = {
     "reference": FrozenModel("actor", "policy", "reference", "placement.reference_param_offload"),
     "reward_model": FrozenModel("reward_model", "value", "reward", "reward_model.param_offload"),
+    "teacher": FrozenModel("teacher", "policy", "teacher", "teacher.param_offload"),
 }
 
 

@@ -114,8 +114,8 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
         return f"choose other GPUs in services.{group.role}.devices"
     if term == "reference" and config.uses_critic:
         return f"set placement.reference to {'critic' if group.role == 'actor' else 'actor'}"
-    if term == "reward_model" and group.role == "critic":
-        return "set placement.reward_model to reward, a group with GPUs of its own"
+    if term in ("reward_model", "teacher") and group.role != "reward":
+        return f"set placement.{term} to reward, a group with GPUs of its own"
     if term in ("activations", "logits", "kv_cache"):
         if generates:
             return "lower rollout.max_batch_size"

@@ -1,7 +1,7 @@
 """The memory table that --check prints for each worker group, with a check against the memory of the GPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.memory.estimate import GIB, GroupMemory, estimate_group, label
 from controller.memory.frozen_models import frozen_models_of
@@ -52,12 +52,15 @@ def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -
 
 def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
     """Estimates the memory of one worker group; UnknownShape if the shape of one of its models is not known."""
-    frozen = {
-        name: read_model_shape(getattr(config, row.section).model, row.kind, f"{row.section}.model")
-        for name, row in frozen_models_of(config, role).items()
-    }
-    section = {"rollout": "actor", "reward": "reward_model"}.get(role, role)
-    kind: Kind = "policy" if section == "actor" else "value"  # a reward model is a base model with one label, too
+    frozen = {}
+    for name, row in frozen_models_of(config, role).items():
+        shapes = [read_model_shape(model, row.kind, f"{row.section}.model") for model in row.models(config)]
+        num_parameters = sum(shape.num_parameters for shape in shapes)  # of all teachers; the largest computes
+        frozen[name] = replace(max(shapes, key=lambda shape: shape.num_parameters), num_parameters=num_parameters)
+    in_reward = "reward_model" if config.reward_model_host == "reward" else "teacher"
+    section = {"rollout": "actor", "reward": in_reward}.get(role, role)
+    # A reward model is a base model with one label, too.
+    kind: Kind = "policy" if section in ("actor", "teacher") else "value"
     model = read_model_shape(config.model_of(role).model, kind, f"{section}.model")
     sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
     return estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen)

@@ -17,7 +17,7 @@ from splitppo.config_error import config_errors
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
 # actor publishes weights, and a rollout group loads them ("sync") and samples ("gen_rollout").
-_EXPERIENCE = ("gen", "gen_rollout", "old_log_prob", "ref", "values", "reward_model", "score", "adv")
+_EXPERIENCE = ("gen", "gen_rollout", "old_log_prob", "ref", "teacher", "values", "reward_model", "score", "adv")
 PHASES = ("sync", *_EXPERIENCE, "update_actor", "update_critic", "publish")
 _HOSTS: Mapping[str, RoleName] = {
     **dict.fromkeys(("sync", "gen_rollout"), "rollout"),
@@ -78,9 +78,12 @@ def rows_of(config: Config, share: float) -> dict[str, float]:
 
 def host_of(config: Config, phase: str) -> RoleName | None:
     """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
-    if phase in ("ref", "reward_model"):
-        return config.reference_host if phase == "ref" else config.reward_model_host
-    return _HOSTS.get(phase)
+    frozen = {
+        "ref": config.reference_host,
+        "reward_model": config.reward_model_host,
+        "teacher": config.teacher_host,
+    }
+    return frozen[phase] if phase in frozen else _HOSTS.get(phase)
 
 
 def read_measurement(run_dir: Path) -> Measurement:

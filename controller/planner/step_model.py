@@ -43,7 +43,8 @@ def step_time(
     *,
     num_parts: int = 1,
     response_share: float = 0.0,
-    has_reward_group: bool = False,
+    reward_model: RoleName = "critic",
+    teacher: RoleName = "critic",
     rollout_rows: float = 0.0,
     takes_turns: bool = False,
     staleness: int = 0,
@@ -79,7 +80,8 @@ def step_time(
             the first part. A part ends when its share of the decoding is done, and has the share of tokens that
             `part_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
-        has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
+        reward_model: the host of the reward model.
+        teacher: the host of the teachers.
         rollout_rows: the share of the responses that a rollout group samples ("gen_rollout"); the actor's group samples
             the others ("gen").
         takes_turns: True if the rollout group has the critic's devices.
@@ -88,8 +90,8 @@ def step_time(
     """
     at = defaultdict(float, phase_s)
     at["adv"] += idle_s
-    rewards = "reward" if has_reward_group else "critic"
-    hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
+    frozen = {"ref": reference, "teacher": teacher, "reward_model": reward_model}
+    hosts = {"old_log_prob": "actor", **frozen, "values": "critic", "score": ""}
     scoring = {name: hosts.pop(name) for name in ("reward_model", "score") if staleness and at[name]}
     takes_part = rollout_rows < 1.0 or {"actor", "critic"} & {*scoring.values()}
     rollout = "critic" if takes_turns else "rollout"
@@ -132,7 +134,7 @@ def step_time(
     if layout == "colocated":
         busy["all"] = busy["actor"] + busy["critic"]
     pools = ["all"] if layout == "colocated" else ["actor", "critic"]
-    pools += ["reward"] * has_reward_group + ["rollout"] * (rollout_rows > 0.0 and not takes_turns)
+    pools += ["reward"] * ("reward" in (reward_model, teacher)) + ["rollout"] * (rollout_rows > 0.0 and not takes_turns)
     return StepTime(step_s, {pool: max(0.0, 1.0 - busy[pool] / step_s) for pool in pools})
 
 

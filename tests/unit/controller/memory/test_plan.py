@@ -12,7 +12,7 @@ from controller.memory.plan import MemoryPlan, memory_plan
 from splitppo.config import Config
 from tests.support.fake_gpus import put_gpus
 from tests.support.fake_services import make_config
-from tests.support.models import save_policy, save_reward_model
+from tests.support.models import save_policy, save_reward_model, save_shapes
 
 GIB = 1 << 30
 
@@ -71,6 +71,32 @@ def test_the_reward_model_counts_on_the_critic(tmp_path: Path, model: str) -> No
     assert alone.groups[2].peak.weights == alone.groups[2].peak.optimizer == 0
     away = memory_plan(make_config(tmp_path / "run", actor__model=model, reward_model__model="some/rm"), {})
     assert list(away.unknown) == ["critic"]
+
+
+def test_all_teachers_count_where_they_compute(tmp_path: Path, model: str) -> None:
+    other = str(save_policy(tmp_path / "other"))
+    teachers = {"teacher__model": model, "teacher__models": {"math": other}, "algorithm__adv_estimator": "grpo"}
+    for host in ("actor", "reward"):
+        config = make_config(tmp_path / "run", actor__model=model, **teachers, placement__teacher=host, rollout__n=2)
+        groups = memory_plan(config, {}).groups
+        [hosting] = [group for group in groups if group.peak.teacher]
+        assert (hosting.role, "teacher" in hosting.phases) == (host, True)
+        assert hosting.phases["teacher"].activations > 0
+        [actor] = [group for group in groups if group.role == "actor"]
+        assert hosting.peak.teacher == 2 * actor.phases["generate"].weights, "two models as large as the actor's, fp32"
+
+
+def test_a_teacher_that_does_not_fit_has_a_way_out(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11_008, "vocab_size": 32_000}
+    large = str(save_shapes(tmp_path / "large", **sizes, num_attention_heads=32, num_key_value_heads=32))
+    small = str(save_policy(tmp_path / "small"))
+    services = {"services__actor": {"devices": [0]}, "services__critic": {"devices": [1]}}
+    config = make_config(tmp_path / "run", actor__model=small, teacher__model=large, **services)
+    misfit = memory_plan(config, {0: 24 << 30, 1: 24 << 30}).misfit
+    assert misfit is not None
+    assert misfit.startswith("GPU 1 (services.critic.devices) has 24.0 GiB")
+    assert "the largest term is teacher of the critic" in misfit
+    assert misfit.endswith("set placement.teacher to reward, a group with GPUs of its own")
 
 
 def test_a_model_that_is_not_here_is_unknown_and_the_other_group_is_estimated(tmp_path: Path, model: str) -> None:

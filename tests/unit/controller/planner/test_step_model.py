@@ -73,10 +73,20 @@ def test_what_runs_at_the_same_time_is_slowed_down_while_both_work() -> None:
 def test_a_reward_group_works_beside_the_others() -> None:
     with_model = PHASES | {"reward_model": 5.0}
     on_critic = step_time(with_model, 0.0, "gather", "actor")
-    own_group = step_time(with_model, 0.0, "gather", "actor", has_reward_group=True)
+    own_group = step_time(with_model, 0.0, "gather", "actor", reward_model="reward")
     assert on_critic.step_s == pytest.approx(6 + (4 + 5) + 0.5 + 8)
     assert own_group.step_s == pytest.approx(6 + (3 + 2) + 0.5 + 8)
     assert own_group.bubbles["reward"] == pytest.approx(1 - 5 / 19.5)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "expected_s"),
+    [("critic", 6 + (4 + 5) + 0.5 + 8), ("reward", 6 + (3 + 2) + 0.5 + 8), ("actor", 6 + (3 + 2 + 5) + 0.5 + 8)],
+)
+def test_a_teacher_works_on_its_host(teacher: str, expected_s: float) -> None:
+    step = step_time(PHASES | {"teacher": 5.0}, 0.0, "gather", "actor", teacher=teacher)
+    assert step.step_s == pytest.approx(expected_s)
+    assert ("reward" in step.bubbles) == (teacher == "reward")
 
 
 def test_the_last_of_the_parts_has_more_tokens_than_responses() -> None:
@@ -119,16 +129,16 @@ def test_at_staleness_1_the_longer_one_of_sampling_and_learning_is_the_step(gen_
 
 def test_the_rollout_group_waits_until_what_it_sampled_is_scored() -> None:
     phases = {"sync": 1.0, "gen_rollout": 6.0, "score": 4.0, "reward_model": 5.0, "update_actor": 5.0, "publish": 0.5}
-    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=1.0, staleness=1, has_reward_group=True)
+    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=1.0, staleness=1, reward_model="reward")
     assert step.step_s == pytest.approx(1 + 6 + 5)
 
 
-@pytest.mark.parametrize(("gen", "rows", "has_reward_group"), [("gen_rollout", 1.0, False), ("gen", 0.0, True)])
+@pytest.mark.parametrize(("gen", "rows", "reward_model"), [("gen_rollout", 1.0, "critic"), ("gen", 0.0, "reward")])
 def test_updates_wait_for_the_scores_of_the_next_step_if_their_groups_make_them(
-    gen: str, rows: float, has_reward_group: bool
+    gen: str, rows: float, reward_model: str
 ) -> None:
     phases = {gen: 6.0, "values": 2.0, "reward_model": 5.0, "update_actor": 5.0, "update_critic": 4.0}
-    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=rows, staleness=1, has_reward_group=has_reward_group)
+    step = step_time(phases, 0.0, "gather", "actor", rollout_rows=rows, staleness=1, reward_model=reward_model)
     assert step.step_s == pytest.approx(6 + 5 + 5)
 
 

@@ -1,0 +1,93 @@
+"""Converts verl's keys of on-policy distillation (`distillation`) into keys of the section `teacher`."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, one_of, only_if
+from controller.from_verl.run import VerlRun
+from splitppo.config.section import KlEstimator
+
+_LOSS, _OFF = "distillation.distillation_loss", "distillation.enabled is false"
+_POOL = "placement.teacher and services.reward: one forward pass per response, no engine"
+
+
+def _is_on(_: Any, run: VerlRun) -> bool:
+    return bool(run.value("distillation.enabled"))
+
+
+def signal_of(run: VerlRun) -> str:
+    """Returns the teacher.signal of a verl run with distillation."""
+    if run.value(f"{_LOSS}.loss_mode") == "forward_kl_topk":
+        return "top_k"
+    return "advantage" if run.value(f"{_LOSS}.use_policy_gradient") else "loss"
+
+
+def _signal(use_policy_gradient: Any, run: VerlRun) -> str:
+    signal = signal_of(run)
+    if signal == "top_k" and use_policy_gradient:
+        raise NotSupported("false with loss_mode forward_kl_topk: the KL is a term of the loss")
+    return signal
+
+
+def _loss_type(loss_mode: Any, run: VerlRun) -> str:
+    signal = signal_of(run)
+    if signal == "top_k" or (signal == "advantage" and loss_mode in ("k1", "kl")):
+        raise NotNeeded(f"teacher.signal is {signal}")
+    if signal == "advantage":
+        raise NotSupported("loss_mode k1, or use_policy_gradient false: the signal in advantages is the log-ratio")
+    return str(
+        one_of(get_args(KlEstimator), "an estimator as in actor.kl_loss_type, or forward_kl_topk")(loss_mode, run)
+    )
+
+
+def _of_top_k(value: Any, run: VerlRun) -> Any:
+    if signal_of(run) != "top_k":
+        raise NotNeeded("only with loss_mode forward_kl_topk")
+    return value
+
+
+def _coef(value: Any, run: VerlRun) -> Any:
+    if not run.value(f"{_LOSS}.use_task_rewards"):
+        raise NotNeeded("verl uses it with use_task_rewards only")
+    return value
+
+
+def teachers_of(run: VerlRun) -> dict[str, str]:
+    """Returns the teachers of a verl run by data_source; "" is that of all rows, which a single teacher is."""
+    named = (run.value("distillation.enabled") and run.value("distillation.teacher_models")) or {}
+    models = {str(teacher.get("key") or ""): teacher["model_path"] for teacher in named.values() if _has_model(teacher)}
+    return {"": next(iter(models.values()))} if len(models) == 1 else models
+
+
+def _has_model(teacher: Any) -> bool:
+    return isinstance(teacher, dict) and bool(teacher.get("model_path"))
+
+
+def _rows(distillation: Section) -> Iterator[Row]:
+    loss = Section(_LOSS, "teacher")
+    yield distillation.checked("enabled", "a teacher", needless((True, False, None), "the section `teacher`", ""))
+    yield loss.changed(
+        "use_policy_gradient",
+        "signal",
+        "with loss_mode: advantage, loss or top_k",
+        only_if(_is_on, _OFF, _signal),
+        False,
+    )
+    yield loss.renamed("loss_mode", "loss_type", "k3", only_if(_is_on, _OFF, _loss_type))
+    yield loss.renamed("topk", "top_k", 32, only_if(_is_on, _OFF, _of_top_k))
+    yield loss.renamed("log_prob_min_clamp", "log_prob_min", None, only_if(_is_on, _OFF, _of_top_k))
+    yield loss.renamed("loss_max_clamp", "max_abs", None, only_if(_is_on, _OFF))
+    yield loss.renamed("distillation_loss_coef", "coef", 1.0, only_if(_is_on, _OFF, _coef))
+    alone = only_if(_is_on, _OFF, lambda value, _: not value)
+    yield loss.changed("use_task_rewards", "only", "the opposite", alone, True)
+    yield loss.not_needed("{policy_loss_mode,clip_ratio,clip_ratio_low,clip_ratio_high}", "the loss is the actor's own")
+    yield loss.not_needed("{use_chunked_topk,chunked_topk_chunk_size}", "logits are always made in chunks")
+    by_source = needless(("data_source", None), "teachers are chosen by data_source", "data_source")
+    yield distillation.checked("teacher_key", "data_source", by_source, "data_source")
+    yield distillation.not_needed(
+        "teacher_models.*.{model_path,key}", "teacher.model, or teacher.models by data_source"
+    )
+    yield distillation.not_needed("{n_gpus_per_node,nnodes,teacher_models.**,strategy}", _POOL)
+
+
+DISTILLATION_ROWS: tuple[Row, ...] = tuple(_rows(Section("distillation", "teacher")))
