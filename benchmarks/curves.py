@@ -27,7 +27,9 @@ from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.clerk.prepare import RECIPE as CLERK
 from recipes.fresh_run import remove_run
 from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
+from recipes.sort_letters.prepare import HALF
 from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
+from recipes.sort_letters.teach import HALF_TAUGHT, TAUGHT
 from recipes.warm_started import WarmStarted
 from splitppo.atomic_write import write_atomically
 
@@ -48,7 +50,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One line of the picture: a name, and the keys of the recipe's cpu.yaml that have another value."""
+    """One line of the picture: a name, and the keys of the recipe's configuration that have another value."""
 
     name: str
     changes: tuple[str, ...] = ()
@@ -116,6 +118,29 @@ REQUESTS = (
     Algorithm("clerk_grpo", ("algorithm.adv_estimator=grpo", ONE_RATE, *REQUESTS_IN_GROUPS), CLERK),
     Algorithm("clerk_reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus", ONE_RATE), CLERK),
 )
+# A teacher: the quickstart's trained policy, whose student is the warm-started one, or one of half the width.
+EACH_STEP, IS_HALF = "evaluation.test_freq=1", "actor.model=.cache/sort_letters_half/model"
+EAGER = ("actor.lr=6e-4", "actor.lr_warmup_steps=0")
+OF_STUDENT = ("run.total_steps=12", "actor.lr=3e-4")
+TEACHER_IN_REWARD = (
+    "teacher.signal=reward",
+    "algorithm.adv_estimator=gae",
+    "critic.lr=1e-3",
+    "critic.betas=[0.9,0.99]",
+)
+SORT_LETTERS_TAUGHT = (
+    Algorithm("ppo_each_step", (EACH_STEP,)),
+    Algorithm("ppo_each_step_eager", (EACH_STEP, *EAGER)),
+    Algorithm("teacher_advantage", (*OF_STUDENT, "teacher.signal=advantage"), recipe=TAUGHT),
+    Algorithm("teacher_reward", (*OF_STUDENT, *TEACHER_IN_REWARD), recipe=TAUGHT),
+    Algorithm("teacher_top_k", OF_STUDENT, recipe=TAUGHT),
+    Algorithm("teacher_top_k_eager", ("run.total_steps=12",), recipe=TAUGHT),
+)
+HALF_WIDTH = (
+    Algorithm("half_ppo", (EACH_STEP, IS_HALF), HALF),
+    Algorithm("half_teacher_advantage", (*OF_STUDENT, "teacher.signal=advantage", IS_HALF), HALF_TAUGHT),
+    Algorithm("half_teacher_top_k_eager", ("run.total_steps=12", IS_HALF), HALF_TAUGHT),
+)
 # By the name of the picture.
 PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "curves": ALGORITHMS,
@@ -123,7 +148,11 @@ PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "lora": (*ALGORITHMS[:2], *LORA),
     "guess_number": GUESSES,
     "clerk": REQUESTS,
+    "teacher": SORT_LETTERS_TAUGHT,
+    "teacher_half": HALF_WIDTH,
 }
+# Of pictures with another goal than GOAL.
+GOALS = {"teacher": 0.95, "teacher_half": 0.95}
 
 
 @dataclass(frozen=True)
@@ -137,10 +166,9 @@ class Curve:
     def final(self) -> float:
         return self.accuracy[max(self.accuracy)]
 
-    @property
-    def steps_to_goal(self) -> float:
-        """The step at which the goal was reached; infinite if it was not."""
-        return min((step for step, accuracy in self.accuracy.items() if accuracy >= GOAL), default=math.inf)
+    def steps_to(self, goal: float) -> float:
+        """Returns the step at which the goal was reached; infinite if it was not."""
+        return min((step for step, accuracy in self.accuracy.items() if accuracy >= goal), default=math.inf)
 
 
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
@@ -154,7 +182,7 @@ def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
     if is_finished(folder):
         return
     print(f"{algorithm.name}, seed {seed}", flush=True)
-    config = f"recipes/{algorithm.recipe.name}/cpu.yaml"
+    config = str(algorithm.recipe.config_file)
     command = [sys.executable, "-m", "controller", "--config", config, *overrides]
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if ended.returncode in (1, 2):
@@ -189,9 +217,9 @@ def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
     return {seed: curve for seed, curve in found.items() if curve is not None}
 
 
-def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
+def table_of(algorithms: Sequence[Algorithm], output: Path, goal: float) -> Iterator[str]:
     """Returns a Markdown table of the final accuracies, and of the steps at which the goal was reached."""
-    yield f"| algorithm | accuracy by seed | median | steps to {GOAL} (median) | settings beside the recipe's |"
+    yield f"| algorithm | accuracy by seed | median | steps to {goal} (median) | settings beside the recipe's |"
     yield "|---|---|---|---|---|"
     for algorithm in algorithms:
         curves = curves_of(algorithm, output)
@@ -202,12 +230,12 @@ def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
             yield f"| {algorithm.name} | {why} | | | {settings} |"
             continue
         finals = [curve.final for curve in measured]
-        steps = statistics.median_high([curve.steps_to_goal for curve in measured])
+        steps = statistics.median_high([curve.steps_to(goal) for curve in measured])
         shown = ", ".join(f"{final:.3f}" for final in finals)
         yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps:g} | {settings} |"
 
 
-def draw(algorithms: Sequence[Algorithm], output: Path, file: Path) -> None:
+def draw(algorithms: Sequence[Algorithm], output: Path, file: Path, goal: float) -> None:
     """Draws a picture: of each algorithm the median over the seeds, and the area from the worst seed to the best."""
     figure = Figure(figsize=(8, 5))
     axis = figure.subplots()
@@ -219,7 +247,7 @@ def draw(algorithms: Sequence[Algorithm], output: Path, file: Path) -> None:
         values = [[curve[step] for curve in curves] for step in steps]
         axis.plot(steps, [statistics.median(at) for at in values], color=colour, label=algorithm.name, marker="o")
         axis.fill_between(steps, [min(at) for at in values], [max(at) for at in values], color=colour, alpha=0.12)
-    axis.axhline(GOAL, color="#8a99a6", linewidth=1, linestyle="--")
+    axis.axhline(goal, color="#8a99a6", linewidth=1, linestyle="--")
     axis.set(title=algorithms[0].recipe.name, xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
     axis.legend(frameon=False, loc="lower right")
     figure.tight_layout()
@@ -230,8 +258,9 @@ def write_report(output: Path) -> str:
     """Writes all files, and returns the tables."""
     lines = []
     for picture, algorithms in PICTURES.items():
-        lines += [f"### {picture}", "", *table_of(algorithms, output), ""]
-        draw(algorithms, output, output / f"{picture}.png")
+        goal = GOALS.get(picture, GOAL)
+        lines += [f"### {picture}", "", *table_of(algorithms, output, goal), ""]
+        draw(algorithms, output, output / f"{picture}.png", goal)
     text = "\n".join(lines)
     (output / "curves.md").write_text(text, encoding="utf-8")
     return text

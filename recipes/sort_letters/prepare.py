@@ -6,6 +6,8 @@ The output depends on the arguments and on the code of this recipe only, and is 
 beside it. The output folder appears whole or not at all.
 """
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -23,7 +25,7 @@ def make_tokenizer() -> Tokenizer:
     return character_tokenizer(PRINTABLE, [PAD, EOS])
 
 
-def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
+def _make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 128) -> None:
     from recipes import warm_start  # imports torch, which a folder that is ready does not need
     from recipes.sort_letters.warm_start import examples
 
@@ -32,7 +34,7 @@ def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
     write_parquet(task.rows_of(words.train, "train"), folder / "train.parquet")
     write_parquet(task.rows_of(words.val, "val"), folder / "val.parquet")
     tokenizer = make_tokenizer()
-    config = warm_start.small_qwen2(tokenizer, eos=EOS, pad=PAD, max_position_embeddings=64)
+    config = warm_start.small_qwen2(tokenizer, eos=EOS, pad=PAD, max_position_embeddings=64, hidden_size=hidden_size)
     demonstrations = examples(words, tokenizer, eos=config.eos_token_id, seed=seed)
     model = warm_start.train(config, demonstrations, warm_start_steps, seed=seed)
     model.save_pretrained(folder / "model")
@@ -40,6 +42,8 @@ def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
 
 
 RECIPE = WarmStarted("sort_letters", code=("task.py", "warm_start.py", "prepare.py"), num_steps=130, make=_make)
+# A student of half the width.
+HALF = replace(RECIPE, make=partial(_make, hidden_size=64), variant="half")
 prepare = RECIPE.prepare
 
 if __name__ == "__main__":

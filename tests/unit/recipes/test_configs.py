@@ -22,6 +22,7 @@ RECIPES = PROJECT / "recipes"
 NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")
 CONFIGS = sorted(file for name in NAMES for file in (RECIPES / name).glob("*.yaml"))
 SHARES = RECIPES / "competition_math" / "qwen2.5-1.5b-shares.yaml"
+TAUGHT = RECIPES / "competition_math" / "qwen3-8b-teacher.yaml"
 # (layers, hidden, MLP, query heads) by configuration of MATH; 8 (7B: 4) key-value heads of 128, 152,064 tokens.
 LARGE = {
     "qwen2.5-7b": (28, 3584, 18_944, 28),
@@ -44,7 +45,7 @@ def name_of(file: Path) -> str:
 
 def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
     assert {file.parent.name for file in GPU_CONFIGS} == set(NAMES)
-    assert len(CONFIGS) == 2 * len(NAMES) + 1 + len(LARGE)  # SHARES
+    assert len(CONFIGS) == 2 * len(NAMES) + 2 + len(LARGE)  # SHARES and TAUGHT
 
 
 def test_of_a_recipe_with_a_share_all_gpus_sample_the_critics_in_turns() -> None:
@@ -79,7 +80,8 @@ def test_a_configuration_reads_what_its_own_command_makes(file: Path) -> None:
 @pytest.mark.parametrize("file", GPU_CONFIGS, ids=name_of)
 def test_the_gpu_sets_are_disjoint_and_fill_the_node(file: Path) -> None:
     services = yaml.safe_load(file.read_text())["services"]
-    assert sorted(services["actor"]["devices"] + services["critic"]["devices"]) == list(range(8))
+    other = "reward" if file == TAUGHT else "critic"
+    assert sorted(services["actor"]["devices"] + services[other]["devices"]) == list(range(8))
 
 
 @pytest.mark.parametrize("file", GPU_CONFIGS, ids=name_of)
@@ -97,8 +99,10 @@ def test_check_passes_with_prepared_rows_and_local_models(
     local = [
         f"run.dir={tmp_path / 'run'}",
         f"data.train_files={tmp_path / 'train.parquet'}",
-        f"actor.model={save_policy(tmp_path / 'policy', max_position_embeddings=2048)}",
+        f"actor.model={save_policy(tmp_path / 'policy', max_position_embeddings=4096)}",
     ]
+    if load_config(file).teacher.model:
+        local.append(f"teacher.model={tmp_path / 'policy'}")
     if load_config(file).data.val_files:
         local.append(f"data.val_files={tmp_path / 'test.parquet'}")
     if load_config(file).reward_model.model:
@@ -108,7 +112,7 @@ def test_check_passes_with_prepared_rows_and_local_models(
         local.append("rollout.backend=hf")
     capsys.readouterr()
     assert main(["--config", str(file), "--check", *local]) == 0, capsys.readouterr().err
-    assert "step: 240 prompts x 1 samples = 240 responses" in capsys.readouterr().out
+    assert f"step: 240 prompts x {load_config(file).rollout.n} samples" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", LARGE)

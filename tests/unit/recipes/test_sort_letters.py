@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,8 +14,9 @@ from transformers import AutoTokenizer
 
 from controller.data.tokenizer import load_tokenizer
 from recipes.fresh_run import remove_run
-from recipes.sort_letters import task
+from recipes.sort_letters import task, teach
 from recipes.sort_letters.prepare import RECIPE, make_tokenizer, prepare
+from recipes.sort_letters.teach import TAUGHT, TEACHER
 from rewards.scorers.sort_letters import compute_score
 from splitppo.config import ConfigError, load_config
 
@@ -136,3 +138,20 @@ def test_the_readme_names_every_folder_that_the_quickstart_writes() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     for folder in (config.run.dir, Path(config.actor.model).parent, Path(config.data.train_files[0]).parent):
         assert f"`{folder}`" in readme
+
+
+def test_the_teacher_is_made_of_the_quickstart_and_teaches_what_it_began_with() -> None:
+    config, quickstart = load_config(TAUGHT.config_file), load_config(RECIPE.config_file)
+    assert config.teacher.folders == (str(TEACHER / "model"),)
+    assert (config.actor.model, config.data) == (quickstart.actor.model, quickstart.data)
+    assert config.roles == ("actor", "reward")
+
+
+def test_a_teacher_is_made_anew_only_for_another_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[Path] = []
+    monkeypatch.setattr(teach, "_train_teacher", made.append)
+    for num_steps, times in ((1, 1), (1, 1), (2, 2)):
+        monkeypatch.setattr(teach, "RECIPE", replace(RECIPE, num_steps=num_steps))
+        TAUGHT.prepare(warm_start_steps=num_steps)
+        assert len(made) == times
