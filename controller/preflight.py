@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -257,7 +257,7 @@ def check_models(config: Config) -> int | None:
         _check_vllm(config, actor)
     vocab_size = actor.get("vocab_size")
     for folder in config.teacher.folders:
-        _read_sizes(config, folder, "teacher.model", config.teacher.override_config)
+        _read_sizes(config, folder, config.teacher.key_of(folder), config.teacher.override_config)
     if config.uses_critic:
         critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
         critic_size = critic.get("vocab_size", vocab_size)
@@ -266,13 +266,13 @@ def check_models(config: Config) -> int | None:
     return vocab_size
 
 
-def _check_teachers(config: Config, tokenizer: Tokenizer, data_sources: Iterable[str]) -> None:
-    """Checks that each row has a teacher, and that all teachers have the tokenizer of the policy, token by token.
+def _check_teachers(config: Config, tokenizer: Tokenizer, data_sources: Set[str]) -> None:
+    """Checks that each row has a teacher, each teacher rows, and all the tokenizer of the policy, token by token.
 
     Teachers that groups started elsewhere have in folders of their own are not compared.
 
     Raises:
-        ConfigError: a data source has no teacher, a tokenizer cannot be read, or a token has another id.
+        ConfigError: a data source has no teacher or no rows, a tokenizer cannot be read, or a token has another id.
     """
     teacher = config.teacher
     if not teacher.folders:
@@ -282,18 +282,24 @@ def _check_teachers(config: Config, tokenizer: Tokenizer, data_sources: Iterable
             f"teacher.models: data_source {without[0]!r} has no teacher: add it, or set teacher.model, which teaches"
             " all others"
         )
+    if unknown := sorted(teacher.models.keys() - data_sources):
+        sources = ", ".join(sorted(data_sources))
+        raise ConfigError(f"teacher.models: no training prompt has data_source {unknown[0]!r}; they have {sources}")
     if teacher.signal == "top_k" and teacher.top_k > tokenizer.vocab_size:
         raise ConfigError(f"teacher.top_k ({teacher.top_k}) must not exceed the {tokenizer.vocab_size} tokens")
     own = tokenizer.backend.get_vocab()
     for folder in teacher.folders:
+        key = teacher.key_of(folder)
         if config.services.launch == "external" and not Path(folder).expanduser().is_dir():
-            log.warning("teacher.model: %s is not on this machine, its tokenizer is not compared", folder)
+            log.warning("%s: %s is not on this machine, its tokenizer is not compared", key, folder)
             continue
-        theirs = load_tokenizer(folder, section="teacher", model_key="teacher.model").backend.get_vocab()
+        if not (model_folder(folder, key) / "tokenizer.json").is_file():
+            raise ConfigError(f"{key}: {folder} has no tokenizer.json: expected the tokenizer of the policy")
+        theirs = load_tokenizer(folder, section="teacher", model_key=key).backend.get_vocab()
         if different := own.items() ^ theirs.items():
             token, _ = min(different, key=itemgetter(1))
             raise ConfigError(
-                f"teacher.model: {folder} has another tokenizer than the policy (data.tokenizer): token {token!r} has"
+                f"{key}: {folder} has another tokenizer than the policy (data.tokenizer): token {token!r} has"
                 f" {_id(token, theirs)} there, and {_id(token, own)} here"
             )
 
@@ -330,7 +336,7 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
         raise ConfigError(
             f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than data.max_prompt_length +"
             f" data.max_response_length ({longest} tokens); lower one of them, or"
-            f" raise it in {key.replace('model', 'override_config')}"
+            f" raise it in {key.partition('.')[0]}.override_config"
         )
     return sizes
 

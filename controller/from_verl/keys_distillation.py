@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, one_of, only_if
+from controller.from_verl.keys_trained import ACTOR
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, only_if, same_as
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 
@@ -31,13 +32,15 @@ def _signal(use_policy_gradient: Any, run: VerlRun) -> str:
 
 def _loss_type(loss_mode: Any, run: VerlRun) -> str:
     signal = signal_of(run)
+    if loss_mode not in (*get_args(KlEstimator), "forward_kl_topk"):
+        raise NotSupported("an estimator as in actor.kl_loss_type, or forward_kl_topk")
     if signal == "top_k" or (signal == "advantage" and loss_mode in ("k1", "kl")):
         raise NotNeeded(f"teacher.signal is {signal}")
     if signal == "advantage":
         raise NotSupported("loss_mode k1, or use_policy_gradient false: the signal in advantages is the log-ratio")
-    return str(
-        one_of(get_args(KlEstimator), "an estimator as in actor.kl_loss_type, or forward_kl_topk")(loss_mode, run)
-    )
+    if loss_mode in ("k1", "kl"):
+        raise NotSupported("use_policy_gradient true, or k1+: the gradient of k1 does not depend on the teacher")
+    return str(loss_mode)
 
 
 def _of_top_k(value: Any, run: VerlRun) -> Any:
@@ -69,7 +72,7 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.changed(
         "use_policy_gradient",
         "signal",
-        "with loss_mode: advantage, loss or top_k",
+        "a policy gradient is in the advantages, forward_kl_topk and all else in the loss",
         only_if(_is_on, _OFF, _signal),
         False,
     )
@@ -79,10 +82,15 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.renamed("loss_max_clamp", "max_abs", None, only_if(_is_on, _OFF))
     yield loss.renamed("distillation_loss_coef", "coef", 1.0, only_if(_is_on, _OFF, _coef))
     alone = only_if(_is_on, _OFF, lambda value, _: not value)
-    yield loss.changed("use_task_rewards", "only", "the opposite", alone, True)
-    yield loss.not_needed("{policy_loss_mode,clip_ratio,clip_ratio_low,clip_ratio_high}", "the loss is the actor's own")
+    yield loss.changed("use_task_rewards", "only", "use_task_rewards: false", alone, True)
+    own_loss = "its loss is the actor's here: set actor_rollout_ref.actor.{}"
+    vanilla = needless(("vanilla",), "the actor's loss", own_loss.format("policy_loss.loss_mode"))
+    yield loss.checked("policy_loss_mode", "vanilla", vanilla)
+    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        same = same_as(f"{ACTOR}.{key}", own_loss.format(key))
+        yield loss.checked(key, "not needed if it is the actor's, else not supported", same)
     yield loss.not_needed("{use_chunked_topk,chunked_topk_chunk_size}", "logits are always made in chunks")
-    by_source = needless(("data_source", None), "teachers are chosen by data_source", "data_source")
+    by_source = needless(("data_source", None), "teachers are chosen by data_source", "put it into data_source")
     yield distillation.checked("teacher_key", "data_source", by_source, "data_source")
     yield distillation.not_needed(
         "teacher_models.*.{model_path,key}", "teacher.model, or teacher.models by data_source"

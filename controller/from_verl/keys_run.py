@@ -22,6 +22,8 @@ _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation
 
 
 def _estimator(value: Any, run: VerlRun) -> Any:
+    if run.is_taught_alone:
+        return "reinforce_plus_plus"  # makes nothing of scores of 0
     name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
     names = f"one of {', '.join(NEEDS)}, or a function of your own: docs/extending.md"
     return one_of(NEEDS, names)(name, run)
@@ -120,7 +122,7 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 
 
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
-    yield algorithm.taken("adv_estimator", "gae", _estimator)
+    yield algorithm.changed("adv_estimator", "adv_estimator", "a teacher alone asks no estimator", _estimator, "gae")
     yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_kl_in_reward=False)
     gdpo = only_if(lambda _, run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
     yield from algorithm.all_taken(gdpo, gdpo_reward_keys=None, gdpo_reward_weights=None)

@@ -15,6 +15,7 @@ from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
 from splitppo.config import Config, ConfigError
 
+_ESTIMATOR = "algorithm.adv_estimator"
 Outcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
 
 
@@ -116,8 +117,8 @@ def _finding(key: str, run: VerlRun) -> Finding:
     if row is None:
         return _unknown(key, run.value(key))
     if not run.has_use_for(key):
-        estimator = run.value("algorithm.adv_estimator")
-        return Finding(key, None, "not needed", f"algorithm.adv_estimator {estimator} has no critic", row=row.key)
+        who = "a teacher alone" if run.is_taught_alone else f"algorithm.adv_estimator {run.value(_ESTIMATOR)}"
+        return Finding(key, None, "not needed", f"{who} has no critic", row=row.key)
     return _convert(row, key, None if row.outcome == "not needed" else run.value(key), run)
 
 
@@ -192,11 +193,10 @@ def _place_frozen_models(result: Translation, run: VerlRun) -> None:
     """Sets teachers, and the groups of reward model and teachers; verl has one key for each teacher."""
     if run.groups.reward and run.has_reward_model:
         result.set("placement.reward_model", "reward")
-    if run.is_taught_alone:
-        result.set("algorithm.adv_estimator", "reinforce_plus_plus", "no estimator is asked without rewards")
     if teachers := teachers_of(run):
         result.set("teacher.model", teachers.pop("", ""))
         result.set("teacher.models", teachers)
+        result.set("teacher.dtype", "bf16", "of the computation, as in verl's engine")
         result.set("placement.teacher", "reward" if run.groups.reward else "auto")
     if "reward_model.model" in result.values:
         result.set("reward_model.rule_coef", 0.0, "the model's score alone; 1 adds the reward function's")

@@ -57,7 +57,7 @@ def distillation_metrics(
 def _means(name: str, d_N: Float64s) -> Mapping[str, float]:
     if not len(d_N):
         return {}
-    return {f"{name}/kl": -float(d_N.mean()), f"{name}/agreement": float(np.exp(np.minimum(d_N, 0.0)).mean())}
+    return {f"{name}/kl": 0.0 - float(d_N.mean()), f"{name}/agreement": float(np.exp(np.minimum(d_N, 0.0)).mean())}
 
 
 def _log_probs(rollouts: Batch) -> tuple[Float32s, Floats]:

@@ -92,6 +92,11 @@ class TeacherConfig(ComputedModelConfig):
         model = self.models.get(data_source, self.model)
         return self.folders.index(model) if model else None
 
+    def key_of(self, folder: str) -> str:
+        """Returns the first key that names one of the teachers."""
+        sources = (source for source, model in self.models.items() if model == folder)
+        return "teacher.model" if folder == self.model else f"teacher.models.{next(sources)}"
+
     def of(self, folder: str) -> "TeacherConfig":
         """Returns the settings of one of the teachers."""
         return self.changed("", {"model": folder})

@@ -37,10 +37,11 @@ def test_a_teacher_with_another_tokenizer_is_refused_with_the_first_token_that_d
 ) -> None:
     same, other = with_vocabulary(tmp_path / "same", *LETTERS), with_vocabulary(tmp_path / "other", *tokens)
     assert load_inputs(make(teacher__model=same))
-    for changes in ({"teacher__model": other}, {"teacher__model": same, "teacher__models": {"chat": other}}):
+    by_source = {"teacher__model": same, "teacher__models": {"sort_letters": other}}
+    for key, changes in {"model": {"teacher__model": other}, "models.sort_letters": by_source}.items():
         with pytest.raises(ConfigError) as caught:
             load_inputs(make(**changes))
-        start = f"teacher.model: {other} has another tokenizer than the policy (data.tokenizer): "
+        start = f"teacher.{key}: {other} has another tokenizer than the policy (data.tokenizer): "
         assert str(caught.value).startswith(start)
         assert re.fullmatch(sentence, str(caught.value).removeprefix(start))
 
@@ -53,6 +54,22 @@ def test_a_row_without_a_teacher_is_refused_with_its_data_source(tmp_path: Path,
         match=r"^teacher\.models: data_source 'sort_letters' has no teacher: add it, or set teacher\.model, which",
     ):
         load_inputs(make(teacher__models={"chat": teacher}))
+
+
+def test_a_teacher_of_rows_that_are_not_there_is_refused(tmp_path: Path, make: Any) -> None:
+    teacher = write_model(tmp_path / "teacher")
+    sentence = r"^teacher\.models: no training prompt has data_source 'sort'; they have sort_letters$"
+    with pytest.raises(ConfigError, match=sentence):
+        load_inputs(make(teacher__model=teacher, teacher__models={"sort": teacher}))
+
+
+def test_a_teacher_without_a_tokenizer_is_refused_with_its_key(tmp_path: Path, make: Any) -> None:
+    teacher = write_model(tmp_path / "teacher")
+    Path(teacher, "tokenizer.json").unlink()
+    with pytest.raises(
+        ConfigError, match=r"^teacher\.model: .*/teacher has no tokenizer\.json: expected the tokenizer of"
+    ):
+        load_inputs(make(teacher__model=teacher))
 
 
 @pytest.mark.parametrize("signal", ["advantage", "top_k"])
@@ -70,8 +87,9 @@ def test_more_likely_tokens_than_there_are_are_refused(tmp_path: Path, make: Any
 def test_a_teacher_shorter_than_a_row_is_refused(tmp_path: Path, make: Any, which: str) -> None:
     short = write_model(tmp_path / "short", max_position_embeddings=515)
     changes = {f"teacher__{which}": short if which == "model" else {"sort_letters": short}}
+    key = "teacher.model" if which == "model" else "teacher.models.sort_letters"
     assert check_models(make(**changes, data__max_response_length=3)) == 20
-    with pytest.raises(ConfigError, match=r"^teacher\.model has max_position_embeddings 515, .*\(516 tokens\)"):
+    with pytest.raises(ConfigError, match=rf"^{key} has max_position_embeddings 515, .*\(516 tokens\)"):
         check_models(make(**changes, data__max_response_length=4))
     longer = {"teacher__override_config": {"max_position_embeddings": 516}}
     assert check_models(make(**changes, **longer, data__max_response_length=4)) == 20

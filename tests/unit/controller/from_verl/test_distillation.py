@@ -39,6 +39,9 @@ def test_the_signal_is_that_of_verls_loss(
 def test_without_rewards_there_is_no_critic_and_no_estimator_that_needs_scores(tmp_path: Path) -> None:
     config = config_of(tmp_path, *ON, f"{LOSS}.use_task_rewards=False")
     assert (config.algorithm.adv_estimator, config.roles) == ("reinforce_plus_plus", ("actor",))
+    assert (config.actor.dtype, config.teacher.dtype) == ("bf16", "bf16")
+    result = translated(tmp_path, *ON, f"{LOSS}.use_task_rewards=False", "algorithm.adv_estimator=grpo")
+    assert finding(result, "algorithm.adv_estimator").outcome == "changed"
     assert (config.placement.teacher, config.services.actor.num_processes) == ("actor", 8)
 
 
@@ -65,6 +68,9 @@ def test_several_teachers_are_chosen_by_data_source(tmp_path: Path) -> None:
         (f"{LOSS}.loss_mode=k3", f"{LOSS}.use_policy_gradient=True"),
         (f"{LOSS}.use_policy_gradient=True", f"{LOSS}.loss_mode=forward_kl_topk"),
         (f"{LOSS}.loss_mode=jsd", "distillation.nnodes=0"),
+        (f"{LOSS}.loss_mode=k1", "distillation.nnodes=0"),
+        (f"{LOSS}.policy_loss_mode=gspo", f"{LOSS}.loss_mode=k3"),
+        (f"{LOSS}.clip_ratio=0.1", f"{LOSS}.loss_mode=k3"),
         ("distillation.teacher_key=task", "distillation.nnodes=0"),
     ],
 )
