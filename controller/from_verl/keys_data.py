@@ -54,7 +54,7 @@ def _reward_model_dtype(value: Any, run: VerlRun) -> Any:
 
 def _pool(value: Any, run: VerlRun) -> Any:
     _reward_model(value, run)
-    return "reward" if run.groups.reward else "critic"
+    return "reward" if run.has_reward_pool else "critic"
 
 
 def _data(data: Section) -> Iterator[Row]:

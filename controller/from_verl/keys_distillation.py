@@ -55,20 +55,31 @@ def _coef(value: Any, run: VerlRun) -> Any:
     return value
 
 
+def _enabled(value: Any, run: VerlRun) -> Any:
+    if not value:
+        raise NotNeeded("off")
+    if value is not True:
+        raise NotSupported("true or false")
+    named = run.value("distillation.teacher_models")
+    teachers = [*named.values()] if isinstance(named, dict) else []
+    keys = [teacher.get("key") for teacher in teachers if isinstance(teacher, dict) and teacher.get("model_path")]
+    if not keys or len(keys) < len(teachers) or (len(keys) > 1 and (None in keys or len({*keys}) < len(keys))):
+        raise NotSupported("each of teacher_models with a model_path and, if there are several, a key of its own")
+    raise NotNeeded("the section `teacher`")
+
+
 def teachers_of(run: VerlRun) -> dict[str, str]:
     """Returns the teachers of a verl run by data_source; "" is that of all rows, which a single teacher is."""
-    named = (run.value("distillation.enabled") and run.value("distillation.teacher_models")) or {}
-    models = {str(teacher.get("key") or ""): teacher["model_path"] for teacher in named.values() if _has_model(teacher)}
+    named = run.value("distillation.teacher_models")
+    if run.value("distillation.enabled") is not True or not isinstance(named, dict):
+        return {}
+    models = {str(teacher.get("key")): teacher.get("model_path") for teacher in named.values()}
     return {"": next(iter(models.values()))} if len(models) == 1 else models
-
-
-def _has_model(teacher: Any) -> bool:
-    return isinstance(teacher, dict) and bool(teacher.get("model_path"))
 
 
 def _rows(distillation: Section) -> Iterator[Row]:
     loss = Section(_LOSS, "teacher")
-    yield distillation.checked("enabled", "a teacher", needless((True, False, None), "the section `teacher`", ""))
+    yield distillation.checked("enabled", "a teacher; each needs a model_path, several need keys", _enabled)
     yield loss.changed(
         "use_policy_gradient",
         "signal",

@@ -85,8 +85,20 @@ class VerlRun:
 
     @property
     def has_reward_model(self) -> bool:
-        """True if the verl run has a reward model, enabled by the old or the new key."""
-        return bool(self.value("reward.reward_model.enable") or self.value("reward_model.enable"))
+        """True if the verl run learns from a reward model, enabled by the old or the new key."""
+        is_enabled = self.value("reward.reward_model.enable") or self.value("reward_model.enable")
+        return bool(is_enabled) and not self.is_taught_alone
+
+    @property
+    def teacher_nodes(self) -> int:
+        """The number of machines of the teachers' own resource pool; 0 without one."""
+        return self._count("distillation.nnodes") if self.value("distillation.enabled") else 0
+
+    @property
+    def has_reward_pool(self) -> bool:
+        """True if the reward model has a process group: that of its resource pool, or, without a critic, any."""
+        in_pool = self.value("reward.reward_model.enable_resource_pool")
+        return self.has_reward_model and bool(in_pool or not self.uses_critic)
 
     def num_steps(self) -> int | None:
         """Computes the number of PPO steps of the verl run; None if that needs data files that are not here."""
@@ -115,7 +127,6 @@ class VerlRun:
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
         reward = self._reward_gpus(total)
-        teacher = self._count("distillation.nnodes") * self._count("distillation.n_gpus_per_node")
         rollout = self._count("rollout.nnodes") * self._count("rollout.n_gpus_per_node") if self.has_rollout_pool else 0
         shared = self.uses_critic and total == 1 and self.requested is None
         if self.requested is not None:
@@ -132,7 +143,7 @@ class VerlRun:
         if actor < 1 or (self.has_rollout_pool and rollout < 1):
             pool, gpus = ("trainer", total) if actor < 1 else ("rollout", rollout)
             raise ConfigError(f"{pool}.n_gpus_per_node times {pool}.nnodes is {gpus}; expected at least one GPU")
-        reward += teacher if self.value("distillation.enabled") else 0
+        reward += self.teacher_nodes * self._count("distillation.n_gpus_per_node") if self.teacher_nodes else 0
         return GpuGroups(actor, critic, reward, rollout, math.gcd(wanted, rollout or actor), shared)
 
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:

@@ -167,7 +167,7 @@ def _place(result: Translation, run: VerlRun) -> None:
     in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
     why = "--gpus" if run.requested else in_verl
     on_cpu, ahead = run.value("trainer.device") == "cpu", run.value("rollout.nnodes") if groups.rollout else 1
-    several = (nodes != 1 or ahead != 1) and not run.requested
+    several = (nodes != 1 or ahead != 1 or run.teacher_nodes > 1) and not run.requested
     comments = {"num_processes": why, "address": "of rank 0; other machines need services.security"}
     start = 0
     for place, (role, count) in enumerate(groups.ranks().items(), 7001):
@@ -191,13 +191,16 @@ def _place(result: Translation, run: VerlRun) -> None:
 
 def _place_frozen_models(result: Translation, run: VerlRun) -> None:
     """Sets teachers, and the groups of reward model and teachers; verl has one key for each teacher."""
-    if run.groups.reward and run.has_reward_model:
+    if run.has_reward_pool:
         result.set("placement.reward_model", "reward")
     if teachers := teachers_of(run):
         result.set("teacher.model", teachers.pop("", ""))
         result.set("teacher.models", teachers)
         result.set("teacher.dtype", "bf16", "of the computation, as in verl's engine")
-        result.set("placement.teacher", "reward" if run.groups.reward else "auto")
+        result.set("placement.teacher", "reward" if run.teacher_nodes else "auto")
+    if run.is_taught_alone:
+        result.set("algorithm.filter_groups.enable", False)
+        result.set("reward.overlong_buffer.enable", False)
     if "reward_model.model" in result.values:
         result.set("reward_model.rule_coef", 0.0, "the model's score alone; 1 adds the reward function's")
 

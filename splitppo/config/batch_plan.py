@@ -9,7 +9,7 @@ from splitppo.config_error import ConfigError
 
 # A slot has room for 1024; each of two groups that sample has at least one part, also with a tiny share.
 MAX_PARTS = 1023
-_TOP_K_BYTES = 8  # a token id and its log-prob
+_TOP_K_BYTES = 8  # a token id and its log-prob; the log-prob of the sampled token has 4 more
 
 
 def batch_plan(config: Config) -> str:
@@ -92,7 +92,7 @@ def _check_top_k(config: Config) -> None:
         config.data.max_response_length,
         config.teacher.top_k,
     )
-    num_bytes, services = rows * length * top_k * _TOP_K_BYTES, config.services
+    num_bytes, services = rows * length * (top_k * _TOP_K_BYTES + 4), config.services
     travels = config.teacher_host != "actor"
     limit, key = (
         (services.max_batch_bytes, "max_batch_bytes") if travels else (services.max_held_bytes, "max_held_bytes")

@@ -134,7 +134,7 @@ def with_renamed_keys(stored: Any) -> Any:
 
 
 def _parse(text: str, source: str) -> Any:
-    too_deep = config_errors(RecursionError, instead=f"{source}: lists and sections are nested too deeply")
+    too_deep = config_errors(RecursionError, instead="lists and sections are nested too deeply")
     try:
         with too_deep:
             return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader

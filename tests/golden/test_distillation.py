@@ -241,7 +241,8 @@ def assemble(
     normalization: Normalization = NO_NORMALIZATION,
     **changes: Any,
 ) -> Experience:
-    given = {"responses": RESPONSES, "old_log_probs": OF_POLICY, "teacher_log_probs": OF_TEACHER, **(columns or {})}
+    of_policy = dict.fromkeys(("old_log_probs", "rollout_log_probs"), OF_POLICY)
+    given = {"responses": RESPONSES, **of_policy, "teacher_log_probs": OF_TEACHER, **(columns or {})}
     if masks is not None:
         given["response_mask"] = masks
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], **given)
@@ -344,11 +345,6 @@ def test_tokens_of_an_environment_carry_no_signal(signal: str) -> None:
         assert [row.tolist() for row in column.rows()] == [[-0.5, 0.0, 10.0], [0.0], [], [0.0, -0.25]]
         assert not experience.batch["advantages"].values[[1, 4]].any()
     assert experience.metrics["distillation/kl"] == pytest.approx((0.5 - 11.75 + 0.0 + 0.25) / 4)
-
-
-def test_the_policy_that_sampled_is_the_rollout_backends_where_there_are_no_old_log_probs() -> None:
-    rollouts = Batch.from_rows(responses=[[5]], rollout_log_probs=[[-1.0]], teacher_log_probs=[[-3.0]])
-    assert teacher_signal(config(), rollouts, Column.from_rows([[1]], np.dtype(bool))).tolist() == [-2.0]
 
 
 def test_an_advantage_without_rewards_is_reinforce_on_minus_the_kl() -> None:

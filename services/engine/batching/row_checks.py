@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from splitppo.batch import Batch, Column
 
+_MAX_LOG_PROB = 1e-3  # rounding of a probability of 1
+
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
@@ -65,6 +67,8 @@ def check_top_tokens(batch: Batch, top_k: int, model: Any) -> None:
         if not np.array_equal(batch[name].lengths, batch["responses"].lengths.astype(np.int64) * top_k):
             raise ValueError(f"column {name!r}: expected {top_k} values (teacher.top_k) for each response token")
     _check_ids(batch["teacher_top_ids"], "teacher_top_ids", model)
+    log_probs = batch["teacher_top_log_probs"]
+    _refuse(log_probs, log_probs.values > _MAX_LOG_PROB, "teacher_top_log_probs", "a log-prob of at most 0")
 
 
 def _check_ids(column: Column, name: str, model: Any) -> None:

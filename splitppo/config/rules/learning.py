@@ -11,7 +11,7 @@ def phases_count(config: Config) -> None:
         key = f"algorithm.phases.{number}"
         in_phase = config.in_phase(phase)
         try:
-            for section in (in_phase.actor, in_phase.algorithm):
+            for section in (in_phase.actor, in_phase.algorithm, in_phase.teacher):
                 type(section)(**section.model_dump())
         except ValidationError as error:
             raise ValueError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
@@ -74,5 +74,7 @@ def a_teacher_alone_needs_no_scores(config: Config) -> None:
         )
     if algorithm.filter_groups.enable:
         raise ValueError("teacher.only has no scores, by which algorithm.filter_groups compares: set enable to false")
+    if config.reward.overlong_buffer.enable:
+        raise ValueError("teacher.only has no scores, from which reward.overlong_buffer subtracts: set enable to false")
     if config.reward_model.model:
         raise ValueError("teacher.only has no scores: leave reward_model.model out, or set teacher.only to false")

@@ -79,6 +79,8 @@ class TeacherConfig(ComputedModelConfig):
             )
         if "" in self.models.values():
             raise ValueError("models: expected a model for each data_source, got an empty text")
+        if self.kl_ctrl == "adaptive" and not self.coef:
+            raise ValueError("coef: expected more than 0 with kl_ctrl adaptive, which multiplies it")
         if self.only and not self.folders:
             raise ValueError("only: there is no teacher: set teacher.model or teacher.models")
 

@@ -83,3 +83,46 @@ def test_distillation_that_is_off_changes_nothing(tmp_path: Path) -> None:
     off = config_of(tmp_path, "distillation.enabled=False", f"{LOSS}.use_task_rewards=False", f"{LOSS}.topk=8")
     assert off.teacher == config_of(tmp_path).teacher
     assert off.uses_critic
+
+
+@pytest.mark.parametrize(
+    "teachers",
+    [
+        "null",
+        "[a,b]",
+        "{t: {key: x}}",
+        "{t: {model_path: A}, u: {model_path: B}}",
+        "{t: {model_path: A, key: x}, u: {model_path: B, key: x}}",
+        "{t: {model_path: A, key: x}, u: {key: y}}",
+    ],
+)
+def test_teachers_without_a_model_or_a_key_of_their_own_are_to_be_decided(tmp_path: Path, teachers: str) -> None:
+    result = translated(tmp_path, "distillation.enabled=True", f"distillation.teacher_models={teachers}")
+    assert finding(result, "distillation.enabled").outcome == "to be decided"
+
+
+def test_a_pool_of_several_machines_is_left_to_who_starts_the_groups(tmp_path: Path) -> None:
+    config = config_of(tmp_path, *ON, "distillation.nnodes=2", "distillation.n_gpus_per_node=4")
+    assert (config.services.launch, config.services.reward.num_processes) == ("external", 8)
+
+
+def test_a_reward_model_without_a_pool_stays_with_the_critic_beside_a_pool_of_teachers(tmp_path: Path) -> None:
+    model = ("reward.reward_model.enable=True", "reward.reward_model.model_path=rm")
+    config = config_of(tmp_path, *ON, *model, "distillation.nnodes=1", "distillation.n_gpus_per_node=2")
+    assert (config.placement.reward_model, config.placement.teacher) == ("critic", "reward")
+
+
+def test_a_teacher_alone_leaves_all_that_scores_out(tmp_path: Path) -> None:
+    unused = (
+        "reward.reward_model.enable=True",
+        "reward.reward_model.model_path=rm",
+        "algorithm.filter_groups.enable=True",
+        "reward_model.reward_kwargs.overlong_buffer_cfg={enable: true, len: 4, penalty_factor: 1.0}",
+    )
+    config = config_of(tmp_path, *ON, *unused, f"{LOSS}.use_task_rewards=False")
+    assert (config.reward_model.model, config.algorithm.filter_groups.enable) == ("", False)
+    assert not config.reward.overlong_buffer.enable
+
+
+def test_a_pool_that_is_off_is_not_read(tmp_path: Path) -> None:
+    assert config_of(tmp_path, "distillation.enabled=False", "distillation.nnodes=null").roles == ("actor", "critic")
