@@ -27,6 +27,7 @@ from controller.step.log_prob_check import RolloutMismatch
 from controller.step.lookahead import step_rollouts
 from controller.tracking.display import open_display
 from controller.tracking.logs import log_to
+from controller.tracking.record.run_record import RunRecord
 from controller.tracking.recorder import Recorder
 from controller.tracking.summary import Summary, WeightsDigests
 from controller.tracking.trackers.process import TrackerProcess
@@ -44,7 +45,7 @@ from splitppo.config.threads import crowding
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.machine.host_memory import host_memory
-from splitppo.rpc.errors import WireError
+from splitppo.rpc.errors import Place, WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class Session:
         )
         self._restarts = RestartBudget(config.services.max_restarts, config.services.restart_backoff_s)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
-        self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake)
+        self._record = RunRecord(config, folder.path, run_id=folder.lease.run_id, epoch=folder.lease.epoch)
+        self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake, record=self._record)
         self._trainer: Trainer | None = None
         self._restored = RunState.initial(config)
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
@@ -89,6 +91,7 @@ class Session:
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number, task)
+        polling = asyncio.create_task(self._record.poll(lambda: self._groups.clients))
         try:
             await self._train()
             self._outcome.reason = "completed" if self._outcome.signal is None else "interrupted"
@@ -101,12 +104,16 @@ class Session:
             log.exception("the run failed")
         finally:
             self._phase = "closing"
+            self._record.live.set(phase="closing")
+            polling.cancel()
             await self._abandon()
             await self._groups.close()
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored)
-            await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal
-        return self._outcome.exit_status()
+            status = self._outcome.exit_status()
+            await asyncio.to_thread(self._record.close, self._outcome.reason, status)  # both may be cut short by
+            await asyncio.to_thread(self._trackers.finish)  # a signal
+        return status
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
         """Handles SIGINT or SIGTERM: the first signal ends the run after the running step, the second at once."""
@@ -125,6 +132,7 @@ class Session:
             self._groups.kill()
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored, with_report=False)
+            self._record.close(self._outcome.reason, self._outcome.exit_status(), timeout_s=1.0)
             self._folder.release()
             logging.shutdown()
         finally:
@@ -141,6 +149,9 @@ class Session:
             folder.put_config_back()
             return
         step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
+        self._record.start(
+            inputs.tokenizer.backend, total_steps=config.last_step, resumed_at=point.step, changes=folder.changes
+        )
         for change in folder.changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=point.step)
@@ -207,6 +218,8 @@ class Session:
                 error = again
         self._recorder.count_restart()
         self._folder.write_processes(self._groups.clients)
+        self._record.groups_up(self._groups.clients)
+        self._record.rollout_restarted(sentence(error))
 
     async def _pause_before_restart(self, error: Exception) -> float:
         """Returns the pause before the restart of a lost group, in seconds; raises the error if none is left."""
@@ -215,6 +228,8 @@ class Session:
         for note in (killed, self._groups.end_reason(error), pause_s):
             if isinstance(note, str) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
+        place = error.place if isinstance(error, WireError) else Place(role=getattr(error, "role", ""))
+        self._record.lost(place, sentence(error), pause_s)
         if isinstance(pause_s, str):
             raise error
         return pause_s
@@ -228,6 +243,7 @@ class Session:
         folder.write_processes(workers.clients)
         incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)
         spans = await point.restore(self._groups)
+        self._record.groups_up(workers.clients, point.step)
         if self._trainer is not None:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
@@ -268,6 +284,7 @@ class Session:
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._display.phase(role, progress.phase or method, progress.done, progress.total)
+        self._record.progress(role, method, progress)
 
     async def _abandon(self) -> None:
         if self._trainer is not None:

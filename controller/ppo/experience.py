@@ -39,6 +39,7 @@ class Experience:
         metrics: the metrics of the KL in the reward, of distillation, of normalisation, and of the difference between
             the log-probs of the rollout backend and the trainer.
         running: statistics of the run, this step included; if they have returns, the critic learns normalised returns.
+        counted: bool, aligned with responses: the tokens that the policy sampled; None if they are those of `learned`.
     """
 
     batch: Batch
@@ -48,6 +49,7 @@ class Experience:
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     running: RunningMoments = field(default_factory=RunningMoments)
+    counted: Column | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +140,7 @@ def assemble_experience(
     metrics = {**metrics, **running_metrics(running)}
     if kl is not None:
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    return Experience(batch, scores.scores, rewards, learned, kl, metrics, running)
+    return Experience(batch, scores.scores, rewards, learned, kl, metrics, running, response_mask)
 
 
 def _response_mask(rollouts: Batch) -> Column:

@@ -10,6 +10,7 @@ from typing import Any
 
 from controller.ppo.scores import Scores
 from controller.tracking.display import Display
+from controller.tracking.record.run_record import RunRecord
 from controller.tracking.rollout_dump import cut_back, rollout_rows, sample_rows, write_rollouts
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
@@ -24,9 +25,16 @@ class Recorder:
     """Records the steps of a run in files and on the display. Two steps may be open at a time (schedule `overlap`)."""
 
     def __init__(
-        self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
+        self,
+        config: Config,
+        run_dir: Path,
+        display: Display,
+        on_line: Callable[[], None] = lambda: None,
+        *,
+        record: RunRecord | None = None,
     ) -> None:
         """Makes a recorder that calls `on_line` whenever metrics.jsonl was opened or has another line."""
+        self._record = record or RunRecord(config, run_dir)  # without `start` it records nothing
         self._config = config
         self._run_dir = run_dir
         self._display = display
@@ -56,6 +64,7 @@ class Recorder:
         """
         self._num_starts += 1
         self._num_repeated_steps += max(self.last_step - step, 0)
+        open_spans = [span for record in self._open for span in record.spans]
         self._open.clear()
         self._unpublished.clear()
         self._held.clear()
@@ -70,6 +79,7 @@ class Recorder:
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
         cut_back(self._rollouts, restored_step)
+        self._record.restart_at(step, restored_step, [*self._trace.cut, *open_spans])
         if metrics is not None and self._metrics.last_step < step and not validates_only:
             self._log(step, metrics)
         self.last_step = step
@@ -83,6 +93,7 @@ class Recorder:
         """Opens the record of a step and returns it; `epoch` is the step's data epoch, from 0."""
         record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
+        self._record.live.set(step=step)
         return record
 
     @property
@@ -96,11 +107,13 @@ class Recorder:
         So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
         """
         self._held[step] = asyncio.get_running_loop().create_future()
+        self._record.checkpoint_begins(step)
         return self._held[step]
 
     def release(self, step: int) -> None:
         """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
         self._held.pop(step, None)
+        self._record.checkpoint_committed(step)
         self._publish()
 
     def release_all(self) -> None:
@@ -123,6 +136,7 @@ class Recorder:
         `split` is the name of the folder of its rollouts.
         """
         self._display.validation(step, validation.accuracy)
+        self._record.validation(step, validation, split)
         if self._config.evaluation.dump_generations:
             write_rollouts(self._rollouts / split, step, rollout_rows(validation.scores))
         if self._open:
@@ -154,6 +168,7 @@ class Recorder:
         self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
             write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
+        self._record.step(record, metrics)
         if record.step in self._held:
             self._held[record.step].set_result(metrics)
 

@@ -31,13 +31,18 @@ _REMEMBERED_SPANS = 256
 
 
 class Trace:
-    """The trace file with all spans of a run, also of earlier starts. Only the latest spans are in memory."""
+    """The trace file with all spans of a run, also of earlier starts. Only the latest spans are in memory.
+
+    `cut` has the spans that were removed when the file was opened.
+    """
 
     def __init__(self, path: Path, *, restored_step: int) -> None:
         """Opens the trace file and removes spans of steps after the restored step; -1 removes all spans."""
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
-        events = [*_PROCESSES, *(self._event(span) for span in read_trace(path) if span.step <= restored_step)]
+        spans = read_trace(path)
+        self.cut = [span for span in spans if span.step > restored_step]
+        events = [*_PROCESSES, *(self._event(span) for span in spans if span.step <= restored_step)]
         write_atomically(path, "[\n" + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:

@@ -5,6 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controller.conversations.conversation import check_lost, conversation_metrics
 from controller.conversations.driver import OneTurn, conversations_of
 from controller.conversations.environments import Environments
@@ -55,6 +58,7 @@ class Evaluator:
         started_s = time.perf_counter()
         evaluation = self.config.evaluation
         parts: list[Scores] = []
+        lengths: list[NDArray[np.int32]] = []
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
         sampling = sampling_params(evaluation, self.config.data)
@@ -76,7 +80,9 @@ class Evaluator:
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))
-            parts.append(await self.scorer.score(asked, join_parts(answers), conversations, num_examine=examined))
+            rollouts = join_parts(answers)
+            lengths.append(rollouts["responses"].lengths)
+            parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined))
             spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
@@ -85,7 +91,7 @@ class Evaluator:
         turns = conversation_metrics(scores.conversations).items()
         metrics |= {f"val-aux/{name}": value for name, value in turns if name.startswith("num_turns")}
         timings_s["testing"] = time.perf_counter() - started_s
-        return ValidationResult(accuracy, metrics, scores, timings_s, spans)
+        return ValidationResult(accuracy, metrics, scores, timings_s, spans, np.concatenate(lengths))
 
     async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply, talks: OneTurn) -> Batch:
         rows: list[Batch] = []

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from controller.ppo.scores import Scores
@@ -21,7 +23,7 @@ class ValidationResult:
     """The result of one validation: accuracy, metrics val/..., val-core/... and val-aux/..., scores, timings, spans.
 
     `timings_s` has the seconds of the whole validation under "testing", and the timings of the engine, e.g.
-    "update_weights".
+    "update_weights". `lengths` has the number of tokens of each response.
     """
 
     accuracy: Accuracy
@@ -29,3 +31,4 @@ class ValidationResult:
     scores: Scores
     timings_s: Mapping[str, float]
     spans: Sequence[Span] = ()
+    lengths: NDArray[np.int32] | None = None

@@ -10,6 +10,20 @@ from splitppo.config.section import PositiveInt, Section
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 
 
+class RolloutsConfig(Section):
+    """The settings of the record of responses in rollouts/train and rollouts/val, parquet files for each step."""
+
+    enable: bool = True
+    """If true, a thread of the controller records every step and validation. It changes nothing of what is learned."""
+
+    tokens_per_step: int = Field(20_000, ge=0)
+    """The number of response tokens per step that are recorded one by one. Half of them are drawn at random, half are
+    those of extreme responses. Of all other responses the record has only numbers."""
+
+    max_gb: float = Field(1.0, gt=0.0)
+    """The size of the record, in 10^9 bytes, from which on older steps lose their tokens, every second one first."""
+
+
 class TrackingConfig(Section):
     """The settings of what a run records beside metrics.jsonl: trackers, samples, rollouts."""
 
@@ -37,6 +51,9 @@ class TrackingConfig(Section):
     dump_rollouts: bool = False
     """If true, all training responses are written as JSONL in the run folder. For validation see
     evaluation.dump_generations."""
+
+    rollouts: RolloutsConfig = RolloutsConfig()
+    """The record of responses, with the numbers of their tokens."""
 
     def _check_keys(self) -> None:
         if len({*self.trackers}) < len(self.trackers):

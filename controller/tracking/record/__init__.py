@@ -1,0 +1,1 @@
+"""Records what a run did, for people and the browser view: rollouts with tokens, events, and what runs now."""

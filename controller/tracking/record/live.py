@@ -1,0 +1,61 @@
+"""Writes `live.json`: what a run is doing now, for readers who must not ask its workers or its controller."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LIVE_FILE = "live.json"
+_MIN_PAUSE_S, _HEARTBEAT_S = 0.5, 5.0
+_NOTHING = {"method": "", "phase": None, "done": 0, "total": 0, "state": None, "queue": None, "committed_step": None}
+
+
+class LiveFile:
+    """The content of live.json. Its methods are called in the event loop, `write_if_due` in the thread that records."""
+
+    def __init__(self, folder: Path, *, run_id: str, epoch: int) -> None:
+        self._path = folder / LIVE_FILE
+        pid = os.getpid()
+        started = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        self._head = {"run_id": run_id, "epoch": epoch, "pid": pid, "pid_started": int(started)}
+        self._head |= {"host": os.uname().nodename}
+        self._state: Mapping[str, Any] = {"step": 0, "total_steps": 0, "phase": "preparing"}
+        self._pools: Mapping[str, Mapping[str, Any]] = {}
+        self._has_changed, self._written_s = False, 0.0
+
+    @property
+    def step(self) -> int:
+        """The step that runs now, or the last one."""
+        return int(self._state["step"])
+
+    def set(self, **state: Any) -> None:
+        """Sets step, total_steps or phase ("preparing", "training", "closing" or "ended")."""
+        self._state = {**self._state, **state}
+        self._has_changed = True
+
+    def set_pool(self, role: str, **fields: Any) -> None:
+        """Sets what a worker group does, or the state that it has told; `since_s` is when its method or phase began."""
+        old = self._pools.get(role, {**_NOTHING, "since_s": time.time()})
+        new = {**old, **fields}
+        if (old["method"], old["phase"]) != (new["method"], new["phase"]):
+            new["since_s"] = time.time()
+        if new != self._pools.get(role):
+            self._pools = {**self._pools, role: new}
+            self._has_changed = True
+
+    def write_if_due(self, *, at_once: bool = False) -> None:
+        """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter."""
+        now_s = time.time()
+        pause_s = 0.0 if at_once else _MIN_PAUSE_S if self._has_changed else _HEARTBEAT_S
+        if abs(now_s - self._written_s) < pause_s:
+            return
+        self._has_changed, self._written_s = False, now_s
+        content = {"unix_s": now_s, **self._head, **self._state, "pools": self._pools}
+        temporary = self._path.with_name(f".{LIVE_FILE}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,244 @@
+"""Makes the parquet files of a step's and of a validation's responses; docs/run_folder.md has every column.
+
+pyarrow is slow to import: who needs this file imports it where it is needed.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tokenizers
+from numpy.typing import NDArray
+
+from controller.ppo.experience import Experience
+from controller.ppo.scores import Scores
+from controller.tracking.record.sampling import choose
+from controller.tracking.record.statistics import step_statistics
+from controller.tracking.record.step_tokens import StepTokens
+from controller.tracking.record.token_text import decode_with_ends
+from controller.tracking.step_file import json_line
+from controller.validation.result import ValidationResult
+from splitppo.batch import Column
+from splitppo.config import Config
+from splitppo.splitmix import splitmix64
+
+Rows = NDArray[np.int64]
+
+METADATA_KEY = b"splitppo"
+_VERSION = 1
+_NUM_FIXED_PROMPTS = 64
+_LARGEST_HALF = 6e4  # a list with larger numbers is float32
+_NUMBERS = {
+    **dict.fromkeys(("length", "prompt_length", "learned", "why"), pa.int32()),
+    **dict.fromkeys(("reward", "kl", "k3", "entropy", "mismatch", "value_first", "value_last"), pa.float32()),
+    **dict.fromkeys(("return_first", "value_error", "advantage_sum", "repetition"), pa.float32()),
+    "text_hash": pa.int64(),
+}
+# The lists of a step; the scalar `reward` is the sum of the list `rewards`.
+_LISTS = {"old": "old", "ref": "ref", "rollout": "rollout", "value": "value", "ret": "ret", "advantage": "advantage"}
+_LISTS |= {"reward": "rewards"}
+# What the update's own forwards observe; the update does not send it yet.
+_OBSERVED = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
+# The columns with a number per token, which older steps lose.
+TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OBSERVED)
+_SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
+
+
+def train_file(experience: Experience, scores: Scores, config: Config, step: int, backend: tokenizers.Tokenizer) -> Any:
+    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
+    seed, num_samples, algorithm = config.run.seed, config.rollout.n, config.algorithm
+    tokens = StepTokens.of(experience)
+    numbers = dict(tokens.numbers())
+    budget = config.tracking.rollouts.tokens_per_step
+    why_B = choose(numbers, scores, num_samples=num_samples, num_tokens=budget, seed=seed, step=step)
+    numbers["why"], rows = why_B, np.flatnonzero(why_B)
+    talks = scores.conversations
+    columns = {
+        **_columns_of(scores, num_samples),
+        "is_truncated": pa.array(scores.is_truncated),
+        "failure": pa.array(["" if failure is None else failure.value for failure in scores.failures], pa.string()),
+        "turns": pa.array([1 if talk is None else talk.num_turns for talk in talks], pa.int16()),
+        "lost": pa.array([talk is not None and bool(talk.lost) for talk in talks], pa.bool_()),
+        **{
+            name: pa.array(numbers[name], kind, from_pandas=True) if name in numbers else pa.nulls(len(why_B), kind)
+            for name, kind in _NUMBERS.items()
+        },
+        **_token_lists(tokens, scores, rows),
+        **_texts(scores, rows),
+        **_decoded(tokens, rows, backend),
+    }
+    footer = {
+        "version": _VERSION,
+        "step": step,
+        "num_rows": len(why_B),
+        "num_sampled": len(rows),
+        "seed": seed,
+        "unix_s": time.time(),
+        "adv_estimator": algorithm.adv_estimator,
+        "clip_low": config.actor.clip_low,
+        "clip_high": config.actor.clip_high,
+        "gamma": algorithm.gamma,
+        "lam": algorithm.lam,
+        "kl_coef": experience.metrics.get("actor/reward_kl_penalty_coeff", 0.0),
+        **step_statistics(tokens, numbers, scores.scores, seed=seed, step=step),
+    }
+    return _parquet(columns, footer)
+
+
+def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
+    """Returns the content of rollouts/val/{step}.parquet as a buffer: scores of all responses, and some texts.
+
+    The texts are those of up to 64 prompts, which are the same at each validation.
+    """
+    scores, texts = validation.scores, validation.scores.texts.tolist()
+    prompts, order = np.unique(scores.prompt_indices), slice(_NUM_FIXED_PROMPTS)
+    is_fixed_B = np.isin(scores.prompt_indices, prompts[np.argsort(splitmix64(prompts.astype(np.uint64)))[order]])
+    columns = {
+        **_columns_of(scores, config.evaluation.n),
+        "length": pa.array(validation.lengths, pa.int32()),
+        "fixed": pa.array(is_fixed_B),
+        **_texts(scores, np.flatnonzero(is_fixed_B)),
+    }
+    columns["response"] = _strings(scores, np.flatnonzero(is_fixed_B), lambda row: texts[row].response)
+    return _parquet(columns, {"version": _VERSION, "step": step, "num_rows": scores.num_rows, "unix_s": time.time()})
+
+
+def without_tokens(content: Any) -> Any:
+    """Returns the content of a file of a step without its lists of tokens."""
+    table = pq.read_table(pa.BufferReader(content))
+    return _written(table.drop_columns([name for name in TOKEN_LISTS if name in table.column_names]))
+
+
+def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
+    """Returns the columns that training and validation have."""
+    rows = np.arange(scores.num_rows)
+    parts: list[dict[str, Any]] = [{} for _ in rows]
+    if scores.model_scores is not None:
+        pairs = zip(scores.rule_scores.tolist(), scores.model_scores.tolist(), strict=True)
+        parts = [{"rule_score": rule, "model_score": model} for rule, model in pairs]
+    extra = [part | extra for part, extra in zip(parts, scores.extra, strict=True)]
+    return {
+        "row": pa.array(rows, pa.int32()),
+        "prompt_index": pa.array(scores.prompt_indices, pa.int64()),
+        "sample": pa.array(rows % num_samples, pa.int16()),
+        "data_source": pa.array(map(_clean, scores.data_sources), pa.string()),
+        "place": pa.array(map(_clean, scores.places), pa.string()),
+        "score": pa.array(scores.scores, pa.float32()),
+        "extra": pa.array([json_line(fields).decode().strip() if fields else "" for fields in extra], pa.string()),
+        "has_eos": pa.array(scores.has_eos),
+    }
+
+
+def _texts(scores: Scores, rows: Rows) -> dict[str, Any]:
+    """Returns prompt, ground truth and messages of some responses."""
+    said = scores.texts.tolist()
+
+    def truth(row: int) -> str:
+        given = said[row].ground_truth
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+
+    def messages(row: int) -> str | None:
+        talk = scores.conversations[row]
+        return None if talk is None else json.dumps(list(talk.messages), ensure_ascii=False, default=str)
+
+    return {
+        "prompt": _strings(scores, rows, lambda row: said[row].prompt),
+        "ground_truth": _strings(scores, rows, truth),
+        "messages": _strings(scores, rows, messages),
+    }
+
+
+def _strings(scores: Scores, rows: Rows, text_of: Any) -> Any:
+    texts: list[str | None] = [None] * scores.num_rows
+    for row in rows:
+        text = text_of(row)
+        texts[row] = None if text is None else _clean(text)
+    return pa.array(texts, pa.string())
+
+
+def _clean(text: str) -> str:
+    """Replaces half characters, which JSON may have and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Returns the texts of some responses, special tokens included, and where each token ends in its text."""
+    texts: list[str | None] = [None] * len(tokens.lengths)
+    ends: list[list[int] | None] = [None] * len(tokens.lengths)
+    starts = np.cumsum(tokens.lengths, dtype=np.int64) - tokens.lengths
+    for row in rows:
+        ids = tokens.ids[starts[row] : starts[row] + tokens.lengths[row]].tolist()
+        texts[row], ends[row] = decode_with_ends(backend, ids)
+    return {"response": pa.array(texts, pa.string()), "ends": pa.array(ends, pa.list_(pa.int32()))}
+
+
+def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, Any]:
+    """Returns the columns with a number per token, and those with one per turn, of some responses."""
+    is_recorded_B = np.zeros(len(tokens.lengths), np.bool_)
+    is_recorded_B[rows] = True
+    lengths = np.where(is_recorded_B, tokens.lengths, 0)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    within_N = is_recorded_B[tokens.row_of]
+
+    def lists(values_N: NDArray[Any], kind: Any) -> Any:
+        return pa.ListArray.from_arrays(offsets, pa.array(values_N[within_N], kind), mask=pa.array(~is_recorded_B))
+
+    columns = {
+        "ids": lists(tokens.ids, pa.int32()),
+        "flags": lists(tokens.counts + 2 * tokens.learned.astype(np.uint8), pa.uint8()),
+    }
+    for name, column in _LISTS.items():
+        kind = pa.float32()
+        if (values_N := tokens.lists.get(name)) is not None and (np.abs(values_N[within_N]) < _LARGEST_HALF).all():
+            values_N, kind = values_N.astype(np.float16), pa.float16()
+        nothing = pa.nulls(len(lengths), pa.list_(kind))
+        columns[column] = nothing if values_N is None else lists(values_N, kind)
+    columns |= _of_turns(tokens, scores, rows, lists)
+    return columns | {name: pa.nulls(len(lengths), pa.list_(kind)) for name, kind in _OBSERVED.items()}
+
+
+def _of_turns(tokens: StepTokens, scores: Scores, rows: Rows, lists: Any) -> dict[str, Any]:
+    """Returns the turn of each token, and the rewards and ends of turns; nulls without conversations."""
+    talks = scores.conversations
+    if all(talk is None for talk in talks):
+        turns = pa.nulls(len(talks), pa.list_(pa.int16()))
+    else:
+        turns_N = np.zeros(len(tokens.ids), np.int16)
+        for row, start in enumerate(Column(tokens.ids, tokens.lengths).offsets[:-1]):
+            here = slice(start, start + tokens.lengths[row])
+            turns_N[here] = 1 + np.searchsorted(() if talks[row] is None else talks[row].turn_ends, tokens.places[here])
+        turns = lists(np.where(tokens.counts, turns_N, 0), pa.int16())
+    recorded = {row: talks[row] for row in rows.tolist() if talks[row] is not None}
+    of_turns = {
+        name: [list(getattr(recorded[row], name)) if row in recorded else None for row in range(len(talks))]
+        for name in ("turn_rewards", "turn_ends")
+    }
+    kinds = {"turn_rewards": pa.float32(), "turn_ends": pa.int32()}
+    return {"turn": turns} | {name: pa.array(those, pa.list_(kinds[name])) for name, those in of_turns.items()}
+
+
+def _parquet(columns: Mapping[str, Any], footer: Mapping[str, Any]) -> Any:
+    table = pa.table(dict(columns))
+    return _written(table.replace_schema_metadata({METADATA_KEY: json_line(footer)}))
+
+
+def _written(table: Any) -> Any:
+    """Writes a table as parquet into memory; lists of floats byte by byte, which halves their size."""
+    floats = [
+        field.name
+        for field in table.schema
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type[0].type)
+    ]
+    buffer = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        use_dictionary=[name for name in _SAME_OFTEN if name in table.column_names],
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in floats},
+    )
+    return buffer.getvalue()

@@ -1,0 +1,63 @@
+"""Keeps the parquet files of a run's steps: adds, cuts back, and removes the tokens of older steps over a limit."""
+
+from pathlib import Path
+from typing import Any
+
+from splitppo.atomic_write import write_atomically
+
+_NUM_RECENT = 50
+_MAX_THINNED = 4  # in one go, for a limit that was lowered
+
+
+class RolloutStore:
+    """The files rollouts/{train,val}/{step}.parquet of a run folder; their size is counted once, then followed.
+
+    `max_bytes` is the size over which older steps lose their lists of tokens: the odd steps first, then those that are
+    divisible by 2 once, and so on. The first step, the last 50 and those with a validation keep them.
+    """
+
+    def __init__(self, folder: Path, max_bytes: float) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._sizes: dict[Path, int] | None = None
+        self._thinned: set[int] = set()
+
+    def put(self, split: str, step: int, content: Any) -> None:
+        """Writes the file of a step or a validation, and makes room if the limit is exceeded."""
+        sizes = self._known()
+        path = self._folder / split / f"{step}.parquet"
+        write_atomically(path, memoryview(content).tobytes())
+        sizes[path] = len(content)
+        for _ in range(_MAX_THINNED):
+            if sum(sizes.values()) <= self._max_bytes or not self._thin():
+                break
+
+    def cut_back(self, restored_step: int) -> None:
+        """Removes the files of steps after the restored step."""
+        for path in [path for path in self._known() if int(path.stem) > restored_step]:
+            path.unlink(missing_ok=True)
+        self._sizes = None
+
+    def _known(self) -> dict[Path, int]:
+        if self._sizes is None:
+            paths = (path for path in self._folder.glob("*/*.parquet") if path.stem.isdigit())
+            self._sizes = {path: path.stat().st_size for path in paths}
+        return self._sizes
+
+    def _thin(self) -> bool:
+        """Removes the tokens of one step; returns False if no step may lose any."""
+        from controller.tracking.record.rollout_file import without_tokens
+
+        sizes = self._known()
+        validated = {int(path.stem) for path in sizes if path.parent.name != "train"}
+        steps = sorted(int(path.stem) for path in sizes if path.parent.name == "train")
+        older = [step for step in steps[1:-_NUM_RECENT] if step not in validated | self._thinned]
+        if not older:
+            return False
+        step = min(older, key=lambda step: (step & -step, step))
+        path = self._folder / "train" / f"{step}.parquet"
+        self._thinned.add(step)
+        content = without_tokens(path.read_bytes())
+        if len(content) < sizes[path]:
+            write_atomically(path, memoryview(content).tobytes())
+            sizes[path] = len(content)
+        return True

@@ -1,0 +1,196 @@
+"""Records a run for people and the browser view: its rollouts, its events, and what it does now.
+
+Everything is written by one thread (`RecordWorker`). What fails there is missing in the record, and nothing else.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from controller.tracking.record.events import append_event
+from controller.tracking.record.live import LiveFile
+from controller.tracking.record.rollout_store import RolloutStore
+from controller.tracking.record.worker import RecordWorker
+from controller.tracking.step_record import StepRecord
+from controller.validation.result import ValidationResult
+from controller.workers.client import WorkerClient
+from controller.workers.span import Span
+from splitppo import __version__
+from splitppo.config import Config
+from splitppo.rpc.errors import Place
+from splitppo.v1 import worker_pb2
+
+_MAX_CUT_SPANS = 2000
+_POLL_S, _POLL_TIMEOUT_S = 5.0, 2.0
+_BYTES_PER_GB = 1e9
+
+
+class RunRecord:
+    """The record of one start of a run, from `start` on; before, nothing is written, as a start may be refused."""
+
+    def __init__(self, config: Config, folder: Path, *, run_id: str = "", epoch: int = 0) -> None:
+        self._config, self._folder, self._epoch = config, folder, epoch
+        self.live = LiveFile(folder, run_id=run_id, epoch=epoch)
+        self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
+        self._worker = RecordWorker(self.live.write_if_due, self._append_failure)
+        self._tokenizer: tokenizers.Tokenizer | None = None
+        self._instances: dict[str, str] = {}
+        self._lost: tuple[float, int, float | str] | None = None  # when, in which step, and the pause
+        self._saving_s: dict[int, float] = {}
+
+    @property
+    def _has_started(self) -> bool:
+        return self._tokenizer is not None
+
+    def start(
+        self, tokenizer: tokenizers.Tokenizer, *, total_steps: int, resumed_at: int, changes: Sequence[str]
+    ) -> None:
+        """Begins the record of this start, once it is sure that the run goes on."""
+        self._tokenizer = tokenizer
+        self.live.set(step=resumed_at, total_steps=total_steps)
+        facts: dict[str, Any] = {
+            "resumed_at": resumed_at,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "version": __version__,
+        }
+        self.event("start", **facts, changes=list(changes))
+
+    def event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+        """Appends an event to events.jsonl; `step` is by default the running one."""
+        if self._has_started:
+            head = {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step if step is None else step}
+            self._worker.submit(f"event {kind}", partial(append_event, self._folder, {**head, "kind": kind, **fields}))
+
+    def _append_failure(self, why: str) -> None:
+        head = {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step}
+        with suppress(OSError):
+            append_event(self._folder, {**head, "kind": "record_failed", "why": why})
+
+    def groups_up(self, clients: Sequence[WorkerClient], restored_step: int | None = None) -> None:
+        """Records the groups that were started since the last call.
+
+        `restored_step` is the step to which a run goes back after a loss; None if no step is repeated.
+        """
+        new = [client for client in clients if self._instances.get(client.role) != client.worker.instance_id]
+        for client in new:
+            self._instances[client.role] = client.worker.instance_id
+            processes = client.worker.processes
+            facts: dict[str, Any] = {
+                "pids": [process.pid for process in processes],
+                "host": processes[0].host if processes else "",
+            }
+            self.event("group_up", role=client.role, instance_id=client.worker.instance_id, **facts)
+        if self._lost is not None and restored_step is not None:
+            _, from_step, pause_s = self._lost
+            restarted = [client.role for client in new]
+            kept = [client.role for client in clients if client not in new]
+            steps = {"from_step": from_step, "to_step": restored_step}
+            self.event("recovery", **steps, restarted=restarted, kept=kept, pause_s=pause_s)
+
+    def lost(self, place: Place, cause: str, pause_s: float | str) -> None:
+        """Records the loss of a group, with the pause before it is started again, or why it is not."""
+        self.live.set(phase="preparing")
+        where = {name: getattr(place, name) or None for name in ("method", "phase")}
+        self.event("group_lost", role=place.role, rank=place.rank, **where, cause=cause)
+        self._lost = self._lost or (time.time(), self.live.step, pause_s)
+
+    def rollout_restarted(self, cause: str) -> None:
+        """Records that the rollout group is there again after its loss, without a step done again."""
+        lost_s, self._lost = self._lost, None
+        self.event("rollout_restart", cause=cause, seconds=time.time() - (lost_s or (time.time(),))[0])
+
+    def restart_at(self, step: int, restored_step: int, cut: Sequence[Span]) -> None:
+        """Removes the rollouts of steps after `restored_step`; `cut` are the spans that the timeline loses.
+
+        `step` is where the run goes on.
+        """
+        if cut:
+            spans = [(one.pool, one.name, one.step, one.started_s, one.finished_s) for one in cut[:_MAX_CUT_SPANS]]
+            self.event("cut", spans=spans)
+        if self._lost is not None:
+            lost_s, from_step, _ = self._lost
+            steps = {"from_step": from_step, "to_step": step, "repeated_steps": max(from_step - step, 0)}
+            self.event("recovered", **steps, seconds=time.time() - lost_s)
+            self._lost = None
+        if self._has_started:
+            self._worker.submit("the way back", partial(self._store.cut_back, restored_step))
+        self.live.set(step=step, phase="training")
+
+    def step(self, record: StepRecord, metrics: dict[str, float]) -> None:
+        """Records a step whose updates have ended."""
+        self.event("step", step=record.step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
+        if self._is_on:
+            config = self._config.at_step(record.step)
+            self._worker.submit_or_drop(
+                f"step {record.step}", partial(self._put_step, record.step, record.experience, record.scores, config)
+            )
+
+    @property
+    def _is_on(self) -> bool:
+        return self._has_started and self._config.tracking.rollouts.enable
+
+    def _put_step(self, step: int, experience: Any, scores: Any, config: Config) -> None:
+        from controller.tracking.record.rollout_file import train_file
+
+        # Log-probs of the update's own forwards (new, entropy, clip) would be merged into the experience here.
+        assert self._tokenizer is not None
+        self._store.put("train", step, train_file(experience, scores, config, step, self._tokenizer))
+
+    def validation(self, step: int, validation: ValidationResult, split: str) -> None:
+        """Records a validation of the policy of a step in the folder `split`."""
+        seconds = validation.timings_s.get("testing")
+        self.event("validation", step=step, accuracy=validation.accuracy.overall, seconds=seconds)
+        if self._is_on:
+            name = f"the validation after step {step}"
+            self._worker.submit_or_drop(name, partial(self._put_validation, step, validation, split))
+
+    def _put_validation(self, step: int, validation: ValidationResult, split: str) -> None:
+        from controller.tracking.record.rollout_file import val_file
+
+        self._store.put(split, step, val_file(validation, self._config, step))
+
+    def checkpoint_begins(self, step: int) -> None:
+        """Notes when the checkpoint of a step begins."""
+        self._saving_s[step] = time.time()
+
+    def checkpoint_committed(self, step: int) -> None:
+        """Records that the checkpoint of a step is complete."""
+        if (begun_s := self._saving_s.pop(step, None)) is not None:
+            self.event("checkpoint", step=step, seconds=time.time() - begun_s)
+
+    def progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
+        """Notes how far a worker group is with a command."""
+        self.live.set_pool(role, method=method, phase=progress.phase or None, done=progress.done, total=progress.total)
+
+    async def poll(self, clients: Callable[[], Sequence[WorkerClient]]) -> None:
+        """Asks every group for its status every 5 s, without end."""
+        while True:
+            await asyncio.gather(*(self._ask(client) for client in clients()))
+            await asyncio.sleep(_POLL_S)
+
+    async def _ask(self, client: WorkerClient) -> None:
+        try:
+            status = await asyncio.wait_for(client.get_status(), _POLL_TIMEOUT_S)
+        except Exception:  # noqa: BLE001 - the calls of the run say what is wrong, and decide what follows
+            self.live.set_pool(client.role, state=None, queue=None)
+            return
+        state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
+        told = {"state": state, "queue": status.queued_commands, "committed_step": status.committed_step}
+        idle = {} if status.running_method else {"method": "", "phase": None, "done": 0, "total": 0}
+        self.live.set_pool(client.role, **told, **idle)
+
+    def close(self, reason: str, exit_status: int, *, timeout_s: float = 30.0) -> None:
+        """Records the end of the run, and waits until everything is written, for at most `timeout_s` seconds."""
+        self.live.set(phase="ended")
+        self.event("end", reason=reason, exit_status=exit_status)
+        if self._has_started:
+            self._worker.submit("the end", partial(self.live.write_if_due, at_once=True))
+            self._worker.close(timeout_s)

@@ -1,0 +1,81 @@
+"""Chooses the responses of a step whose tokens are recorded: some whole groups at random, and extreme responses.
+
+The random ones alone represent the step. The extremes are there to be looked at; `why` says why each was chosen.
+"""
+
+from collections.abc import Iterator
+from enum import IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.ppo.scores import Scores
+from controller.tracking.record.step_tokens import Numbers
+
+_PER_REASON = 2
+
+
+class Why(IntFlag):
+    """The reasons for which the tokens of a response are recorded; 0: they are not."""
+
+    RANDOM = 1
+    HIGH_SCORE = 2
+    LOW_SCORE = 4
+    LONGEST = 8
+    KL = 16
+    VALUE_ERROR = 32
+    ADVANTAGE = 64
+    MISMATCH = 128
+    REPETITION = 256
+    NO_EOS = 512
+    SCORER_FAILED = 1024
+
+
+def choose(
+    numbers: Numbers, scores: Scores, *, num_samples: int, num_tokens: int, seed: int, step: int
+) -> NDArray[np.int32]:
+    """Chooses responses with at most `num_tokens` tokens in all, by (seed, step) alone; returns [B] int32 of `Why`.
+
+    Half of the tokens are for groups of `num_samples` responses, in a random order up to the first that does not fit.
+    If this is the first of all, those of its responses are taken that fit. The rest is for extremes, two per reason,
+    those first that are the most extreme for their reason.
+    """
+    lengths_B, random = numbers["length"].astype(np.int64), np.random.default_rng((seed, step))
+    why_B = np.zeros(len(lengths_B), np.int32)
+    groups = np.arange(len(lengths_B)).reshape(-1, num_samples)[random.permutation(len(lengths_B) // num_samples)]
+    ends = np.cumsum(lengths_B[groups].sum(axis=1))
+    taken = groups[ends <= num_tokens // 2].reshape(-1)
+    if not len(taken) and len(groups):
+        taken = groups[0][np.cumsum(lengths_B[groups[0]]) <= num_tokens // 2]
+    why_B[taken] = Why.RANDOM
+    left = num_tokens - int(lengths_B[taken].sum())
+    ranked = [(reason, rows) for reason, rows in _ranked(numbers, scores, random.permutation(len(lengths_B)))]
+    for rank in range(_PER_REASON):
+        for reason, rows in ranked:
+            if rank < len(rows) and (why_B[rows[rank]] or lengths_B[rows[rank]] <= left):
+                left -= 0 if why_B[rows[rank]] else int(lengths_B[rows[rank]])
+                why_B[rows[rank]] |= reason
+    return why_B
+
+
+def _ranked(numbers: Numbers, scores: Scores, order_B: NDArray[np.int64]) -> Iterator[tuple[Why, NDArray[np.int64]]]:
+    """Yields each reason with the responses for which it holds most, the most extreme first; ties in a random order."""
+    differ = bool(len(order_B)) and scores.scores.max() > scores.scores.min()
+    keys = {
+        Why.HIGH_SCORE: scores.scores if differ else None,
+        Why.LOW_SCORE: -scores.scores if differ else None,
+        Why.LONGEST: numbers["length"],
+        Why.KL: numbers.get("kl"),
+        Why.VALUE_ERROR: numbers.get("value_error"),
+        Why.ADVANTAGE: np.abs(numbers["advantage_sum"]),
+        Why.MISMATCH: numbers.get("mismatch"),
+        Why.REPETITION: numbers["repetition"],
+        Why.NO_EOS: ~scores.has_eos,
+        Why.SCORER_FAILED: np.array([failure is not None for failure in scores.failures]),
+    }
+    for reason, key_B in keys.items():
+        if key_B is not None:
+            shuffled = key_B.astype(np.float64)[order_B]
+            rows = order_B[np.argsort(-shuffled, kind="stable")]
+            is_score = reason in (Why.HIGH_SCORE, Why.LOW_SCORE)
+            yield reason, rows[np.isfinite(key_B[rows]) & (is_score | (key_B[rows] > 0))][:_PER_REASON]

@@ -1,0 +1,134 @@
+"""Computes what the footer of a step's record says about all tokens that are learned from, recorded or not."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.ppo.masked_stats import Float64s, Mask
+from controller.tracking.record.step_tokens import Numbers, StepTokens
+
+_NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS, _NUM_DRAWS = 48, 16, 10, 200
+_SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
+
+
+def step_statistics(tokens: StepTokens, numbers: Numbers, scores_B: NDArray[Any], *, seed: int, step: int) -> Any:
+    """Computes histograms, means by position, and how well the critic's values agree with the returns.
+
+    Without values there are no entries about them.
+    """
+    learned = tokens.learned
+    d_ref, d_rollout = tokens.difference("old", "ref"), tokens.difference("old", "rollout")
+    of_tokens = {**tokens.lists, "log_ratio_ref": d_ref, "log_ratio_rollout": d_rollout}
+    shown = {name: of_tokens.get(name) for name in ("value", "ret", "advantage", "reward", "old")}
+    shown |= {"log_ratio_ref": d_ref, "log_ratio_rollout": d_rollout}
+    values: dict[str, NDArray[Any]] = {
+        name: values_N[learned] for name, values_N in shown.items() if values_N is not None
+    }
+    values |= {"length": tokens.lengths, "score": scores_B}
+    statistics: dict[str, Any] = {
+        "histograms": {name: histogram(those) for name, those in values.items() if np.isfinite(those).any()},
+        "by_position": _by_position(tokens, d_ref, d_rollout),
+    }
+    if "value" in tokens.lists and learned.any():
+        statistics["calibration"] = _calibration(values["value"], values["ret"])
+        statistics["explained_variance"] = explained_variance(tokens, seed=seed, step=step)
+        statistics["auc_first_value"] = auc(numbers["value_first"], scores_B > scores_B.mean())
+    return statistics
+
+
+def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
+    """Counts finite values in 48 bins; the first and the last bin reach to the smallest and the largest value.
+
+    The other bins have equal widths between the quantiles 0.001 and 0.999 of some of the values.
+    """
+    finite = values[np.isfinite(values)].astype(np.float64)
+    least, most = float(finite.min()), float(finite.max())
+    some = finite[:: max(1, len(finite) // _MAX_SAMPLE)]
+    low, high = np.quantile(some, (_SHARE_OF_TAIL, 1.0 - _SHARE_OF_TAIL))
+    if low == high:
+        low, high = least, most
+    counts, edges = np.histogram(np.clip(finite, low, high), _NUM_BINS, (low, high))
+    edges[0], edges[-1] = min(least, edges[0]), max(most, edges[-1])
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s | None) -> dict[str, Any]:
+    """Averages numbers of tokens by the share of the response that lies before them; null for a share without one."""
+    learned = tokens.learned
+    bins = (tokens.places[learned] * _NUM_POSITIONS) // tokens.lengths[tokens.row_of[learned]]
+    count = np.bincount(bins, minlength=_NUM_POSITIONS)
+
+    def mean(values_N: NDArray[Any]) -> Float64s:
+        return np.asarray(np.bincount(bins, values_N, _NUM_POSITIONS) / np.where(count, count, np.nan))
+
+    taken: dict[str, NDArray[Any]] = {
+        name: tokens.lists[name][learned] for name in ("value", "ret", "advantage") if name in tokens.lists
+    }
+    taken |= {} if d_ref is None else {"kl": d_ref[learned]}
+    taken |= {} if d_rollout is None else {"mismatch": np.abs(d_rollout[learned])}
+    means = {name: mean(values_N) for name, values_N in taken.items()}
+    if "value" in taken:
+        means["ev"] = _ev(*(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"])))
+    rows = {name: [None if np.isnan(one) else float(one) for one in those] for name, those in means.items()}
+    return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
+
+
+def _spread(mean: Any, values_N: NDArray[Any]) -> Float64s:
+    centred = values_N.astype(np.float64) - values_N.mean(dtype=np.float64) if len(values_N) else values_N
+    return np.asarray(mean(centred**2) - mean(centred) ** 2)
+
+
+def _ev(residual: Any, spread: Any) -> Any:
+    """Computes the explained variance as `critic/vf_explained_var` does."""
+    return 1.0 - residual / (spread + 1e-5)
+
+
+def _calibration(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, list[float]]:
+    """Divides tokens by their values into ten parts of equal count; returns mean value and mean return of each."""
+    order = np.argsort(values_N)
+    parts = [part for part in np.array_split(order, _NUM_LEVELS) if len(part)]
+    edges = [float(values_N[part[0]]) for part in parts] + [float(values_N[order[-1]])]
+    mean = [[float(those[part].mean(dtype=np.float64)) for part in parts] for those in (values_N, returns_N)]
+    return {"edges": edges, "value": mean[0], "ret": mean[1], "count": [len(part) for part in parts]}
+
+
+def explained_variance(tokens: StepTokens, *, seed: int, step: int) -> dict[str, float]:
+    """Computes the explained variance of the values, with standard error and 95 % interval by a bootstrap.
+
+    The bootstrap draws responses, whose tokens belong together: 200 times, by (seed, step).
+    """
+    learned, returns_N = tokens.learned, tokens.lists["ret"].astype(np.float64)
+    columns = [learned.astype(np.float64)]
+    for values_N in (returns_N - tokens.lists["value"], returns_N):
+        centred = np.where(learned, values_N - values_N[learned].mean(), 0.0)
+        columns += [centred, centred**2]
+    sums_BK = np.stack([tokens.sums(column) for column in columns], axis=1)
+    num_rows = len(sums_BK)
+    drawn = np.random.default_rng((seed, step)).integers(num_rows, size=(_NUM_DRAWS, num_rows))
+    places = (drawn + num_rows * np.arange(_NUM_DRAWS)[:, None]).reshape(-1)
+    times = np.bincount(places, minlength=_NUM_DRAWS * num_rows).reshape(_NUM_DRAWS, num_rows)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a draw may have no token
+        draws = [_ev_of(sums_K) for sums_K in times @ sums_BK if sums_K[0]]
+    low, high = np.quantile(draws, (0.025, 0.975))
+    value = _ev_of(sums_BK.sum(axis=0))
+    return {"value": value, "se": float(np.std(draws)), "low": float(low), "high": float(high)}
+
+
+def _ev_of(sums_K: Float64s) -> float:
+    """Computes the explained variance from count, and sum and sum of squares of residuals and returns."""
+    count, residual, residual_2, ret, ret_2 = sums_K
+    return float(_ev(residual_2 / count - (residual / count) ** 2, ret_2 / count - (ret / count) ** 2))
+
+
+def auc(values_B: NDArray[Any], is_high_B: Mask) -> float | None:
+    """Computes how often a response with a high score has a larger value than one with a low score; ties count half.
+
+    Returns None if all scores are alike.
+    """
+    known = np.isfinite(values_B)
+    high, low = values_B[known & is_high_B], np.sort(values_B[known & ~is_high_B])
+    if not len(high) or not len(low):
+        return None
+    below = np.searchsorted(low, high, "left") + np.searchsorted(low, high, "right")
+    return float(below.mean() / (2 * len(low)))

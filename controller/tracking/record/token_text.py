@@ -1,0 +1,29 @@
+"""Decodes token ids into a text, with the place in the text where each token ends."""
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+# Tokens after which text that is no UTF-8 yet is taken as it is, so that the time stays linear.
+_MAX_WAITING = 16
+
+
+def decode_with_ends(backend: tokenizers.Tokenizer, ids: Sequence[int]) -> tuple[str, list[int]]:
+    """Decodes token ids, special tokens included; returns the text and for each token the characters up to its end.
+
+    A character of several tokens belongs to the last of them.
+    """
+    stream, text, ends, waiting = DecodeStream(skip_special_tokens=False), "", list[int](), list[int]()
+    for token in ids:
+        piece = stream.step(backend, token)
+        waiting.append(token)
+        if piece is None and len(waiting) == _MAX_WAITING:
+            piece, stream = backend.decode(waiting, skip_special_tokens=False), DecodeStream(skip_special_tokens=False)
+        if piece is not None:
+            text, waiting = text + piece, []
+        ends.append(len(text))
+    if waiting:
+        text += backend.decode(waiting, skip_special_tokens=False)
+        ends[-1] = len(text)
+    return text, ends

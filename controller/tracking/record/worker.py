@@ -1,0 +1,69 @@
+"""Does the work of recording in a thread, one job after the other; no failure and no delay reaches the run."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+_MAX_WAITING = 8
+_PAUSE_S = 0.5
+
+
+class RecordWorker:
+    """A thread that does jobs in their order. It starts with the first job, and never keeps the process alive.
+
+    `on_idle` is called in the thread about twice per second, `on_failure` in the thread with the reason why a job has
+    failed or was left out.
+    """
+
+    def __init__(self, on_idle: Job, on_failure: Callable[[str], None]) -> None:
+        self._on_idle, self._on_failure = on_idle, on_failure
+        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_failing = False
+
+    def submit(self, name: str, job: Job) -> None:
+        """Hands a job to the thread; `name` says what it records."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+            self._thread.start()
+        self._jobs.put((name, job))
+
+    def submit_or_drop(self, name: str, job: Job) -> None:
+        """Hands a job to the thread, or leaves it out if the thread is some jobs behind: memory must not grow."""
+        if self._jobs.qsize() < _MAX_WAITING:
+            self.submit(name, job)
+        else:
+            self.submit(name, lambda: self._failed(name, "what came before is still being written"))
+
+    def close(self, timeout_s: float) -> None:
+        """Waits until all jobs are done, for at most `timeout_s` seconds."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._jobs.get(timeout=_PAUSE_S)
+            except queue.Empty:
+                self._on_idle()
+                continue
+            if item is None:
+                break
+            name, job = item
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without it
+                self._failed(name, f"{type(error).__name__}: {error}")
+            self._on_idle()
+        self._on_idle()
+
+    def _failed(self, name: str, why: str) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning("%s could not be recorded: %s; the run goes on, later failures are in events.jsonl", name, why)
+        self._on_failure(f"{name}: {why}")
