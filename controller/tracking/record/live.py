@@ -9,7 +9,8 @@ from typing import Any
 
 LIVE_FILE = "live.json"
 _MIN_PAUSE_S, _HEARTBEAT_S = 0.5, 5.0
-_NOTHING = {"method": "", "phase": None, "done": 0, "total": 0, "state": None, "queue": None, "committed_step": None}
+IDLE = {"method": "", "phase": None, "done": 0, "total": 0}
+_UNKNOWN = {**IDLE, "state": None, "queue": None, "committed_step": None}
 
 
 class LiveFile:
@@ -37,13 +38,19 @@ class LiveFile:
 
     def set_pool(self, role: str, **fields: Any) -> None:
         """Sets what a worker group does, or the state that it has told; `since_s` is when its method or phase began."""
-        old = self._pools.get(role, {**_NOTHING, "since_s": time.time()})
+        old = self._pools.get(role, {**_UNKNOWN, "since_s": time.time()})
         new = {**old, **fields}
         if (old["method"], old["phase"]) != (new["method"], new["phase"]):
             new["since_s"] = time.time()
         if new != self._pools.get(role):
             self._pools = {**self._pools, role: new}
             self._has_changed = True
+
+    def end(self) -> None:
+        """Says that the run has ended, and that no group works any more."""
+        self.set(phase="ended")
+        for role in self._pools:
+            self.set_pool(role, **_UNKNOWN)
 
     def write_if_due(self, *, at_once: bool = False) -> None:
         """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter."""

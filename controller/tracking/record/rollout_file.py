@@ -228,11 +228,8 @@ def _parquet(columns: Mapping[str, Any], footer: Mapping[str, Any]) -> Any:
 
 def _written(table: Any) -> Any:
     """Writes a table as parquet into memory; lists of floats byte by byte, which halves their size."""
-    floats = [
-        field.name
-        for field in table.schema
-        if pa.types.is_list(field.type) and pa.types.is_floating(field.type[0].type)
-    ]
+    lists = (field for field in table.schema if pa.types.is_list(field.type))
+    floats = [field.name for field in lists if pa.types.is_floating(field.type.value_type)]
     buffer = pa.BufferOutputStream()
     pq.write_table(
         table,

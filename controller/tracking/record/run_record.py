@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from controller.tracking.record.events import append_event
-from controller.tracking.record.live import LiveFile
+from controller.tracking.record.live import IDLE, LiveFile
 from controller.tracking.record.rollout_store import RolloutStore
 from controller.tracking.record.worker import RecordWorker
 from controller.tracking.step_record import StepRecord
@@ -184,12 +184,12 @@ class RunRecord:
             return
         state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
         told = {"state": state, "queue": status.queued_commands, "committed_step": status.committed_step}
-        idle = {} if status.running_method else {"method": "", "phase": None, "done": 0, "total": 0}
+        idle = {} if status.running_method else IDLE
         self.live.set_pool(client.role, **told, **idle)
 
     def close(self, reason: str, exit_status: int, *, timeout_s: float = 30.0) -> None:
         """Records the end of the run, and waits until everything is written, for at most `timeout_s` seconds."""
-        self.live.set(phase="ended")
+        self.live.end()
         self.event("end", reason=reason, exit_status=exit_status)
         if self._has_started:
             self._worker.submit("the end", partial(self.live.write_if_due, at_once=True))
