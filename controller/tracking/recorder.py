@@ -63,7 +63,8 @@ class Recorder:
         in its checkpoint; they are written if the run was killed before it had written their line.
         """
         self._num_starts += 1
-        self._num_repeated_steps += max(self.last_step - step, 0)
+        num_repeated = max(self.last_step - step, 0)
+        self._num_repeated_steps += num_repeated
         open_spans = [span for record in self._open for span in record.spans]
         self._open.clear()
         self._unpublished.clear()
@@ -79,7 +80,8 @@ class Recorder:
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
         cut_back(self._rollouts, restored_step)
-        self._record.restart_at(step, restored_step, [*self._trace.cut, *open_spans])
+        cut_spans = [*self._trace.cut, *open_spans]
+        self._record.restart_at(step, restored_step, cut_spans, num_repeated=num_repeated)
         if metrics is not None and self._metrics.last_step < step and not validates_only:
             self._log(step, metrics)
         self.last_step = step

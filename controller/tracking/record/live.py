@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,7 @@ class LiveFile:
             return
         self._has_changed, self._written_s = False, now_s
         content = {"unix_s": now_s, **self._head, **self._state, "pools": self._pools}
-        temporary = self._path.with_name(f".{LIVE_FILE}.{os.getpid()}.tmp")
-        try:
+        temporary = self._path.with_name(f".{LIVE_FILE}.tmp")
+        with suppress(OSError):
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)

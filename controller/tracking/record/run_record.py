@@ -107,17 +107,17 @@ class RunRecord:
         lost_s, self._lost = self._lost, None
         self.event("rollout_restart", cause=cause, seconds=time.time() - (lost_s or (time.time(),))[0])
 
-    def restart_at(self, step: int, restored_step: int, cut: Sequence[Span]) -> None:
+    def restart_at(self, step: int, restored_step: int, cut: Sequence[Span], *, num_repeated: int) -> None:
         """Removes the rollouts of steps after `restored_step`; `cut` are the spans that the timeline loses.
 
-        `step` is where the run goes on.
+        `step` is where the run goes on; `num_repeated` steps were complete and are done again.
         """
         if cut:
             spans = [(one.pool, one.name, one.step, one.started_s, one.finished_s) for one in cut[:_MAX_CUT_SPANS]]
             self.event("cut", spans=spans)
         if self._lost is not None:
             lost_s, from_step, _ = self._lost
-            steps = {"from_step": from_step, "to_step": step, "repeated_steps": max(from_step - step, 0)}
+            steps = {"from_step": from_step, "to_step": step, "repeated_steps": num_repeated}
             self.event("recovered", **steps, seconds=time.time() - lost_s)
             self._lost = None
         if self._has_started:
