@@ -110,7 +110,8 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
 def without_tokens(content: Any) -> Any:
     """Returns the content of a file of a step without its lists of tokens."""
     table = pq.read_table(pa.BufferReader(content))
-    return _written(table.drop_columns([name for name in TOKEN_LISTS if name in table.column_names]))
+    left = table.drop_columns([name for name in TOKEN_LISTS if name in table.column_names])
+    return _written(left, table.schema.metadata[METADATA_KEY])
 
 
 def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
@@ -222,20 +223,22 @@ def _of_turns(tokens: StepTokens, scores: Scores, rows: Rows, lists: Any) -> dic
 
 
 def _parquet(columns: Mapping[str, Any], footer: Mapping[str, Any]) -> Any:
-    table = pa.table(dict(columns))
-    return _written(table.replace_schema_metadata({METADATA_KEY: json_line(footer)}))
+    return _written(pa.table(dict(columns)), json_line(footer))
 
 
-def _written(table: Any) -> Any:
+def _written(table: Any, footer: bytes) -> Any:
     """Writes a table as parquet into memory; lists of floats byte by byte, which halves their size."""
     lists = (field for field in table.schema if pa.types.is_list(field.type))
     floats = [field.name for field in lists if pa.types.is_floating(field.type.value_type)]
     buffer = pa.BufferOutputStream()
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         buffer,
+        table.schema.remove_metadata(),
         compression="zstd",
         use_dictionary=[name for name in _SAME_OFTEN if name in table.column_names],
         column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in floats},
-    )
+        store_schema=False,  # parquet has all its types
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({METADATA_KEY: footer})
     return buffer.getvalue()

@@ -50,7 +50,7 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
         low, high = least, most
     counts, edges = np.histogram(np.clip(finite, low, high), _NUM_BINS, (low, high))
     edges[0], edges[-1] = min(least, edges[0]), max(most, edges[-1])
-    return {"edges": edges.tolist(), "counts": counts.tolist()}
+    return {"edges": [_short(edge) for edge in edges], "counts": counts.tolist()}
 
 
 def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s | None) -> dict[str, Any]:
@@ -70,8 +70,13 @@ def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s
     means = {name: mean(values_N) for name, values_N in taken.items()}
     if "value" in taken:
         means["ev"] = _ev(*(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"])))
-    rows = {name: [None if np.isnan(one) else float(one) for one in those] for name, those in means.items()}
+    rows = {name: [None if np.isnan(one) else _short(one) for one in those] for name, those in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
+
+
+def _short(number: float) -> float:
+    """Rounds to seven digits, for the footer is text and not compressed."""
+    return float(f"{number:.7g}")
 
 
 def _spread(mean: Any, values_N: NDArray[Any]) -> Float64s:

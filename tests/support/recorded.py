@@ -1,0 +1,50 @@
+"""Experiences with random numbers, and the tokenizer of bytes that decodes them: what the record is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from controller.ppo.experience import Experience, assemble_experience
+from controller.ppo.scores import Scores, Text, objects
+from splitppo.batch import Batch, Column
+from splitppo.config import Config
+from tests.support.fake_services import make_config
+from tests.support.scores import make_scores
+
+FLOATS = ("old_log_probs", "ref_log_probs", "rollout_log_probs", "values")
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """A tokenizer with one token per byte, in the order of its alphabet, and the special token <eos> at the end."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    return backend
+
+
+def record_config(run_dir: Path, *, num_samples: int = 1, **changes: Any) -> Config:
+    """A configuration with `num_samples` responses per prompt."""
+    return make_config(run_dir, rollout__n=num_samples, **changes)
+
+
+def random_experience(
+    config: Config, lengths: list[int], *, seed: int = 0, columns: tuple[str, ...] = FLOATS, **of_scores: Any
+) -> tuple[Experience, Scores]:
+    """Responses of these lengths with random tokens and numbers, and their scores, 0 or 1."""
+    random, num_rows = np.random.default_rng(seed), len(lengths)
+    of_responses = np.array(lengths, np.int32)
+    num_tokens = int(of_responses.sum())
+    prompts = Column(np.ones(2 * num_rows, np.int32), np.full(num_rows, 2, np.int32))
+    drawn = {name: Column(random.standard_normal(num_tokens).astype(np.float32), of_responses) for name in columns}
+    ids = Column(random.integers(65, 75, num_tokens).astype(np.int32), of_responses)
+    batch = Batch(num_rows, {"prompts": prompts, "responses": ids, **drawn})
+    texts = objects(Text(f"prompt {row}", "unused", {"answer": row}) for row in range(num_rows))
+    scores = make_scores(random.integers(0, 2, num_rows).astype(np.float32), texts=texts, **of_scores)
+    return assemble_experience(config.algorithm, batch, scores, num_samples=config.rollout.n), scores

@@ -1,0 +1,161 @@
+"""The parquet files of a step and of a validation: columns, types, footer, and what is null."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from controller.conversations.conversation import Conversation
+from controller.ppo.experience import Experience
+from controller.ppo.scores import Scores, Text, objects
+from controller.tracking.record.rollout_file import METADATA_KEY, TOKEN_LISTS, train_file, val_file, without_tokens
+from controller.validation.result import Accuracy, ValidationResult
+from rewards.samples import Failure
+from splitppo.batch import Column
+from splitppo.config import Config
+from tests.support.recorded import byte_tokenizer, random_experience, record_config
+from tests.support.scores import make_scores
+
+BACKEND = byte_tokenizer()
+LENGTHS = [5, 0, 9, 3]
+
+
+def read(content: Any) -> tuple[pa.Table, dict[str, Any]]:
+    table = pq.read_table(pa.BufferReader(content))
+    return table, json.loads(table.schema.metadata[METADATA_KEY])
+
+
+def train(experience: Experience, scores: Scores, config: Config, step: int = 3) -> tuple[list[dict[str, Any]], Any]:
+    table, footer = read(train_file(experience, scores, config, step, BACKEND))
+    return table.to_pylist(), footer
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return record_config(tmp_path, num_samples=2)
+
+
+def test_lists_of_tokens_are_those_of_the_experience(config: Config) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+    rows, footer = train(experience, scores, config)
+    assert footer["num_sampled"] == footer["num_rows"] == len(rows) == 4
+    assert [(row["row"], row["sample"]) for row in rows] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    sources = {"old": "old_log_probs", "ref": "ref_log_probs", "rollout": "rollout_log_probs", "value": "values"}
+    columns = {name: experience.batch[column] for name, column in sources.items()}
+    columns |= {"ret": experience.batch["returns"], "advantage": experience.batch["advantages"]}
+    for name, column in {**columns, "rewards": experience.rewards}.items():
+        for row, expected in zip(rows, column.rows(), strict=True):
+            assert row[name] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6), name
+    for row, ids in zip(rows, experience.batch["responses"].rows(), strict=True):
+        assert row["ids"] == ids.tolist()
+        assert row["response"] == BACKEND.decode(row["ids"])
+        assert row["flags"] == [3] * row["length"]
+        assert [row[name] for name in ("new", "entropy_tokens", "clip", "turn", "messages")] == [None] * 5
+    assert rows[0]["prompt"] == "prompt 0"
+    assert rows[3]["ground_truth"] == '{"answer": 3}'
+
+
+def test_numbers_that_a_half_cannot_hold_are_stored_as_floats(config: Config) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+    experience.batch["values"].values[0] = 7e4
+    table, _ = read(train_file(experience, scores, config, 3, BACKEND))
+    kinds = {name: table.schema.field(name).type.value_type for name in ("value", "old")}
+    assert kinds == {"value": pa.float32(), "old": pa.float16()}
+    assert table["value"].to_pylist()[0][0] == 7e4
+
+
+def test_responses_beyond_the_budget_have_numbers_and_no_tokens(tmp_path: Path) -> None:
+    config = record_config(tmp_path, num_samples=2, tracking__rollouts__tokens_per_step=40)
+    experience, scores = random_experience(config, [4] * 100)
+    rows, footer = train(experience, scores, config)
+    recorded = [row for row in rows if row["why"]]
+    assert 5 <= len(recorded) == footer["num_sampled"] <= 10
+    for row in rows:
+        texts = [row[name] for name in ("ids", "ends", "old", "prompt", "response", "ground_truth")]
+        assert all(text is None for text in texts) != bool(row["why"])
+        assert row["kl"] is not None
+        assert row["text_hash"]
+
+
+def test_a_run_without_critic_and_reference_has_nulls_in_their_columns(tmp_path: Path) -> None:
+    config = record_config(tmp_path, num_samples=2, algorithm__adv_estimator="grpo")
+    experience, scores = random_experience(config, LENGTHS, columns=("old_log_probs",))
+    rows, footer = train(experience, scores, config)
+    for name in ("ref", "rollout", "value", "kl", "mismatch", "value_first", "value_error", "entropy"):
+        assert [row[name] for row in rows] == [None] * 4, name
+    assert "explained_variance" not in footer
+    assert footer["adv_estimator"] == "grpo"
+
+
+def test_a_conversation_has_its_turns_their_rewards_and_its_messages(config: Config) -> None:
+    experience, _ = random_experience(config, [6, 2])
+    talk = Conversation(turn_rewards=(0.5, -1.0), turn_ends=(1, 5), messages=({"role": "assistant", "content": "é"},))
+    scores = make_scores(np.zeros(2, np.float32), conversations=objects([talk, None]))
+    counted = Column(np.array([1, 1, 0, 0, 1, 1, 1, 1], np.bool_), np.array([6, 2], np.int32))
+    rows, _ = train(replace(experience, learned=counted, counted=counted), scores, config)
+    assert rows[0]["turn"] == [1, 1, 0, 0, 2, 2]
+    assert rows[0]["flags"] == [3, 3, 0, 0, 3, 3]
+    assert (rows[0]["turn_rewards"], rows[0]["turn_ends"]) == ([0.5, -1.0], [1, 5])
+    assert json.loads(rows[0]["messages"]) == [{"role": "assistant", "content": "é"}]
+    assert [row["turns"] for row in rows] == [2, 1]
+    assert rows[1]["turn_rewards"] is None
+
+
+def test_what_scorers_say_is_kept_for_every_response(config: Config) -> None:
+    experience, _ = random_experience(config, [2, 2])
+    extra = objects([{"format": 1.0, "why": "\udc80", "bad": float("nan")}, {}])
+    failures = objects([None, Failure.TIMEOUT])
+    scores = make_scores(
+        np.zeros(2, np.float32), extra=extra, failures=failures, places=objects(["a, row 1", "\ud800"])
+    )
+    rows, _ = train(experience, scores, config)
+    assert json.loads(rows[0]["extra"]) == {"format": 1.0, "why": "\udc80", "bad": None}
+    assert [row["extra"] for row in rows[1:]] == [""]
+    assert [row["failure"] for row in rows] == ["", "timeouts"]
+    assert [row["place"] for row in rows] == ["a, row 1", "?"]
+
+
+def test_floats_are_split_by_bytes_and_compressed(config: Config, tmp_path: Path) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+    (tmp_path / "3.parquet").write_bytes(train_file(experience, scores, config, 3, BACKEND))
+    facts = pq.read_metadata(tmp_path / "3.parquet").row_group(0)
+    columns = {facts.column(index).path_in_schema: facts.column(index) for index in range(facts.num_columns)}
+    assert "BYTE_STREAM_SPLIT" in columns["old.list.element"].encodings
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+
+
+def test_an_older_step_keeps_everything_but_its_lists_of_tokens(config: Config) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+    content = train_file(experience, scores, config, 3, BACKEND)
+    (before, footer), (after, kept) = read(content), read(without_tokens(content))
+    assert set(before.column_names) - set(after.column_names) == set(TOKEN_LISTS)
+    assert after.to_pylist() == before.drop_columns(list(TOKEN_LISTS)).to_pylist()
+    assert kept == footer
+
+
+def validated(num_prompts: int) -> ValidationResult:
+    texts = objects(Text(f"p {row}", f"r {row}", "t") for row in range(num_prompts))
+    scores = make_scores(np.ones(num_prompts, np.float32), texts=texts, prompt_indices=np.arange(num_prompts)[::-1])
+    lengths = np.arange(num_prompts, dtype=np.int32)
+    return ValidationResult(Accuracy(overall=1.0), {}, scores, {}, lengths=lengths)
+
+
+def test_a_validation_has_the_texts_of_the_same_64_prompts_each_time(config: Config) -> None:
+    (first, footer), (second, _) = (read(val_file(validated(200), config, step)) for step in (2, 4))
+    rows = first.to_pylist()
+    assert [row["fixed"] for row in rows] == second["fixed"].to_pylist()
+    assert sum(row["fixed"] for row in rows) == 64
+    assert [row["fixed"] for row in rows[::-1][:64]] != [True] * 64
+    for row in rows:
+        assert (row["response"] == f"r {row['row']}") == row["fixed"]
+        assert row["fixed"] or row["prompt"] is None
+        assert row["length"] == row["row"]
+    assert footer["num_rows"] == 200
+    assert sum(row["fixed"] for row in read(val_file(validated(3), config, 2))[0].to_pylist()) == 3

@@ -1,0 +1,66 @@
+"""The files of steps go with the run when it goes back, and lose their tokens when there is too much of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from controller.tracking.record.rollout_file import train_file
+from controller.tracking.record.rollout_store import RolloutStore
+from tests.support.recorded import byte_tokenizer, random_experience, record_config
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Any:
+    config = record_config(tmp_path)
+    return train_file(*random_experience(config, [30] * 20), config, 1, byte_tokenizer())
+
+
+def steps_with_tokens(folder: Path) -> list[int]:
+    files = folder.glob("train/*.parquet")
+    return sorted(int(file.stem) for file in files if "ids" in pq.read_schema(file).names)
+
+
+def test_files_of_later_steps_are_removed_when_a_run_goes_back(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path, 1e9)
+    for step in (1, 2, 3):
+        store.put("train", step, b"train")
+    store.put("val", 2, b"val")
+    (tmp_path / "train" / "notes.parquet").write_bytes(b"of the user")
+    RolloutStore(tmp_path, 1e9).cut_back(1)
+    left = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
+    assert left == ["train/1.parquet", "train/notes.parquet"]
+
+
+def test_odd_steps_lose_their_tokens_first_and_some_steps_never(tmp_path: Path, content: Any) -> None:
+    num_steps = 70
+    RolloutStore(tmp_path, 1e9).put("val", 7, b"val")
+    store = RolloutStore(tmp_path, (num_steps - 1) * len(content))
+    for step in range(1, num_steps + 1):
+        store.put("train", step, content)
+    thinned = sorted({*range(1, num_steps + 1)} - {*steps_with_tokens(tmp_path)})
+    assert thinned
+    assert all(step % 2 for step in thinned)
+    assert thinned[0] == 3
+    assert 7 not in thinned
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) <= (num_steps - 1) * len(content)
+
+
+def test_without_an_older_step_the_limit_costs_nobody_tokens(tmp_path: Path, content: Any) -> None:
+    store = RolloutStore(tmp_path, 1.0)
+    for step in range(1, 53):
+        store.put("train", step, content)
+    assert steps_with_tokens(tmp_path) == [1, *range(3, 53)]
+
+
+def test_a_start_with_a_lower_limit_goes_on_where_the_last_one_ended(tmp_path: Path, content: Any) -> None:
+    first = RolloutStore(tmp_path, 1e9)
+    for step in range(1, 61):
+        first.put("train", step, content)
+    second = RolloutStore(tmp_path, 1.0)
+    for step in range(61, 65):
+        second.put("train", step, content)
+    assert steps_with_tokens(tmp_path) == [1, *range(15, 65)]
