@@ -8,7 +8,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
-_MAX_WAITING = 8
+_MAX_PENDING = 4  # steps and validations whose arrays wait, or are being written
 _PAUSE_S = 0.5
 
 
@@ -23,7 +23,7 @@ class RecordWorker:
         self._on_idle, self._on_failure = on_idle, on_failure
         self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._is_failing = False
+        self._pending, self._is_failing = threading.Semaphore(_MAX_PENDING), False
 
     def submit(self, name: str, job: Job) -> None:
         """Hands a job to the thread; `name` says what it records."""
@@ -34,8 +34,15 @@ class RecordWorker:
 
     def submit_or_drop(self, name: str, job: Job) -> None:
         """Hands a job to the thread, or leaves it out if the thread is some jobs behind: memory must not grow."""
-        if self._jobs.qsize() < _MAX_WAITING:
-            self.submit(name, job)
+
+        def do() -> None:
+            try:
+                job()
+            finally:
+                self._pending.release()
+
+        if self._pending.acquire(blocking=False):
+            self.submit(name, do)
         else:
             self.submit(name, lambda: self._failed(name, "what came before is still being written"))
 

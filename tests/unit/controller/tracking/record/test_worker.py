@@ -49,7 +49,7 @@ def test_steps_are_left_out_while_an_earlier_one_does_not_end() -> None:
         worker.submit_or_drop(f"step {number}", lambda number=number: done.append(number))  # type: ignore[misc]
     go_on.set()
     worker.close(timeout_s=30.0)
-    assert 7 <= len(done) <= 9
+    assert len(done) == 4
     assert done == list(range(len(done)))
     assert len(failures) == 100 - len(done)
 
