@@ -66,13 +66,12 @@ class RunRecord:
     def event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Appends an event to events.jsonl; `step` is by default the running one."""
         if self._has_started:
-            head = {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step if step is None else step}
-            self._worker.submit(f"event {kind}", partial(append_event, self._folder, {**head, "kind": kind, **fields}))
+            event = {**self._head(step), "kind": kind, **fields}
+            self._worker.submit(f"event {kind}", partial(append_event, self._folder, event))
 
     def _append_failure(self, why: str) -> None:
-        head = {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step}
         with suppress(OSError):
-            append_event(self._folder, {**head, "kind": "record_failed", "why": why})
+            append_event(self._folder, {**self._head(), "kind": "record_failed", "why": why})
 
     def groups_up(self, clients: Sequence[WorkerClient], restored_step: int | None = None) -> None:
         """Records the groups that were started since the last call.
@@ -190,7 +189,15 @@ class RunRecord:
     def close(self, reason: str, exit_status: int, *, timeout_s: float = 30.0) -> None:
         """Records the end of the run, and waits until everything is written, for at most `timeout_s` seconds."""
         self.live.end()
-        self.event("end", reason=reason, exit_status=exit_status)
         if self._has_started:
-            self._worker.submit("the end", partial(self.live.write_if_due, at_once=True))
+            self._worker.submit("the end", partial(self._put_end, reason, exit_status))
             self._worker.close(timeout_s)
+
+    def _put_end(self, reason: str, exit_status: int) -> None:
+        self.live.write_if_due(at_once=True)
+        facts = {"reason": reason, "exit_status": exit_status, "record_cpu_s": time.thread_time()}
+        append_event(self._folder, {**self._head(), "kind": "end", **facts})
+
+    def _head(self, step: int | None = None) -> dict[str, Any]:
+        """Returns the fields that every event begins with; `step` is by default the running one."""
+        return {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step if step is None else step}

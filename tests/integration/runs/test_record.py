@@ -1,0 +1,81 @@
+"""A run with its record ends as one without: also if the record cannot be written, or the controller is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.disks import fill, mounted
+from tests.support.runs import NUM_STEPS, RunFolder, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+Completed = Callable[[str, int], RunFolder]
+
+
+def events(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+
+
+def recorded(folder: RunFolder, split: str) -> list[int]:
+    return sorted(int(file.stem) for file in folder.path.glob(f"rollouts/{split}/*.parquet"))
+
+
+def test_a_run_has_a_file_per_step_and_validation_and_says_that_it_has_ended(completed: Completed) -> None:
+    folder = completed("gather", 1)
+    assert recorded(folder, "train") == list(range(1, NUM_STEPS + 1))
+    assert recorded(folder, "val") == [0, 2, 4]
+    lines = {line["step"]: line for line in folder.metrics}
+    for step in recorded(folder, "train"):
+        table = pq.read_table(folder.path / f"rollouts/train/{step}.parquet")
+        footer = json.loads(table.schema.metadata[b"splitppo"])
+        assert sum(table["score"].to_pylist()) / len(table) == pytest.approx(lines[step]["critic/score/mean"])
+        assert footer["explained_variance"]["value"] == pytest.approx(lines[step]["critic/vf_explained_var"], rel=1e-4)
+        assert footer["kl_coef"] == pytest.approx(lines[step]["actor/reward_kl_penalty_coeff"])
+        assert all(why > 0 for why in table["why"].to_pylist())  # the budget is larger than the step
+    live = json.loads((folder.path / "live.json").read_text())
+    assert (live["phase"], live["step"], live["total_steps"]) == ("ended", NUM_STEPS, NUM_STEPS)
+    assert [event["step"] for event in events(folder) if event["kind"] == "step"] == list(range(1, NUM_STEPS + 1))
+    assert events(folder)[-1]["reason"] == "completed"
+
+
+def test_a_full_disk_costs_the_record_and_nothing_else(
+    config: dict[str, Any], completed: Completed, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "run" / "rollouts", "size=64k") as disk:
+        fill(disk)
+        with started(config, tmp_path / "run", "evaluation.dump_generations=false") as controller:
+            folder = controller.complete()
+        assert recorded(folder, "train") == []
+    assert controller.output.count("could not be recorded") == 1
+    assert "Traceback" not in controller.output
+    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    failed = [event["why"] for event in events(folder) if event["kind"] == "record_failed"]
+    assert len(failed) == NUM_STEPS + 3
+    assert all("No space left on device" in why for why in failed)
+
+
+def test_a_killed_run_goes_on_without_its_record_and_has_the_same_weights(
+    config: dict[str, Any], completed: Completed, tmp_path: Path
+) -> None:
+    slow_end = f"debug.failpoints={{actor.update.begin: {{step: {NUM_STEPS}, action: stop}}}}"
+    with started(config, tmp_path / "run", slow_end) as first:
+        first.wait_until(lambda folder: 3 in recorded(folder, "train"), "the file of step 3")
+        first.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
+        first.signal(signal.SIGKILL)
+        first.wait()
+    with started(config, tmp_path / "run", "tracking.rollouts.enable=false") as second:
+        folder = second.complete()
+    assert recorded(folder, "train") == [1, 2]
+    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    starts = [event for event in events(folder) if event["kind"] == "start"]
+    assert [(start["epoch"], start["resumed_at"]) for start in starts] == [(1, 0), (2, 2)]
+    assert any("tracking.rollouts.enable" in change for change in starts[1]["changes"])
+    cut = next(event for event in events(folder) if event["kind"] == "cut")
+    assert {span[2] for span in cut["spans"]} == {3}
