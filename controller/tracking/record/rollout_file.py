@@ -5,7 +5,7 @@ pyarrow is slow to import: who needs this file imports it where it is needed.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
-from controller.ppo.scores import Scores
+from controller.ppo.scores import Objects, Scores, Text
 from controller.tracking.record.sampling import choose
 from controller.tracking.record.statistics import step_statistics
 from controller.tracking.record.step_tokens import StepTokens
@@ -32,15 +32,10 @@ METADATA_KEY = b"splitppo"
 _VERSION = 1
 _NUM_FIXED_PROMPTS = 64
 _LARGEST_HALF = 6e4  # a list with larger numbers is float32
-_NUMBERS = {
-    **dict.fromkeys(("length", "prompt_length", "learned", "why"), pa.int32()),
-    **dict.fromkeys(("reward", "kl", "k3", "entropy", "mismatch", "value_first", "value_last"), pa.float32()),
-    **dict.fromkeys(("return_first", "value_error", "advantage_sum", "repetition"), pa.float32()),
-    "text_hash": pa.int64(),
-}
-# The lists of a step; the scalar `reward` is the sum of the list `rewards`.
-_LISTS = {"old": "old", "ref": "ref", "rollout": "rollout", "value": "value", "ret": "ret", "advantage": "advantage"}
-_LISTS |= {"reward": "rewards"}
+# Numbers of responses that a run may lack; `entropy` will come from the update.
+_MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last", "value_error")
+# The lists of a step, and their columns; the number `reward` is the sum of the list `rewards`.
+_LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "advantage")} | {"reward": "rewards"}
 # What the update's own forwards observe; the update does not send it yet.
 _OBSERVED = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
 # The columns with a number per token, which older steps lose.
@@ -50,43 +45,32 @@ _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_tru
 
 def train_file(experience: Experience, scores: Scores, config: Config, step: int, backend: tokenizers.Tokenizer) -> Any:
     """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
-    seed, num_samples, algorithm = config.run.seed, config.rollout.n, config.algorithm
-    tokens = StepTokens.of(experience)
+    seed, num_samples = config.run.seed, config.rollout.n
+    tokens, talks = StepTokens.of(experience), scores.conversations
     numbers = dict(tokens.numbers())
     budget = config.tracking.rollouts.tokens_per_step
     why_B = choose(numbers, scores, num_samples=num_samples, num_tokens=budget, seed=seed, step=step)
     numbers["why"], rows = why_B, np.flatnonzero(why_B)
-    talks = scores.conversations
+    floats = {name: those.astype(np.float32) for name, those in numbers.items() if those.dtype == np.float64}
     columns = {
         **_columns_of(scores, num_samples),
         "is_truncated": pa.array(scores.is_truncated),
         "failure": pa.array(["" if failure is None else failure.value for failure in scores.failures], pa.string()),
         "turns": pa.array([1 if talk is None else talk.num_turns for talk in talks], pa.int16()),
         "lost": pa.array([talk is not None and bool(talk.lost) for talk in talks], pa.bool_()),
-        **{
-            name: pa.array(numbers[name], kind, from_pandas=True) if name in numbers else pa.nulls(len(why_B), kind)
-            for name, kind in _NUMBERS.items()
-        },
+        **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
+        **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
         **_texts(scores, rows),
         **_decoded(tokens, rows, backend),
     }
     footer = {
-        "version": _VERSION,
-        "step": step,
-        "num_rows": len(why_B),
-        "num_sampled": len(rows),
-        "seed": seed,
-        "unix_s": time.time(),
-        "adv_estimator": algorithm.adv_estimator,
-        "clip_low": config.actor.clip_low,
-        "clip_high": config.actor.clip_high,
-        "gamma": algorithm.gamma,
-        "lam": algorithm.lam,
+        **{name: getattr(config.algorithm, name) for name in ("adv_estimator", "gamma", "lam")},
+        **{name: getattr(config.actor, name) for name in ("clip_low", "clip_high")},
         "kl_coef": experience.metrics.get("actor/reward_kl_penalty_coeff", 0.0),
         **step_statistics(tokens, numbers, scores.scores, seed=seed, step=step),
     }
-    return _parquet(columns, footer)
+    return _parquet(columns, step, num_sampled=len(rows), seed=seed, **footer)
 
 
 def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
@@ -94,17 +78,18 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
 
     The texts are those of up to 64 prompts, which are the same at each validation.
     """
-    scores, texts = validation.scores, validation.scores.texts.tolist()
+    scores = validation.scores
     prompts, order = np.unique(scores.prompt_indices), slice(_NUM_FIXED_PROMPTS)
     is_fixed_B = np.isin(scores.prompt_indices, prompts[np.argsort(splitmix64(prompts.astype(np.uint64)))[order]])
+    rows = np.flatnonzero(is_fixed_B)
     columns = {
         **_columns_of(scores, config.evaluation.n),
         "length": pa.array(validation.lengths, pa.int32()),
         "fixed": pa.array(is_fixed_B),
-        **_texts(scores, np.flatnonzero(is_fixed_B)),
+        **_texts(scores, rows),
+        "response": _strings(scores.texts, rows, lambda text: text.response),
     }
-    columns["response"] = _strings(scores, np.flatnonzero(is_fixed_B), lambda row: texts[row].response)
-    return _parquet(columns, {"version": _VERSION, "step": step, "num_rows": scores.num_rows, "unix_s": time.time()})
+    return _parquet(columns, step)
 
 
 def without_tokens(content: Any) -> Any:
@@ -136,29 +121,24 @@ def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
 
 def _texts(scores: Scores, rows: Rows) -> dict[str, Any]:
     """Returns prompt, ground truth and messages of some responses."""
-    said = scores.texts.tolist()
 
-    def truth(row: int) -> str:
-        given = said[row].ground_truth
-        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+    def as_json(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=str)
 
-    def messages(row: int) -> str | None:
-        talk = scores.conversations[row]
-        return None if talk is None else json.dumps(list(talk.messages), ensure_ascii=False, default=str)
+    def truth(text: Text) -> str:
+        return text.ground_truth if isinstance(text.ground_truth, str) else as_json(text.ground_truth)
 
     return {
-        "prompt": _strings(scores, rows, lambda row: said[row].prompt),
-        "ground_truth": _strings(scores, rows, truth),
-        "messages": _strings(scores, rows, messages),
+        "prompt": _strings(scores.texts, rows, lambda text: text.prompt),
+        "ground_truth": _strings(scores.texts, rows, truth),
+        "messages": _strings(scores.conversations, rows, lambda talk: talk and as_json(list(talk.messages))),
     }
 
 
-def _strings(scores: Scores, rows: Rows, text_of: Any) -> Any:
-    texts: list[str | None] = [None] * scores.num_rows
-    for row in rows:
-        text = text_of(row)
-        texts[row] = None if text is None else _clean(text)
-    return pa.array(texts, pa.string())
+def _strings(objects: Objects, rows: Rows, text_of: Callable[[Any], str | None]) -> Any:
+    """Returns a column of texts that some rows have; null for the others."""
+    texts = {row: text_of(objects[row]) for row in rows.tolist()}
+    return pa.array([(text := texts.get(row)) and _clean(text) for row in range(len(objects))], pa.string())
 
 
 def _clean(text: str) -> str:
@@ -168,12 +148,9 @@ def _clean(text: str) -> str:
 
 def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Returns the texts of some responses, special tokens included, and where each token ends in its text."""
-    texts: list[str | None] = [None] * len(tokens.lengths)
-    ends: list[list[int] | None] = [None] * len(tokens.lengths)
-    starts = np.cumsum(tokens.lengths, dtype=np.int64) - tokens.lengths
-    for row in rows:
-        ids = tokens.ids[starts[row] : starts[row] + tokens.lengths[row]].tolist()
-        texts[row], ends[row] = decode_with_ends(backend, ids)
+    ids = Column(tokens.ids, tokens.lengths).rows()
+    decoded = {row: decode_with_ends(backend, ids[row].tolist()) for row in rows.tolist()}
+    texts, ends = ([decoded[row][part] if row in decoded else None for row in range(len(ids))] for part in (0, 1))
     return {"response": pa.array(texts, pa.string()), "ends": pa.array(ends, pa.list_(pa.int32()))}
 
 
@@ -202,28 +179,34 @@ def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, An
     return columns | {name: pa.nulls(len(lengths), pa.list_(kind)) for name, kind in _OBSERVED.items()}
 
 
-def _of_turns(tokens: StepTokens, scores: Scores, rows: Rows, lists: Any) -> dict[str, Any]:
+def _of_turns(
+    tokens: StepTokens, scores: Scores, rows: Rows, lists: Callable[[NDArray[Any], Any], Any]
+) -> dict[str, Any]:
     """Returns the turn of each token, and the rewards and ends of turns; nulls without conversations."""
     talks = scores.conversations
-    if all(talk is None for talk in talks):
-        turns = pa.nulls(len(talks), pa.list_(pa.int16()))
-    else:
-        turns_N = np.zeros(len(tokens.ids), np.int16)
-        for row, start in enumerate(Column(tokens.ids, tokens.lengths).offsets[:-1]):
-            here = slice(start, start + tokens.lengths[row])
-            turns_N[here] = 1 + np.searchsorted(() if talks[row] is None else talks[row].turn_ends, tokens.places[here])
+    turns = pa.nulls(len(talks), pa.list_(pa.int16()))
+    if any(talk is not None for talk in talks):
+        places = Column(tokens.places, tokens.lengths).rows()
+        all_ends = (() if talk is None else talk.turn_ends for talk in talks)
+        turns_N = np.concatenate([1 + np.searchsorted(ends, row) for ends, row in zip(all_ends, places, strict=True)])
         turns = lists(np.where(tokens.counts, turns_N, 0), pa.int16())
-    recorded = {row: talks[row] for row in rows.tolist() if talks[row] is not None}
-    of_turns = {
-        name: [list(getattr(recorded[row], name)) if row in recorded else None for row in range(len(talks))]
+    chosen = {*rows.tolist()}
+    recorded = [talk if row in chosen else None for row, talk in enumerate(talks)]
+    rewards, ends = (
+        [None if talk is None else list(getattr(talk, name)) for talk in recorded]
         for name in ("turn_rewards", "turn_ends")
+    )
+    of_turns = {
+        "turn_rewards": pa.array(rewards, pa.list_(pa.float32())),
+        "turn_ends": pa.array(ends, pa.list_(pa.int32())),
     }
-    kinds = {"turn_rewards": pa.float32(), "turn_ends": pa.int32()}
-    return {"turn": turns} | {name: pa.array(those, pa.list_(kinds[name])) for name, those in of_turns.items()}
+    return {"turn": turns, **of_turns}
 
 
-def _parquet(columns: Mapping[str, Any], footer: Mapping[str, Any]) -> Any:
-    return _written(pa.table(dict(columns)), json_line(footer))
+def _parquet(columns: Mapping[str, Any], step: int, **facts: Any) -> Any:
+    table = pa.table(dict(columns))
+    footer = {"version": _VERSION, "step": step, "num_rows": len(table), "unix_s": time.time(), **facts}
+    return _written(table, json_line(footer))
 
 
 def _written(table: Any, footer: bytes) -> Any:

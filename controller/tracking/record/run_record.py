@@ -6,7 +6,7 @@ Everything is written by one thread (`RecordWorker`). What fails there is missin
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -55,13 +55,8 @@ class RunRecord:
         """Begins the record of this start, once it is sure that the run goes on."""
         self._tokenizer = tokenizer
         self.live.set(step=resumed_at, total_steps=total_steps)
-        facts: dict[str, Any] = {
-            "resumed_at": resumed_at,
-            "pid": os.getpid(),
-            "host": os.uname().nodename,
-            "version": __version__,
-        }
-        self.event("start", **facts, changes=list(changes))
+        where: dict[str, Any] = {"pid": os.getpid(), "host": os.uname().nodename, "version": __version__}
+        self.event("start", resumed_at=resumed_at, **where, changes=list(changes))
 
     def event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Appends an event to events.jsonl; `step` is by default the running one."""
@@ -80,19 +75,15 @@ class RunRecord:
         """
         new = [client for client in clients if self._instances.get(client.role) != client.worker.instance_id]
         for client in new:
-            self._instances[client.role] = client.worker.instance_id
+            self._instances[client.role] = instance = client.worker.instance_id
             processes = client.worker.processes
-            facts: dict[str, Any] = {
-                "pids": [process.pid for process in processes],
-                "host": processes[0].host if processes else "",
-            }
-            self.event("group_up", role=client.role, instance_id=client.worker.instance_id, **facts)
+            pids, host = [process.pid for process in processes], processes[0].host if processes else ""
+            self.event("group_up", role=client.role, instance_id=instance, pids=pids, host=host)
         if self._lost is not None and restored_step is not None:
             _, from_step, pause_s = self._lost
-            restarted = [client.role for client in new]
             kept = [client.role for client in clients if client not in new]
-            steps = {"from_step": from_step, "to_step": restored_step}
-            self.event("recovery", **steps, restarted=restarted, kept=kept, pause_s=pause_s)
+            groups: dict[str, Any] = {"restarted": [client.role for client in new], "kept": kept}
+            self.event("recovery", from_step=from_step, to_step=restored_step, **groups, pause_s=pause_s)
 
     def lost(self, place: Place, cause: str, pause_s: float | str) -> None:
         """Records the loss of a group, with the pause before it is started again, or why it is not."""
@@ -123,38 +114,35 @@ class RunRecord:
             self._worker.submit("the way back", partial(self._store.cut_back, restored_step))
         self.live.set(step=step, phase="training")
 
-    def step(self, record: StepRecord, metrics: dict[str, float]) -> None:
+    def step(self, record: StepRecord, metrics: Mapping[str, float]) -> None:
         """Records a step whose updates have ended."""
-        self.event("step", step=record.step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
-        if self._is_on:
-            config = self._config.at_step(record.step)
-            self._worker.submit_or_drop(
-                f"step {record.step}", partial(self._put_step, record.step, record.experience, record.scores, config)
-            )
+        step, experience, scores = record.step, record.experience, record.scores
+        self.event("step", step=step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
 
-    @property
-    def _is_on(self) -> bool:
-        return self._has_started and self._config.tracking.rollouts.enable
+        def content() -> Any:
+            from controller.tracking.record.rollout_file import train_file  # slow to import
 
-    def _put_step(self, step: int, experience: Any, scores: Any, config: Config) -> None:
-        from controller.tracking.record.rollout_file import train_file
+            # Log-probs of the update's own forwards (new, entropy, clip) would be merged into the experience here.
+            assert self._tokenizer is not None
+            return train_file(experience, scores, self._config.at_step(step), step, self._tokenizer)
 
-        # Log-probs of the update's own forwards (new, entropy, clip) would be merged into the experience here.
-        assert self._tokenizer is not None
-        self._store.put("train", step, train_file(experience, scores, config, step, self._tokenizer))
+        self._put(f"step {step}", "train", step, content)
 
     def validation(self, step: int, validation: ValidationResult, split: str) -> None:
         """Records a validation of the policy of a step in the folder `split`."""
         seconds = validation.timings_s.get("testing")
         self.event("validation", step=step, accuracy=validation.accuracy.overall, seconds=seconds)
-        if self._is_on:
-            name = f"the validation after step {step}"
-            self._worker.submit_or_drop(name, partial(self._put_validation, step, validation, split))
 
-    def _put_validation(self, step: int, validation: ValidationResult, split: str) -> None:
-        from controller.tracking.record.rollout_file import val_file
+        def content() -> Any:
+            from controller.tracking.record.rollout_file import val_file  # slow to import
 
-        self._store.put(split, step, val_file(validation, self._config, step))
+            return val_file(validation, self._config, step)
+
+        self._put(f"the validation after step {step}", split, step, content)
+
+    def _put(self, name: str, split: str, step: int, content: Callable[[], Any]) -> None:
+        if self._has_started and self._config.tracking.rollouts.enable:
+            self._worker.submit_or_drop(name, lambda: self._store.put(split, step, content()))
 
     def checkpoint_begins(self, step: int) -> None:
         """Notes when the checkpoint of a step begins."""
@@ -170,21 +158,19 @@ class RunRecord:
         self.live.set_pool(role, method=method, phase=progress.phase or None, done=progress.done, total=progress.total)
 
     async def poll(self, clients: Callable[[], Sequence[WorkerClient]]) -> None:
-        """Asks every group for its status every 5 s, without end."""
+        """Asks every group for its status every 5 s, without end. The calls of the run say what is wrong, if any is."""
         while True:
-            await asyncio.gather(*(self._ask(client) for client in clients()))
+            asked = clients()
+            calls = (asyncio.wait_for(client.get_status(), _POLL_TIMEOUT_S) for client in asked)
+            answers = await asyncio.gather(*calls, return_exceptions=True)  # a channel that is closed cancels its call
+            for client, status in zip(asked, answers, strict=True):
+                if isinstance(status, BaseException):
+                    self.live.set_pool(client.role, state=None, queue=None)
+                    continue
+                state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
+                told = {"state": state, "queue": status.queued_commands, "committed_step": status.committed_step}
+                self.live.set_pool(client.role, **told, **({} if status.running_method else IDLE))
             await asyncio.sleep(_POLL_S)
-
-    async def _ask(self, client: WorkerClient) -> None:
-        try:
-            status = await asyncio.wait_for(client.get_status(), _POLL_TIMEOUT_S)
-        except Exception:  # noqa: BLE001 - the calls of the run say what is wrong, and decide what follows
-            self.live.set_pool(client.role, state=None, queue=None)
-            return
-        state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
-        told = {"state": state, "queue": status.queued_commands, "committed_step": status.committed_step}
-        idle = {} if status.running_method else IDLE
-        self.live.set_pool(client.role, **told, **idle)
 
     def close(self, reason: str, exit_status: int, *, timeout_s: float = 30.0) -> None:
         """Records the end of the run, and waits until everything is written, for at most `timeout_s` seconds."""

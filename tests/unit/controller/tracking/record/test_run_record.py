@@ -252,29 +252,31 @@ class Told:
 
     role = "critic"
 
-    def __init__(self, *answers: worker_pb2.GetStatusResponse | Exception) -> None:
+    def __init__(self, *answers: worker_pb2.GetStatusResponse | BaseException) -> None:
         self._answers = iter(answers)
         self.was_asked = asyncio.Event()
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
         self.was_asked.set()
         answer = next(self._answers)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-async def test_the_status_of_each_group_is_in_the_live_file(run: Run, is_lost: bool) -> None:
+@pytest.mark.parametrize("error", [None, OSError("gone"), asyncio.CancelledError()])
+async def test_the_status_of_each_group_is_in_the_live_file(run: Run, error: BaseException | None) -> None:
+    """A call is cancelled if its channel is closed; the polling goes on."""
     run.record.progress("critic", "Update", worker_pb2.Progress(phase="update", done=1, total=2))
     status = worker_pb2.GetStatusResponse(state=worker_pb2.WORKER_STATE_IDLE, queued_commands=2, committed_step=5)
-    told: Any = Told(OSError("gone") if is_lost else status)
+    told: Any = Told(error or status)
     polling = asyncio.create_task(run.record.poll(lambda: [told]))
     await told.was_asked.wait()
     for _ in range(10):  # until what was told has reached the record
         await asyncio.sleep(0)
+    assert not polling.done()
     polling.cancel()
     run.record.live.write_if_due(at_once=True)
     critic = live_content(run.folder)["pools"]["critic"]
-    assert (critic["state"], critic["queue"]) == ((None, None) if is_lost else ("idle", 2))
-    assert critic["method"] == ("Update" if is_lost else "")
+    assert (critic["state"], critic["queue"]) == ((None, None) if error else ("idle", 2))
+    assert critic["method"] == ("Update" if error else "")
