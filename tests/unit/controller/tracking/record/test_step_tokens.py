@@ -56,6 +56,16 @@ def test_tokens_of_an_environment_count_for_no_number(tmp_path: Path) -> None:
     assert numbers["value_last"][0] == pytest.approx(experience.batch["values"].values[3])
 
 
+def test_a_response_that_is_not_learned_from_counts_all_the_same(tmp_path: Path) -> None:
+    config = record_config(tmp_path, algorithm__mask_truncated_completions=True)
+    experience, _ = random_experience(config, [3, 4], is_truncated=np.array([True, False]))
+    tokens = StepTokens.of(experience)
+    assert tokens.counts.all()
+    assert tokens.numbers()["learned"].tolist() == [0, 4]
+    assert np.isfinite(tokens.numbers()["kl"]).all()
+    assert np.isnan(tokens.numbers()["value_error"][0])
+
+
 def test_without_values_reference_and_rollout_there_are_no_numbers_of_them(tmp_path: Path) -> None:
     config = record_config(tmp_path, num_samples=2, algorithm__adv_estimator="grpo")
     experience, _ = random_experience(config, [3, 3], columns=("old_log_probs",))
