@@ -32,7 +32,6 @@ def main() -> None:
     """Prints a row per kind of run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, help="runs with and without the record, of each kind")
-    parser.add_argument("--steps", type=int, default=12, help="steps of a run")
     options = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory("-recording") as name:
@@ -43,12 +42,13 @@ def main() -> None:
             f"{'':24s}{'step, s':>9s}{'CPU of the record, ms a step':>31s}"
             f"{'share':>8s}{'wall difference, ms a step':>40s}"
         )
-        for kind, config in (("quickstart", QUICKSTART), ("20,032 tokens, 3.3 M", str(folder / "config.yaml"))):
+        large = ("20,032 tokens, 3.3 M", str(folder / "config.yaml"), 5)
+        for kind, config, num_steps in (("quickstart", QUICKSTART, 12), large):
             pairs = [
-                [run(config, folder / f"{kind}_{pair}_{on}", options.steps, on) for on in (True, False)]
+                [run(config, folder / f"{num_steps}_{pair}_{on}", num_steps, on) for on in (True, False)]
                 for pair in range(options.pairs)
             ]
-            print(row_of(kind, pairs, options.steps), flush=True)
+            print(row_of(kind, pairs, num_steps), flush=True)
 
 
 def run(config: str, run_dir: Path, num_steps: int, on: bool) -> tuple[float, float]:
