@@ -111,8 +111,9 @@ class Session:
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             status = self._outcome.exit_status()
-            await asyncio.to_thread(self._record.close, self._outcome.reason, status)  # both may be cut short by
-            await asyncio.to_thread(self._trackers.finish)  # a signal
+            # Both may be cut short by a signal.
+            await asyncio.to_thread(self._record.close, self._outcome.reason, status)
+            await asyncio.to_thread(self._trackers.finish)
         return status
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:

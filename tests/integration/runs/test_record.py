@@ -79,3 +79,21 @@ def test_a_killed_run_goes_on_without_its_record_and_has_the_same_weights(
     assert any("tracking.rollouts.enable" in change for change in starts[1]["changes"])
     cut = next(event for event in events(folder) if event["kind"] == "cut")
     assert {span[2] for span in cut["spans"]} == {3}
+
+
+def test_a_lost_group_leaves_its_cause_and_what_it_has_cost(config: dict[str, Any], tmp_path: Path) -> None:
+    kill = "debug.failpoints={critic.update.begin: {step: 4, action: kill}}"
+    with started(config, tmp_path / "run", kill, "services.restart_backoff_s=0.1") as controller:
+        folder = controller.complete()
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for event in events(folder):
+        by_kind.setdefault(event["kind"], []).append(event)
+    [lost], [recovery], [recovered] = (by_kind[kind] for kind in ("group_lost", "recovery", "recovered"))
+    assert lost["role"] == "critic"
+    assert f"recovering in 0.1 s: {lost['cause']}" in controller.output
+    assert (recovery["restarted"], recovery["kept"], recovery["pause_s"]) == (["critic"], ["actor"], 0.1)
+    assert recovered["repeated_steps"] == folder.metrics[-1]["recovery/num_repeated_steps"]
+    assert (recovered["from_step"], recovered["to_step"]) == (4, 2)
+    assert len(by_kind["group_up"]) == 3
+    assert {span[2] for event in by_kind["cut"] for span in event["spans"]} == {3, 4}
+    assert recorded(folder, "train") == list(range(1, NUM_STEPS + 1))
