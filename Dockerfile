@@ -33,6 +33,7 @@ COPY recipes /app/recipes
 COPY rewards /app/rewards
 COPY services /app/services
 COPY splitppo /app/splitppo
+COPY viewer /app/viewer
 COPY tools/__init__.py tools/certs.py /app/tools/
 COPY deploy/__init__.py deploy/checks.py deploy/placement.py deploy/processes.py /app/deploy/
 COPY deploy/compose/__init__.py deploy/compose/entrypoint.py /app/deploy/compose/

@@ -1,5 +1,7 @@
 """Counts the lines of the product without comments, docstrings, blank lines and generated code, folder by folder.
 
+JavaScript counts as Python does; what others have written (a folder vendor) does not.
+
 python -m tools.product_lines                  # the working tree
 python -m tools.product_lines --ref COMMIT     # beside it that commit, and the difference
 
@@ -20,8 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy")
+PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy", "viewer")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
+SUFFIXES = (".py", ".js")
 ALL = "all"
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -55,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def working_tree() -> Iterable[tuple[PurePosixPath, str]]:
     """Yields path and source of each file of the product as it is now."""
     for folder in PRODUCT:
-        for file in (ROOT / folder).rglob("*.py"):
-            yield PurePosixPath(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in SUFFIXES:
+                yield PurePosixPath(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
 
 
 def commit(ref: str) -> Iterable[tuple[PurePosixPath, str]]:
@@ -69,7 +73,7 @@ def commit(ref: str) -> Iterable[tuple[PurePosixPath, str]]:
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive:
             path = PurePosixPath(member.name)
-            content = archive.extractfile(member) if path.suffix == ".py" and path.parts[0] in PRODUCT else None
+            content = archive.extractfile(member) if path.suffix in SUFFIXES and path.parts[0] in PRODUCT else None
             if content is not None:
                 yield path, content.read().decode()
 
@@ -78,9 +82,10 @@ def lines_of_folders(files: Iterable[tuple[PurePosixPath, str]]) -> Mapping[str,
     """Returns the lines of each folder with all below it, of no more than two levels, and of ALL."""
     lines: Counter[str] = Counter()
     for path, source in files:
-        if not path.name.endswith(GENERATED):
+        if not path.name.endswith(GENERATED) and "vendor" not in path.parts:
             folders = {"/".join(path.parent.parts[:depth]) for depth in (1, 2)}
-            lines.update(dict.fromkeys([ALL, *folders], num_lines(source)))
+            count = num_lines if path.suffix == ".py" else num_script_lines
+            lines.update(dict.fromkeys([ALL, *folders], count(source)))
     return lines
 
 
@@ -90,6 +95,11 @@ def num_lines(source: str) -> int:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     code = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
     return len(code - docstrings)
+
+
+def num_script_lines(source: str) -> int:
+    """Returns how many lines of JavaScript hold code: neither blank nor a comment from their first character on."""
+    return sum(1 for line in source.splitlines() if line.strip() and not line.lstrip().startswith("//"))
 
 
 def _docstring_lines(node: ast.AST) -> range:

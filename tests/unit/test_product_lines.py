@@ -46,6 +46,12 @@ def test_a_file_counts_for_two_levels_of_folders_and_generated_code_for_none() -
     assert counted == {ALL: 3, "a": 3, "a/b": 1}
 
 
+def test_javascript_counts_and_what_others_wrote_does_not() -> None:
+    files = {"a/static/b.js": "// about\n\nlet x = 1; // beside\n  // alone\nx += 1;\n", "a/static/vendor/c.js": "let y;"}
+    counted = lines_of_folders((PurePosixPath(path), source) for path, source in files.items())
+    assert counted == {ALL: 2, "a": 2, "a/static": 2}
+
+
 def test_an_unknown_commit_is_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--ref", "there-is-no-such-commit"]) == 2
     shown = capsys.readouterr()

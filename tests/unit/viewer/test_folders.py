@@ -1,0 +1,203 @@
+"""Run folders that are broken, old, hostile, or written while they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
+from tests.support.viewer_client import ask
+from viewer.files import RunDir, Unreadable
+from viewer.metrics import meaning
+from viewer.run import Run, find_runs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", Shape(steps=3, prompts=2, samples=2))
+
+
+def test_runs_are_found_in_a_folder_of_runs(run: Path) -> None:
+    (run.parent / "no run").mkdir()
+    assert find_runs([run.parent]) == find_runs([run]) == find_runs([run, run.parent]) == [run]
+
+
+async def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text('{"exit_reason": "secret"}')
+    for name in ("summary.json", "live.json", "rollouts/train/1.parquet"):
+        (run / name).unlink()
+        (run / name).symlink_to(secret)
+    assert b"secret" not in (await ask([run], "/api/runs/0")).content.replace(b"secret/", b"")
+    assert (await ask([run], "/api/runs/0/train/1")).status == 422
+
+
+async def test_a_folder_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
+    (run / "rollouts" / "train").rename(tmp_path / "elsewhere")
+    (run / "rollouts" / "train").symlink_to(tmp_path / "elsewhere")
+    answer = await ask([run], "/api/runs/0/train/1")
+    assert answer.status == 422
+
+
+def test_a_pipe_does_not_hold_the_viewer(run: Path) -> None:
+    (run / "live.json").unlink()
+    os.mkfifo(run / "live.json")
+    with pytest.raises(Unreadable, match="no plain file"):
+        RunDir(run).json("live.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", os.urandom(2000)])
+async def test_a_torn_parquet_is_a_sentence_and_the_rest_works(run: Path, content: bytes) -> None:
+    (run / "rollouts" / "train" / "2.parquet").write_bytes(content)
+    answer = await ask([run], "/api/runs/0/train/2")
+    assert answer.status == 422
+    assert "rollouts/train/2.parquet" in answer.json["error"]
+    critic = (await ask([run], "/api/runs/0/critic")).json
+    assert critic["steps"] == [1, 2, 3]
+    assert [value is None for value in critic["value"]] == [False, True, False]
+    assert len(critic["errors"]) == 1
+
+
+async def test_a_parquet_cut_at_any_length_is_a_sentence(run: Path) -> None:
+    file = run / "rollouts" / "train" / "1.parquet"
+    whole = file.read_bytes()
+    for share in range(1, 10):
+        file.write_bytes(whole[: len(whole) * share // 10])
+        assert (await ask([run], "/api/runs/0/train/1")).status == 422
+
+
+async def test_lists_that_do_not_fit_each_other_are_a_sentence(run: Path) -> None:
+    table = {"row": [0], "prompt_index": [0], "why": [1], "ends": [[1, 2, 3]], "old": [[0.1]], "flags": [[3]]}
+    pq.write_table(pa.table(table), run / "rollouts" / "train" / "1.parquet")
+    answer = await ask([run], "/api/runs/0/train/1/0")
+    assert answer.status == 422
+    assert "differ in length" in answer.json["error"]
+
+
+async def test_a_row_that_is_not_there_is_a_sentence(run: Path) -> None:
+    assert (await ask([run], "/api/runs/0/train/1/99")).status == 422
+
+
+async def test_text_that_is_no_utf8_is_shown_as_far_as_it_is(run: Path) -> None:
+    column = pa.array([b"a\xffb"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"row": [0], "response": column}), run / "rollouts" / "train" / "1.parquet")
+    assert (await ask([run], "/api/runs/0/train/1/0")).json["row"]["response"] == "a\ufffdb"
+
+
+async def test_numbers_that_are_not_finite_become_null(run: Path) -> None:
+    numbers = {"row": [0], "score": [float("nan")], "value": [[float("inf"), 1.0]], "flags": [[3, 3]], "ends": [[1, 2]]}
+    pq.write_table(pa.table(numbers), run / "rollouts" / "train" / "1.parquet")
+    row = (await ask([run], "/api/runs/0/train/1/0")).json["row"]
+    assert row["score"] is None
+    assert row["value"] == [None, 1.0]
+
+
+def test_half_a_line_waits_for_its_rest_and_a_broken_line_is_counted(run: Path) -> None:
+    viewed = Run(0, run)
+    viewed.refresh()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('not json\n{"step": 4, "critic/score/mean": 0.')
+        file.flush()
+        viewed.refresh()
+        assert viewed.metrics.steps == [1, 2, 3]
+        file.write("25}\n")
+    viewed.refresh()
+    assert viewed.metrics.steps == [1, 2, 3, 4]
+    assert viewed.metrics.latest("critic/score/mean") == 0.25
+    assert viewed.metrics.lines_broken == 1
+
+
+def test_a_run_that_goes_back_is_read_anew(run: Path) -> None:
+    viewed = Run(0, run)
+    viewed.refresh()
+    before = viewed.metrics.generation
+    go_back(run, 1)
+    add_step(run, 2, Shape(prompts=2, samples=2), seed=9)
+    viewed.refresh()
+    assert viewed.metrics.steps == [1, 2]
+    assert viewed.metrics.generation != before
+    assert viewed.folder.steps("train") == [1, 2]
+
+
+def test_a_run_that_is_deleted_while_it_is_watched_is_a_sentence(run: Path) -> None:
+    viewed = Run(0, run)
+    viewed.refresh()
+    run.rename(run.with_name("gone"))
+    assert "cannot be read" in viewed.overview()["error"]
+    assert viewed.metrics.steps == []
+
+
+def test_the_state_of_a_run_is_told_by_its_heartbeat_and_its_process(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(steps=1), ended=False)
+    viewed = Run(0, run)
+    assert viewed.state()["state"] == "live"
+    write_live(run, step=1, total=2, phase="training", age_s=42)
+    assert viewed.state()["state"] == "quiet"
+    assert viewed.state()["sentence"].startswith("quiet for 4")
+    write_live(run, step=1, total=2, phase="training", pid=2**22 + 1)
+    assert viewed.state()["state"] == "gone"
+    write_live(run, step=1, total=2, phase="training", pid_started=1)
+    assert viewed.state()["state"] == "gone"
+    write_live(run, step=1, total=2, phase="training", pid=2**22 + 1, host="another")
+    assert viewed.state()["state"] == "live"
+    (run / "summary.json").write_text('{"exit_reason": "failed"}')
+    write_live(run, step=1, total=2, phase="ended")
+    assert (viewed.state()["state"], viewed.state()["sentence"]) == ("ended", "failed")
+
+
+async def test_a_folder_of_a_run_before_the_record_is_shown(tmp_path: Path) -> None:
+    run = tmp_path / "old"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text(
+        '{"step": 1, "critic/score/mean": 0.5}\n{"step": 2, "critic/score/mean": null}\n'
+    )
+    (run / "summary.json").write_text('{"exit_reason": "completed"}')
+    facts = (await ask([run], "/api/runs/0")).json
+    assert (facts["state"], facts["train"], facts["has_events"]) == ("ended", [], False)
+    answer = await ask([run], "/api/runs/0/columns?metrics=0")
+    words = np.frombuffer(answer.content, "<i4")
+    assert words[:3].tolist() == [2, 1, 2]
+    scores = np.frombuffer(answer.content, "<f4")[3:]
+    assert scores[0] == 0.5
+    assert np.isnan(scores[1])
+
+
+async def test_columns_begin_after_the_steps_that_the_page_has(run: Path) -> None:
+    words = np.frombuffer((await ask([run], "/api/runs/0/columns?metrics=0,1&since=1")).content, "<i4")
+    assert words[:3].tolist() == [2, 2, 3]
+    assert len(words) == 3 + 2 * 2
+
+
+@pytest.mark.parametrize("asked", ["99999", "x", "0,-1"])
+async def test_a_metric_that_is_not_there_is_a_sentence(run: Path, asked: str) -> None:
+    assert (await ask([run], f"/api/runs/0/columns?metrics={asked}")).status == 422
+
+
+async def test_nothing_in_the_folder_is_changed(run: Path) -> None:
+    def facts() -> dict[str, tuple[int, int]]:
+        return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in [run, *run.rglob("*")]}
+
+    before = facts()
+    for path in ("/api/runs", "/api/runs/0", "/api/runs/0/critic", "/api/runs/0/train/1", "/api/runs/0/train/1/0"):
+        assert (await ask([run], path)).status == 200
+    assert facts() == before
+
+
+def test_metrics_have_the_meaning_of_the_table_that_declares_them() -> None:
+    assert meaning("critic/score/min")[1:] == ("1", "score of a response, as it was given, that of its tokens included")
+    assert meaning("val-core/gsm8k/reward/mean@1")[0] == "Run and validation"
+    assert meaning("something/else") == ("", "", "")
+
+
+async def test_a_line_with_a_hostile_name_is_a_name(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "</script><script>alert(1)</script>": 1.0, "x" * 5000: 1.0}) + "\n")
+    names = [row[0] for row in (await ask([run], "/api/runs/0")).json["metrics"]]
+    assert "</script><script>alert(1)</script>" in names
+    assert not any(len(name) > 200 for name in names)

@@ -1,0 +1,87 @@
+"""python -m viewer RUN...: show runs in a browser, finished ones and those that are being trained.
+
+RUN is a run folder, or a folder that holds some. Nothing in it is changed. The server listens on this machine only;
+from another one: ssh -L 8265:localhost:8265 HOST, and the same address there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from viewer.app import make_app
+from viewer.files import Unreadable
+from viewer.run import Run, find_runs
+
+PORT = 8265
+_USER_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until Ctrl-C; returns the exit status, 2 for a mistake of the user, which is told in one sentence."""
+    options = _parser().parse_args(arguments)
+    try:
+        runs = [Run(number, path) for number, path in enumerate(find_runs(options.runs))]
+        listener = listen(options.host, options.port)
+    except (Unreadable, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _USER_ERROR
+    token = secrets.token_urlsafe(24)
+    app = make_app(runs, token=token, allowed_hosts=options.allowed_host)
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if ":" in host else host
+    sys.stdout.write(f"{len(runs)} run{'s' * (len(runs) != 1)}: http://{name}:{port}/#token={token}\n")
+    sys.stdout.flush()
+    logging.basicConfig(level=logging.WARNING)
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens the socket of the server; port 0 takes a free one.
+
+    Raises:
+        OSError: the address is none of this machine alone, or the port is in use.
+    """
+    address = {"localhost": "127.0.0.1"}.get(host, host)
+    try:
+        is_loopback = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise OSError(f"--host {host}: expected a loopback address, 127.0.0.1 or ::1; use ssh -L from elsewhere")
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"--port {port}: {error.strerror}; --port 0 takes a free one") from error
+    listener.listen()
+    return listener
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m viewer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
+    parser.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="0: a free one (default %(default)s)")
+    parser.add_argument(
+        "--allowed-host", metavar="NAME", action="append", default=[], help="a further name by which a browser may ask"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

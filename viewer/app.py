@@ -1,0 +1,155 @@
+"""The addresses of the viewer. They hold integers and names of this file alone."""
+
+import gzip
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from viewer.files import Unreadable
+from viewer.guard import Guard
+from viewer.live import dump, events
+from viewer.metrics import meaning
+from viewer.run import Run
+from viewer.step_files import read_row, read_scalars
+from viewer.tokens import derived
+
+STATIC = Path(__file__).parent / "static"
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+MAX_COLUMNS = 200
+MAX_EVENTS = 5_000
+_GZIP_FROM_BYTES = 2_000
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(runs: Sequence[Run], *, token: str, allowed_hosts: Collection[str] = ()) -> Guard:
+    """Makes the application that shows these runs."""
+
+    def of_run(answer: Callable[[Run, Request], Any]) -> Handler:
+        """Makes a handler of a function that returns the value to send, or raises Unreadable."""
+
+        async def handle(request: Request) -> Response:
+            if not 0 <= request.path_params["run"] < len(runs):
+                return _json(request, {"error": "There is no such run."}, 404)
+            try:
+                value = await anyio.to_thread.run_sync(answer, runs[request.path_params["run"]], request)
+            except Unreadable as error:
+                return _json(request, {"error": str(error)}, 422)
+            if isinstance(value, bytes):
+                return _packed(request, value, "application/octet-stream")
+            return _json(request, value)
+
+        return handle
+
+    async def all_runs(request: Request) -> Response:
+        lines = await anyio.to_thread.run_sync(lambda: [run.overview() for run in runs])
+        return _json(request, {"runs": lines})
+
+    async def live(request: Request) -> Response:
+        if not 0 <= request.path_params["run"] < len(runs):
+            return _json(request, {"error": "There is no such run."}, 404)
+        news = events(
+            runs[request.path_params["run"]], _since(request), _integer(request.query_params.get("generation"), -1)
+        )
+        return StreamingResponse(news, media_type="text/event-stream")
+
+    app = Starlette(
+        routes=[
+            Route("/api/runs", all_runs),
+            Route("/api/runs/{run:int}", of_run(lambda run, _: _facts(run))),
+            Route("/api/runs/{run:int}/columns", of_run(_columns)),
+            Route("/api/runs/{run:int}/critic", of_run(lambda run, request: run.footers.critic(_since(request)))),
+            Route("/api/runs/{run:int}/live", live),
+            *(
+                Route(f"/api/runs/{{run:int}}/{kind}/{{step:int}}{rest}", of_run(_step_handler(kind, has_row)))
+                for kind in ("train", "val")
+                for rest, has_row in (("", False), ("/{row:int}", True))
+            ),
+            *_static_routes(),
+        ]
+    )
+    return Guard(app, token=token, allowed_hosts=allowed_hosts)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Returns what a page needs first: the names of the metrics, the recorded steps, events, state, scales."""
+    line = run.overview()
+    metrics = run.metrics
+    return line | {
+        "metrics": [[name, *meaning(name)] for name in metrics.names],
+        "generation": metrics.generation,
+        "train": run.folder.steps("train"),
+        "val": run.folder.steps("val"),
+        "events": run.events[-MAX_EVENTS:],
+        "has_events": run.folder.stamp("events.jsonl") is not None,
+        "scales": run.footers.scales(),
+    }
+
+
+def _columns(run: Run, request: Request) -> bytes:
+    """Returns int32 number of steps, int32 steps, then float32 values of each asked metric: one block of 4-byte words.
+
+    Raises:
+        Unreadable: the query asks for what is no metric.
+    """
+    asked = request.query_params.get("metrics", "").split(",")
+    numbers = [_integer(number, -1) for number in asked if number][:MAX_COLUMNS]
+    run.refresh()
+    if any(not 0 <= number < len(run.metrics.names) for number in numbers):
+        raise Unreadable("metrics: expected numbers of metrics of this run")
+    steps, columns = run.columns(numbers, _since(request))
+    return np.array([len(steps), *steps], "<i4").tobytes() + b"".join(columns)
+
+
+def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
+    def scalars(run: Run, request: Request) -> Any:
+        return read_scalars(run.folder, kind, request.path_params["step"])
+
+    def row(run: Run, request: Request) -> Any:
+        step = request.path_params["step"]
+        found = read_row(run.folder, kind, step, request.path_params["row"])
+        footer = run.footers.get(step) if kind == "train" else {}
+        gamma = footer.get("gamma")
+        given = {name: footer.get(name) for name in ("adv_estimator", "gamma", "lam", "clip_low", "clip_high")}
+        return {"row": found, "derived": derived(found, gamma if isinstance(gamma, int | float) else 1.0), **given}
+
+    return row if has_row else scalars
+
+
+def _static_routes() -> list[Route]:
+    """Makes one route for each file that lies in static/ now; there is no other."""
+
+    def route(address: str, content: bytes, kind: str) -> Route:
+        async def send(request: Request) -> Response:
+            return _packed(request, content, kind)
+
+        return Route(address, send)
+
+    files = sorted(file for file in STATIC.rglob("*") if file.suffix in _KINDS)
+    routes = [route(f"/static/{file.relative_to(STATIC)}", file.read_bytes(), _KINDS[file.suffix]) for file in files]
+    return [route("/", (STATIC / "index.html").read_bytes(), _KINDS[".html"]), *routes]
+
+
+def _json(request: Request, value: Any, status: int = 200) -> Response:
+    return _packed(request, dump(value).encode(), "application/json", status)
+
+
+def _packed(request: Request, content: bytes, kind: str, status: int = 200) -> Response:
+    headers = {}
+    if len(content) > _GZIP_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        content, headers = gzip.compress(content, 1), {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(content, status, headers, kind)
+
+
+def _since(request: Request) -> int:
+    return _integer(request.query_params.get("since"), -1)
+
+
+def _integer(text: str | None, default: int) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 10 else default

@@ -1,0 +1,135 @@
+"""Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_STEP_FILE = re.compile(r"(\d{1,9})\.parquet")
+MAX_JSON_BYTES = 16 << 20
+MAX_LINES_BYTES = 512 << 20
+MAX_LINE_BYTES = 4 << 20
+MAX_PARQUET_BYTES = 512 << 20
+
+
+class Unreadable(Exception):
+    """Something of a run folder that is missing or broken; the text is a sentence for the page."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run folder; every access opens it anew, so that a folder that was removed is noticed."""
+
+    path: Path
+
+    @contextmanager
+    def open(self, *names: str, max_bytes: int = MAX_JSON_BYTES) -> Iterator[BinaryIO]:
+        """Opens a file of the folder for reading.
+
+        Raises:
+            Unreadable: it is not there, is a link or no plain file, or is larger than `max_bytes`.
+        """
+        name = "/".join(names)
+        descriptor = self._descend(names, name)
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not _is_plain(facts.st_mode):
+                raise Unreadable(f"{name} is no plain file.")
+            if facts.st_size > max_bytes:
+                raise Unreadable(f"{name} has {facts.st_size:,} bytes; the viewer reads at most {max_bytes:,}.")
+            yield file
+
+    def _descend(self, names: tuple[str, ...], name: str) -> int:
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unreadable(f"The run folder {self.path} cannot be read: {error.strerror}.") from error
+        try:
+            for part in names[:-1]:
+                inner = os.open(part, _FLAGS | os.O_DIRECTORY, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            return os.open(names[-1], _FLAGS, dir_fd=folder)
+        except OSError as error:
+            raise Unreadable(f"{name} cannot be read: {error.strerror}.") from error
+        finally:
+            os.close(folder)
+
+    def json(self, *names: str) -> dict[str, Any]:
+        """Reads a file that holds one JSON object, else raises Unreadable."""
+        with self.open(*names) as file:
+            return _json_object(file.read(), "/".join(names))
+
+    def stamp(self, *names: str) -> tuple[int, int, int] | None:
+        """Returns (inode, bytes, time of the last change) of a file, by which a change is noticed; None without it."""
+        try:
+            facts = self.path.joinpath(*names).lstat()
+        except OSError:
+            return None
+        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+    def steps(self, kind: str) -> list[int]:
+        """Returns the steps that have a file in rollouts/train or rollouts/val, in order."""
+        try:
+            names = [file.name for file in (self.path / "rollouts" / kind).iterdir()]
+        except OSError:
+            return []
+        return sorted(int(found[1]) for found in map(_STEP_FILE.fullmatch, names) if found)
+
+
+class Tail:
+    """A file of one JSON object per line that grows: each `read` gives what is new.
+
+    Attributes:
+        lines_broken: how many lines were no JSON object, and were left out.
+    """
+
+    def __init__(self, folder: RunDir, name: str) -> None:
+        self.lines_broken = 0
+        self._folder, self._name = folder, name
+        self._inode = self._offset = 0
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Returns (True if the file is another one than before, the objects of its new whole lines)."""
+        try:
+            with self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
+                facts = os.fstat(file.fileno())
+                is_new = facts.st_ino != self._inode or facts.st_size < self._offset
+                if is_new:
+                    self._inode, self._offset, self.lines_broken = facts.st_ino, 0, 0
+                file.seek(self._offset)
+                content = file.read(facts.st_size - self._offset)
+        except Unreadable:
+            is_new = self._inode != 0
+            self._inode = self._offset = 0
+            return is_new, []
+        whole = content.rfind(b"\n") + 1
+        self._offset += whole
+        rows: list[dict[str, Any]] = []
+        for line in filter(bytes.strip, content[:whole].split(b"\n")):
+            try:
+                rows.append(_json_object(line, self._name))
+            except Unreadable:
+                self.lines_broken += 1
+        return is_new, rows
+
+
+def _json_object(content: bytes, name: str) -> dict[str, Any]:
+    if len(content) > MAX_JSON_BYTES or (name.endswith("l") and len(content) > MAX_LINE_BYTES):
+        raise Unreadable(f"{name} has a value of {len(content):,} bytes, which is too much.")
+    try:
+        value = json.loads(content.decode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{name} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise Unreadable(f"{name} holds {type(value).__name__}, not an object.")
+    return value
+
+
+def _is_plain(mode: int) -> bool:
+    return mode & 0o170000 == 0o100000

@@ -1,0 +1,66 @@
+"""Decides who may ask the server: a browser on this machine that has the token, from the viewer's own pages."""
+
+import hmac
+import re
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PATH = re.compile(rb"/(?:[a-z0-9_.-]+/?)*")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Answers what must not reach the pages: 405, 421, 403, 404 or 401; sets the headers of all answers."""
+
+    def __init__(self, app: ASGIApp, *, token: str, allowed_hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+        self._hosts = LOOPBACK_NAMES.union(host.lower() for host in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return None  # no websockets here
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        answer = self._app if refusal is None else JSONResponse({"error": refusal[1]}, refusal[0])
+        return await answer(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Returns (HTTP status, sentence) for a request that is refused, else None."""
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "The viewer only shows: GET and HEAD."
+        host = headers.getlist("host")
+        if len(host) != 1 or re.sub(r":\d+$", "", host[0].lower()) not in self._hosts:
+            return 421, "The viewer answers to localhost; --allowed-host adds a name."
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return 403, "Another site asked."
+        if "origin" in headers and headers["origin"] not in (f"http://{host[0]}", f"https://{host[0]}"):
+            return 403, "Another site asked."
+        path: bytes = scope["raw_path"]
+        if not _PATH.fullmatch(path) or b".." in path:
+            return 404, "There is no such page."
+        given = headers.get("authorization", "").encode("latin-1")
+        if path.startswith(b"/api/") and not hmac.compare_digest(given, self._expected):
+            return 401, "The token is missing or wrong: open the address that the viewer printed when it started."
+        return None

@@ -1,0 +1,69 @@
+"""Tells a page what is new in a run, as server-sent events."""
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from viewer.run import Run
+
+POLL_S = 0.5
+_KEEP_ALIVE_POLLS = 20
+
+
+async def events(run: Run, since: int, generation: int) -> AsyncIterator[bytes]:
+    """Yields events for as long as the page listens; `since` and `generation` say what the page has.
+
+    `reset` {"step"}: the file of metrics was replaced, because the run went back to that step; what the page has is
+    void. `steps` {"last", "recorded"}: there are new lines of metrics or new files of responses. `state`: of the run,
+    with live.json. `happened`: new lines of events.jsonl.
+    """
+    await asyncio.to_thread(run.refresh)
+    num_events, last, told, state_told = len(run.events), since, -1, ""
+    for poll in itertools.count(1):
+        await asyncio.to_thread(run.refresh)
+        steps = run.metrics.steps
+        newest = steps[-1] if steps else -1
+        if run.metrics.generation != generation:
+            generation, last = run.metrics.generation, newest
+            yield _event("reset", {"step": newest})
+        recorded = await asyncio.to_thread(run.folder.steps, "train")
+        if newest > last or (recorded[-1:] or [-1])[0] != told:
+            told = (recorded[-1:] or [-1])[0]
+            yield _event("steps", {"last": newest, "recorded": told})
+            last = newest
+        if len(run.events) != num_events:
+            yield _event("happened", {"events": run.events[num_events:]})
+            num_events = len(run.events)
+        state = await asyncio.to_thread(run.state)
+        shown = json.dumps({**state, "quiet_s": None, "live": None}) + json.dumps(
+            {**(state["live"] or {}), "unix_s": None}
+        )
+        if shown != state_told:
+            state_told = shown
+            yield _event("state", state)
+        if poll % _KEEP_ALIVE_POLLS == 0:
+            yield b": still here\n\n"
+        await asyncio.sleep(POLL_S)
+
+
+def _event(name: str, value: Any) -> bytes:
+    return f"event: {name}\ndata: {dump(value)}\n\n".encode()
+
+
+def dump(value: Any) -> str:
+    """Makes strict JSON of ASCII characters, with null in place of numbers that are not finite."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,98 @@
+"""The metrics of a run as columns, kept up to date from metrics.jsonl while the run writes it."""
+
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.tracking.metric_names import METRICS
+from viewer.files import RunDir, Tail
+
+MAX_METRICS, MAX_NAME = 4_000, 200
+
+
+class Metrics:
+    """The columns of metrics.jsonl. A name keeps its number for as long as the server runs.
+
+    Attributes:
+        names: the metrics, by number.
+        steps: the steps that have a line, in order.
+        generation: another number whenever the file was replaced, which a recovery does, or the server started anew.
+    """
+
+    def __init__(self, folder: RunDir) -> None:
+        self.names: list[str] = []
+        self.steps: list[int] = []
+        self.generation = secrets.randbelow(1 << 30)
+        self._numbers: dict[str, int] = {}
+        self._columns: list[dict[int, float]] = []
+        self._tail = Tail(folder, "metrics.jsonl")
+
+    @property
+    def lines_broken(self) -> int:
+        """Lines that could not be read, and are left out."""
+        return self._tail.lines_broken
+
+    def refresh(self) -> None:
+        """Reads what is new."""
+        is_new, rows = self._tail.read()
+        if is_new:
+            self.generation += 1
+            self.steps.clear()
+            for column in self._columns:
+                column.clear()
+        for row in rows:
+            step = row.pop("step", None)
+            if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
+                continue
+            self.steps.append(step)
+            for name, value in row.items():
+                if isinstance(value, int | float) and (number := self._number(name)) is not None:
+                    self._columns[number][step] = float(value)
+
+    def column(self, number: int, since: int = -1) -> npt.NDArray[np.float32]:
+        """Returns the values of a metric at all steps after `since`; NaN where a step has none."""
+        values = self._columns[number]
+        return np.array([values.get(step, math.nan) for step in self.steps if step > since], np.float32)
+
+    def latest(self, name: str) -> float | None:
+        """Returns the last value of a metric, None without one."""
+        values = self._columns[self._numbers[name]] if name in self._numbers else {}
+        return next((value for value in reversed(values.values()) if math.isfinite(value)), None)
+
+    def recent(self, name: str, num: int) -> list[float]:
+        """Returns the last `num` values of a metric."""
+        values = list(self._columns[self._numbers[name]].values()) if name in self._numbers else []
+        return [value for value in values[-num:] if math.isfinite(value)]
+
+    def _number(self, name: str) -> int | None:
+        if name not in self._numbers and len(self.names) < MAX_METRICS and len(name) <= MAX_NAME:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+            self._columns.append({})
+        return self._numbers.get(name)
+
+
+def meaning(name: str) -> tuple[str, str, str]:
+    """Returns (section, unit, meaning) of a metric by the table of all metrics; empty texts for others."""
+    return next((found for pattern, found in _patterns() if pattern.fullmatch(name)), ("", "", ""))
+
+
+@cache
+def _patterns() -> Sequence[tuple[re.Pattern[str], tuple[str, str, str]]]:
+    return [(_pattern(names), (section, unit, text)) for section, rows in METRICS.items() for names, unit, text in rows]
+
+
+def _pattern(names: str) -> re.Pattern[str]:
+    """Makes of a name with `{a,b}` and `<x>` the expression of all names that it stands for."""
+    made = ""
+    for part in re.split(r"(\{[^}]*\}|<[^>]*>)", names):
+        if part.startswith("{"):
+            made += f"(?:{'|'.join(map(re.escape, part[1:-1].split(',')))})"
+        else:
+            made += ".+" if part.startswith("<") else re.escape(part)
+    return re.compile(made)

@@ -1,0 +1,153 @@
+"""One run as the pages see it: its state, its metrics and the files of its steps."""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from viewer.files import RunDir, Tail, Unreadable
+from viewer.metrics import Metrics
+from viewer.summaries import Footers
+
+# The controller writes live.json every 5 s, and more often when something changes.
+QUIET_AFTER_S = 15.0
+_MARKS = ("metrics.jsonl", "config.yaml", "live.json", "events.jsonl", "summary.json")
+_SPARKLINE = 60
+MAX_RUNS = 500
+
+
+class Run:
+    """A run folder with what was read of it.
+
+    Attributes:
+        number: place in the table of runs, by which addresses name the run.
+        events: the objects of events.jsonl, oldest first.
+    """
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number = number
+        self.folder = RunDir(path)
+        self.metrics = Metrics(self.folder)
+        self.footers = Footers(self.folder)
+        self.events: list[dict[str, Any]] = []
+        self._events = Tail(self.folder, "events.jsonl")
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Reads what the run has appended since the last call."""
+        with self._lock:
+            self.metrics.refresh()
+            is_new, rows = self._events.read()
+            if is_new:
+                self.events.clear()
+            self.events += [_without_spans(event) for event in rows]
+
+    def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[bytes]]:
+        """Returns the steps after `since`, and of each asked metric its float32 values at them."""
+        with self._lock:
+            steps = [step for step in self.metrics.steps if step > since]
+            return steps, [self.metrics.column(number, since).astype("<f4").tobytes() for number in numbers]
+
+    def live(self) -> dict[str, Any] | None:
+        """Returns live.json, None without a readable one."""
+        try:
+            return self.folder.json("live.json")
+        except Unreadable:
+            return None
+
+    def state(self) -> dict[str, Any]:
+        """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live"}."""
+        live = self.live()
+        summary: dict[str, Any] = {}
+        if self.folder.stamp("summary.json"):
+            try:
+                summary = self.folder.json("summary.json")
+            except Unreadable as error:
+                summary = {"exit_reason": str(error)}
+        reason = summary.get("exit_reason")
+        if live is None or live.get("phase") == "ended":
+            if reason:
+                return {"state": "ended", "reason": str(reason), "sentence": str(reason), "live": live}
+            sentence = "ended" if live else "no live.json: it is not known whether this run still works"
+            return {"state": "ended" if live else "unknown", "reason": "", "sentence": sentence, "live": live}
+        quiet_s = time.time() - _seconds(live.get("unix_s"))
+        if _is_gone(live):
+            state, sentence = "gone", f"its controller (process {live.get('pid')}) is gone"
+        elif quiet_s > QUIET_AFTER_S:
+            state, sentence = "quiet", f"quiet for {quiet_s:.0f} s"
+        else:
+            state, sentence = "live", str(live.get("phase", ""))
+        return {"state": state, "reason": "", "sentence": sentence, "live": live, "quiet_s": quiet_s}
+
+    def overview(self) -> dict[str, Any]:
+        """Returns the line of the run in the table of runs."""
+        self.refresh()
+        try:
+            with self.folder.open("config.yaml"):
+                error = None
+        except Unreadable as missing:
+            error = str(missing)
+        state = self.state()
+        total = (state["live"] or {}).get("total_steps")
+        return {
+            "number": self.number,
+            "name": self.folder.path.name,
+            "path": str(self.folder.path),
+            **state,
+            "error": error,
+            "step": self.metrics.steps[-1] if self.metrics.steps else None,
+            "total_steps": total if isinstance(total, int) else None,
+            "score": self.metrics.latest("critic/score/mean"),
+            "accuracy": self.metrics.latest("val/accuracy"),
+            "recent": self.metrics.recent("critic/score/mean", _SPARKLINE),
+            "lines_broken": self.metrics.lines_broken,
+        }
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Returns run folders: those of `paths` that are one, and else those that lie in them.
+
+    Raises:
+        Unreadable: one of the paths is neither; the message names it.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise Unreadable(f"{path} is no folder; expected a run folder, or one that holds run folders")
+        inner = (
+            [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
+        )
+        if not inner:
+            raise Unreadable(f"{path} is no run folder and holds none: none of {', '.join(_MARKS)} is there")
+        found += inner
+    unique = list(dict.fromkeys(path.resolve() for path in found))
+    if len(unique) > MAX_RUNS:
+        raise Unreadable(f"these are {len(unique)} runs; the viewer shows at most {MAX_RUNS}: name some of them")
+    return unique
+
+
+def is_run(path: Path) -> bool:
+    """Returns True for a folder that holds at least one file of a run."""
+    return any((path / mark).is_file() for mark in _MARKS)
+
+
+def _without_spans(event: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the spans of lost work, which may be thousands, by their number."""
+    return {**event, "spans": len(event["spans"])} if isinstance(event.get("spans"), list) else event
+
+
+def _is_gone(live: dict[str, Any]) -> bool:
+    """Returns True if the controller ran on this machine and does not any more; no lock is touched to know it."""
+    if live.get("host") != socket.gethostname() or not isinstance(live.get("pid"), int):
+        return False
+    try:
+        fields = Path(f"/proc/{live['pid']}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return Path("/proc/self").exists()
+    return str(live.get("pid_started", fields[19])) != fields[19]
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

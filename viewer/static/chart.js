@@ -1,0 +1,99 @@
+// Curves over steps by uPlot: a click on a point, or Enter at it, leads to its step.
+import uPlot from "./vendor/uplot.js";
+import { html, useEffect, useRef, useState } from "./lib.js";
+import { number } from "./text.js";
+
+export const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+
+// The colour of a variable of the style sheet as it is now, by the theme.
+export function colour(name) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+// A ref for an element that `draw` draws, now and whenever its size changes.
+export function useDrawn(draw, needs) {
+  const ref = useRef(null);
+  useEffect(() => {
+    const node = ref.current;
+    if (!node) return undefined;
+    const redraw = () => node.isConnected && draw(node);
+    redraw();
+    const watch = new ResizeObserver(redraw);
+    watch.observe(node);
+    return () => watch.disconnect();
+  }, needs);
+  return ref;
+}
+
+const missing = (values) => Array.from(values, (value) => (Number.isFinite(value) ? value : null));
+
+// series: [{label, values, width?, colour?}]; band: [label of the upper curve, of the lower one].
+export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, zero }) {
+  const holder = useRef(null);
+  const plot = useRef(null);
+  const [place, setPlace] = useState(null);
+  const shape = JSON.stringify([series.map((one) => one.label), band, theme, zero]);
+  const open = () => plot.current?.cursor.idx != null && onStep?.(steps[plot.current.cursor.idx]);
+  const follow = useRef(open);
+  follow.current = open;
+
+  useEffect(() => {
+    const names = series.map((one) => one.label);
+    const grid = { stroke: colour("--line"), width: 1 };
+    const axis = { stroke: colour("--dim"), grid, ticks: grid, font: "11px sans-serif" };
+    const made = new uPlot({
+      width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
+      cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: zero ? { range: (_, low, high) => (low === null ? [0, 1] : pad(Math.min(low, 0), Math.max(high, 0))) } : {} },
+      axes: [{ ...axis, size: 24 }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      series: [{}, ...series.map((one, at) => ({
+        label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: x.length < 3 },
+      }))],
+      bands: band ? [{ series: band.map((name) => names.indexOf(name) + 1), fill: colour("--band") }] : [],
+      hooks: { setCursor: [(self) => setPlace(self.cursor.idx ?? null)] },
+    }, [x, ...series.map((one) => missing(one.values))], holder.current);
+    plot.current = made;
+    let pressed = null;
+    made.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
+    made.over.addEventListener("click", (event) => Math.abs(event.clientX - pressed) < 4 && follow.current());
+    const node = holder.current;
+    const watch = new ResizeObserver(() => node.isConnected && made.setSize({ width: Math.max(100, node.clientWidth), height }));
+    watch.observe(node);
+    return () => { watch.disconnect(); made.destroy(); };
+  }, [shape]);
+
+  useEffect(() => { plot.current?.setData([x, ...series.map((one) => missing(one.values))]); }, [x, x.length, ...series.map((one) => one.values)]);
+
+  const onKey = (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Enter") open();
+    if (!move || !x.length) return;
+    const next = Math.max(0, Math.min(x.length - 1, (place ?? (move > 0 ? -1 : x.length)) + move));
+    plot.current.setCursor({ left: plot.current.valToPos(x[next], "x"), top: 10 });
+    event.preventDefault();
+  };
+  const at = place ?? x.length - 1;
+  const told = (values) => (place === null ? values.findLast((value) => Number.isFinite(value)) : values[at]);
+  return html`<figure class="chart">
+    <div ref=${holder} class=${onStep ? "plot opens" : "plot"} tabindex="0" role="img" aria-label=${label} onKeyDown=${onKey}></div>
+    <figcaption>${x.length ? html`<span class="dim">step ${steps[at]}</span>` : html`<span class="dim">no step yet</span>`}
+      ${series.map((one, place) => one.hidden || html`<span><i class="key" style=${{ background: `var(${one.colour ?? COLOURS[place % COLOURS.length]})` }}></i>${one.label} <b>${number(told(one.values))}</b></span>`)}
+    </figcaption>
+  </figure>`;
+}
+
+function pad(low, high) {
+  const room = (high - low || 1) * 0.08;
+  return [low - room, high + room];
+}
+
+export function Spark({ values, width = 120, height = 24 }) {
+  const finite = values.filter(Number.isFinite);
+  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  const points = finite.map((value, at) => `${(at / Math.max(1, finite.length - 1)) * width},${height - 2 - ((value - low) / (high - low || 1)) * (height - 4)}`);
+  return html`<svg class="spark" width=${width} height=${height} aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
+}

@@ -1,0 +1,95 @@
+// Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses.
+import { Chart, colour, useDrawn } from "./chart.js";
+import { shade } from "./colours.js";
+import { html, useEffect } from "./lib.js";
+import { Explained, nearest } from "./overview.js";
+import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
+import { compared, rowsOf } from "./responses.js";
+import { number, visible } from "./text.js";
+
+const WORST = 20;
+
+export function Critic({ data, at, theme }) {
+  const { facts } = data;
+  const step = at.step ?? facts.train.at(-1) ?? null;
+  useEffect(() => { data.want(["critic/vf_explained_var", "critic/vf_loss", "critic/values/mean", "critic/returns/mean"]); }, [data]);
+  const { value: critic, error } = useValue(facts.train.length ? `runs/${at.run}/critic` : null, facts.train.at(-1));
+  const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
+  const address = (one) => `/run/${at.run}/critic/train/${one}`;
+  const onStep = (one) => go(address(facts.train.length ? nearest(facts.train, one) : one));
+  const series = ["critic/values/mean", "critic/returns/mean"].filter((name) => data.column(name)).map((label) => ({ label, values: data.column(label) }));
+  const losses = ["critic/vf_loss"].filter((name) => data.column(name)).map((label) => ({ label, values: data.column(label) }));
+  const hasValues = critic?.value.some((one) => one !== null);
+  const shared = { theme, onStep };
+  return html`<div class="bar"><h1>Critic</h1>${step !== null && html`<${StepChooser} steps=${facts.train} step=${step} address=${address} />`}</div>
+    ${error && html`<${ErrorSentence} text=${error} />`}${critic?.errors.map((text) => html`<${ErrorSentence} text=${text} />`)}
+    ${!facts.train.length && html`<${Sentence}>This run has recorded no responses, so there is no interval, no calibration and no position: tracking.rollouts.enable turns their record on.<//>`}
+    ${critic && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
+    <div class="cards">
+      ${hasValues ? html`<${Explained} critic=${critic} height=${200} ...${shared} />`
+      : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" zero ...${shared} /></section>`}
+      ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Heat} critic=${critic} step=${step} ...${shared} /></section>`}
+      ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>
+        <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />
+        <p class="dim">How often a response with a score above the mean began with a larger value than one below it. 0.5: chance.</p></section>`}
+      ${chosen.value?.footer.calibration && html`<section class="card"><h2>Calibration at step ${step}</h2><${Calibration} found=${chosen.value.footer.calibration} /></section>`}
+      ${series.length > 0 && html`<section class="card"><h2>Mean value and mean return</h2><${Chart} x=${data.steps} series=${series} label="mean value and mean return" ...${shared} /></section>`}
+      ${losses.length > 0 && html`<section class="card"><h2>Value loss</h2><${Chart} x=${data.steps} series=${losses} label="value loss" ...${shared} /></section>`}
+    </div>
+    ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}
+    ${chosen.value?.columns.value_error?.some((one) => one !== null) && html`<${Worst} columns=${chosen.value.columns} at=${at} step=${step} />`}`;
+}
+
+const HEIGHT = 200;
+
+// Explained variance of each sixteenth of the responses (up: towards the end) at each step.
+function Heat({ critic, step, onStep, theme }) {
+  const canvas = useDrawn((node) => drawHeat(node, critic, step), [critic, step, theme]);
+  const open = (event) => onStep(critic.steps[Math.min(critic.steps.length - 1, Math.floor((event.offsetX / canvas.current.clientWidth) * critic.steps.length))]);
+  const now = critic.by_position[critic.steps.indexOf(step)] ?? [];
+  return html`<canvas ref=${canvas} class="heat" role="img" aria-label="explained variance by position and step" onClick=${open}></canvas>
+    <p class="dim">Bottom: first tokens, top: last ones. Blue: explains (1 is all), orange: worse than the mean (−1 and less). At step ${step}: first ${number(now[0])}, middle ${number(now[8])}, last ${number(now[15])}.</p>`;
+}
+
+function drawHeat(canvas, critic, step) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = canvas.clientWidth * scale;
+  canvas.height = HEIGHT * scale;
+  canvas.style.height = `${HEIGHT}px`;
+  const pen = canvas.getContext("2d");
+  const width = canvas.width / critic.steps.length;
+  critic.by_position.forEach((values, at) => (values ?? []).forEach((value, place) => {
+    if (typeof value !== "number") return;
+    const high = canvas.height / values.length;
+    pen.fillStyle = shade(value >= 0, Math.abs(value) / 0.62);
+    pen.fillRect(at * width, canvas.height - (place + 1) * high, Math.max(1, width), high);
+  }));
+  pen.strokeStyle = colour("--ink");
+  const place = critic.steps.indexOf(step);
+  if (place >= 0) pen.strokeRect(place * width, 0, Math.max(1, width), canvas.height);
+}
+
+const SIDE = 200, MARGIN = 36;
+
+// Ten bins of equal count by value: the mean value of each against its mean return; on the diagonal both agree.
+function Calibration({ found }) {
+  const [values, returns] = [found.value ?? [], found.ret ?? []];
+  const numbers = [...values, ...returns].filter(Number.isFinite);
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const at = (value) => ((value - low) / (high - low || 1)) * SIDE;
+  const dots = values.map((value, place) => ({ x: MARGIN + at(value), y: 8 + SIDE - at(returns[place]), text: `value ${number(value)}, return ${number(returns[place])}, ${number(found.count?.[place])} tokens` }));
+  return html`<svg viewBox=${`0 0 ${SIDE + MARGIN + 12} ${SIDE + 40}`} width="100%" height="240" role="img" aria-label=${dots.map((dot) => dot.text).join("; ")}>
+    <g stroke="var(--line)" fill="none"><rect x=${MARGIN} y="8" width=${SIDE} height=${SIDE} /><line x1=${MARGIN} y1=${8 + SIDE} x2=${MARGIN + SIDE} y2="8" stroke="var(--dim)" stroke-dasharray="4" /></g>
+    <polyline points=${dots.map((dot) => `${dot.x},${dot.y}`).join(" ")} fill="none" stroke="var(--c1)" />
+    ${dots.map((dot) => html`<circle cx=${dot.x} cy=${dot.y} r="4" fill="var(--c1)"><title>${dot.text}</title></circle>`)}
+    <g fill="var(--dim)" font-size="10"><text x="2" y="14">${number(high)}</text><text x="2" y=${SIDE + 6}>${number(low)}</text><text x=${MARGIN} y=${SIDE + 22}>${number(low)}</text><text x=${MARGIN + SIDE - 20} y=${SIDE + 22}>${number(high)}</text>
+      <text x=${MARGIN + 50} y=${SIDE + 34}>mean value of a bin → mean return ↑</text></g></svg>`;
+}
+
+function Worst({ columns, at, step }) {
+  const rows = rowsOf(columns).sort((one, other) => compared(other.value_error, one.value_error)).slice(0, WORST);
+  return html`<h2>Worst judged responses of step ${step}</h2><div class="wide"><table class="worst">
+    <thead><tr><th class="n">row</th><th class="n">value error</th><th class="n">V₀</th><th class="n">return</th><th class="n">score</th><th class="n">tokens</th><th>reasons to look</th></tr></thead>
+    <tbody>${rows.map((row) => html`<tr><td class="n">${row.why > 0 ? html`<a href=${`#/run/${at.run}/tokens/train/${step}/${row.row}`}>${row.row}</a>` : row.row}</td>
+      ${["value_error", "value_first", "return_first", "score", "length"].map((name) => html`<td class="n">${number(row[name])}</td>`)}<td>${visible(row.reasons.join(", "))}</td></tr>`)}</tbody></table></div>`;
+}

@@ -1,0 +1,112 @@
+// Chooses the page by the address, and holds what all pages share: the head line, the theme, the run that is watched.
+import { takeToken } from "./api.js";
+import { Critic } from "./critic.js";
+import { html, render, useEffect, useState } from "./lib.js";
+import { Overview } from "./overview.js";
+import { Responses } from "./responses.js";
+import { RunData } from "./run_data.js";
+import { Runs } from "./runs.js";
+import { duration, visible } from "./text.js";
+import { Tokens } from "./tokens.js";
+
+const THEMES = ["light dark", "light", "dark"];
+const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
+const KEYS = [
+  ["j k", "next, previous response"], ["[ ]", "previous, next step"], ["g", "next prompt"], ["1–8", "colour of tokens"],
+  ["← →", "a token, or a point of a curve"], ["Enter", "open the point"], ["/", "search"], ["?", "these keys"],
+];
+
+// #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, row: 17}
+export function parseAddress(hash) {
+  const [, first, run, page = "overview", kind, step, row] = hash.split("/");
+  if (first !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
+  const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+  return { page, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(step), row: whole(row) };
+}
+
+function useTheme() {
+  const [theme, setTheme] = useState(localStorage.getItem("splitppo-theme") ?? THEMES[0]);
+  const next = () => {
+    const chosen = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem("splitppo-theme", chosen);
+    document.documentElement.style.colorScheme = chosen;
+    setTheme(chosen);
+  };
+  return [theme, next];
+}
+
+function App() {
+  const [at, setAt] = useState(parseAddress(location.hash));
+  const [theme, nextTheme] = useTheme();
+  const [data, setData] = useState(null);
+  const [, redraw] = useState(0);
+  const [hasHelp, setHelp] = useState(false);
+
+  useEffect(() => {
+    const onHash = () => setAt(parseAddress(location.hash));
+    const onKey = (event) => {
+      if (event.key === "?" && !/INPUT|SELECT/.test(event.target.tagName)) setHelp((shown) => !shown);
+      if (event.key === "Escape") setHelp(false);
+    };
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const onScheme = () => redraw((count) => count + 1);
+    addEventListener("hashchange", onHash);
+    addEventListener("keydown", onKey);
+    scheme.addEventListener("change", onScheme);
+    return () => { removeEventListener("hashchange", onHash); removeEventListener("keydown", onKey); };
+  }, []);
+
+  useEffect(() => {
+    if (at.run === undefined) return setData(null);
+    const made = new RunData(at.run, () => redraw((count) => count + 1));
+    setData(made);
+    return () => made.close();
+  }, [at.run]);
+
+  const isDark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+  const shared = { at, data, theme: isDark ? "dark" : "light" };
+  return html`
+    <header><a href="#/" class="brand">SplitPPO</a>${data?.facts && html`<${Head} ...${shared} />`}
+      <span class="room"></span>
+      <button onClick=${nextTheme} aria-label="theme">theme: ${THEME_NAMES[theme]}</button>
+      <button onClick=${() => setHelp(!hasHelp)} aria-expanded=${hasHelp}>keys ?</button>
+    </header>
+    ${hasHelp && html`<dl class="help" role="dialog" aria-label="keys">${KEYS.map(([key, what]) => html`<dt>${key}</dt><dd>${what}</dd>`)}</dl>`}
+    ${[data?.error, data?.lost, data?.notice].filter(Boolean).map((text) => html`<p class="notice" role="status">${visible(text)}</p>`)}
+    <main><${Page} ...${shared} /></main>`;
+}
+
+function Head({ at, data }) {
+  const { facts } = data;
+  const last = facts.train.at(-1);
+  const pages = [["overview", "Overview", ""], ["responses", "Responses", `/train/${at.step ?? last ?? ""}`], ["tokens", "Tokens", tokensAddress(at, last)], ["critic", "Critic", ""]];
+  return html`<b class="name">${visible(facts.name)}</b><${State} facts=${facts} />
+    <nav aria-label="pages">${pages.map(([page, title, rest]) => html`<a href=${`#/run/${at.run}/${page}${rest}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
+}
+
+function tokensAddress(at, last) {
+  const step = at.step ?? last;
+  return step === undefined || step === null ? "" : `/${at.kind ?? "train"}/${step}${at.row === null || at.row === undefined ? "" : `/${at.row}`}`;
+}
+
+export function State({ facts }) {
+  const [, tick] = useState(0);
+  useEffect(() => { const timer = setInterval(() => tick((n) => n + 1), 1000); return () => clearInterval(timer); }, []);
+  const quiet = facts.live && facts.state !== "ended" && facts.state !== "gone" ? Date.now() / 1000 - facts.live.unix_s : 0;
+  const sentence = facts.state === "quiet" && quiet > 15 ? `quiet for ${duration(quiet)}` : visible(facts.sentence);
+  const pools = facts.state === "live" ? Object.entries(facts.live?.pools ?? {}) : [];
+  return html`<span class=${`state ${facts.state}`}>${sentence}</span>
+    ${facts.state === "live" && html`<span class="dim">step ${facts.live.step}/${facts.live.total_steps}</span>`}
+    ${pools.map(([role, pool]) => html`<span class="pool">${visible(role)}: ${visible(pool?.phase || pool?.method || "idle")}${pool?.phase && pool.total ? ` ${pool.done}/${pool.total}` : ""}</span>`)}`;
+}
+
+function Page(shared) {
+  if (shared.at.page === "runs") return html`<${Runs} ...${shared} />`;
+  if (!shared.data?.facts) return html`<p class="dim">${shared.data?.error ? "" : "…"}</p>`;
+  const Chosen = { overview: Overview, responses: Responses, tokens: Tokens, critic: Critic }[shared.at.page];
+  return Chosen ? html`<${Chosen} key=${shared.at.run} ...${shared} />` : html`<p>There is no such page.</p>`;
+}
+
+takeToken();
+document.documentElement.style.colorScheme = localStorage.getItem("splitppo-theme") ?? THEMES[0];
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,109 @@
+// Is the run healthy? Eight cards, then every metric.
+import { Chart } from "./chart.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { go, useKeys, useValue } from "./parts.js";
+import { clock, duration, number, visible } from "./text.js";
+
+const CARDS = [
+  ["Score and held-out accuracy", ["critic/score/mean", "val/accuracy"]],
+  ["KL, nats", ["actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]],
+  ["Explained variance of the critic", ["critic/vf_explained_var"]],
+  ["Length of responses, tokens", ["response_length/mean", "response_length/max", "response_length/min"]],
+  ["Share at the limit, without EOS", ["response_length/clip_ratio", "response/no_eos_ratio"]],
+  ["Entropy, nats", ["actor/entropy"]],
+  ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
+  ["Seconds of a step and its parts, which may overlap", ["timing_s/step", "timing_s/gen", "timing_s/reward", "timing_s/ref", "timing_s/values", "timing_s/update_actor", "timing_s/update_critic"]],
+];
+const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
+
+export function Overview({ data, at, theme }) {
+  const [axis, setAxis] = useState("step");
+  const { facts } = data;
+  useEffect(() => { data.want([...CARDS.flatMap(([, names]) => names), ...AXES]); }, [data]);
+  const critic = useValue(facts.train.length ? `runs/${at.run}/critic` : null, facts.train.at(-1));
+  const x = axis === "step" ? data.steps : data.axis(axis);
+  const recorded = facts.train.length > 0;
+  const onStep = (step) => go(recorded ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
+  return html`<div class="bar"><h1>Overview</h1><label>x: <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
+      ${["step", "tokens", "time"].map((kind) => html`<option>${kind}</option>`)}</select></label>
+      <span class="dim">a click on a curve opens the responses of the step</span></div>
+    <div class="cards">
+      ${CARDS.map(([title, names]) => names[0] === "critic/vf_explained_var" && critic.value?.value.some((one) => one !== null)
+        ? html`<${Explained} critic=${critic.value} theme=${theme} onStep=${onStep} />`
+        : html`<${Card} title=${title} names=${names} ...${{ data, x, theme, onStep }} />`)}
+      <${Events} facts=${facts} />
+    </div>
+    <${AllMetrics} ...${{ data, x, theme, onStep }} />`;
+}
+
+export function nearest(steps, wanted) {
+  return steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
+}
+
+function Card({ title, names, data, x, theme, onStep }) {
+  const series = names.filter((name) => data.column(name)).map((name) => ({ label: shortened(name, names), values: data.column(name) }));
+  return html`<section class="card" data-card=${names[0]}><h2>${title}</h2>
+    ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep }} label=${title} />` : html`<p class="dim">This run has none of ${names.join(", ")}.</p>`}</section>`;
+}
+
+// The end of a name that tells it from the others of its card.
+function shortened(name, names) {
+  const parts = name.split("/");
+  return names.length > 1 && new Set(names.map((one) => one.split("/").slice(0, -1).join())).size === 1 ? parts.at(-1) : name;
+}
+
+export function Explained({ critic, theme, onStep, height }) {
+  const series = [
+    { label: "explained variance", values: critic.value, width: 2 },
+    { label: "97.5 %", values: critic.high, width: 0.5, colour: "--c1" },
+    { label: "2.5 %", values: critic.low, width: 0.5, colour: "--c1" },
+    { label: "0", values: critic.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
+  ];
+  return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval</h2>
+    <${Chart} x=${critic.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} zero label="explained variance of the critic" /></section>`;
+}
+
+function Events({ facts }) {
+  const shown = facts.events.filter((event) => !["step", "cut"].includes(event.kind)).slice(-200).reverse();
+  return html`<section class="card"><h2>Events</h2>
+    ${facts.has_events ? "" : html`<p class="dim">This run has no events.jsonl: it is older than this record.</p>`}
+    <ul class="events" tabindex="0" aria-label="events">${shown.map((event) => html`<li class=${event.kind}><time>${clock(event.unix_s)}</time> <b>${visible(event.kind)}</b> ${visible(said(event))}</li>`)}</ul></section>`;
+}
+
+// One event as a text, by its kind.
+function said(event) {
+  const seconds = typeof event.seconds === "number" ? ` in ${duration(event.seconds)}` : "";
+  const texts = {
+    start: () => (event.resumed_at ? `after step ${event.resumed_at}` : "from the initial models") + (event.changes?.length ? `; changed: ${event.changes.map(plain).join(", ")}` : ""),
+    group_up: () => `${event.role} ${event.instance_id ?? ""}`,
+    validation: () => `step ${event.step}: accuracy ${number(event.accuracy)}${seconds}`,
+    checkpoint: () => `step ${event.step}${seconds}`,
+    group_lost: () => `${event.role}${event.rank === null || event.rank === undefined ? "" : ` rank ${event.rank}`} at step ${event.step}${event.method ? ` in ${event.method}` : ""}: ${event.cause}`,
+    recovery: () => `from step ${event.from_step} back to ${event.to_step}; restarted: ${[event.restarted].flat().join(", ")}`,
+    recovered: () => `step ${event.to_step}${seconds}; ${event.repeated_steps} steps again`,
+    end: () => `${event.reason}, exit status ${event.exit_status}`,
+  };
+  return texts[event.kind]?.() ?? [event.cause, event.why].filter(Boolean).map(plain).join(" ");
+}
+
+const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+function AllMetrics({ data, x, theme, onStep }) {
+  const [search, setSearch] = useState("");
+  const [chosen, setChosen] = useState([]);
+  const input = useRef(null);
+  useKeys({ "/": () => input.current.focus() });
+  const words = search.toLowerCase().split(" ").filter(Boolean);
+  const found = useMemo(() => data.facts.metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))), [search, data.facts.metrics.length]);
+  const choose = (name) => {
+    setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [name, ...old]));
+    data.want([name]);
+  };
+  return html`<section><h2>All metrics</h2>
+    <input ref=${input} type="search" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
+    <span class="dim"> ${found.length} of ${data.facts.metrics.length}; a click draws one</span>
+    <div class="cards">${chosen.map((name) => html`<${Card} key=${name} title=${visible(name)} names=${[name]} ...${{ data, x, theme, onStep }} />`)}</div>
+    <div class="wide scroll"><table><tbody>${found.slice(0, 400).map(([name, section, unit, meaning]) => html`<tr>
+      <td><button class="link" aria-pressed=${chosen.includes(name)} onClick=${() => choose(name)}>${visible(name)}</button></td>
+      <td class="dim">${section}</td><td class="dim">${unit === "1" ? "" : unit}</td><td>${meaning}</td></tr>`)}</tbody></table></div></section>`;
+}

@@ -1,0 +1,38 @@
+// Makes texts of numbers, and of what models have written.
+
+// Controls, marks of direction and what has no width: each is shown by its number, for it could hide or turn what is around it.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/gu;
+
+export function visible(text) {
+  return String(text ?? "").replace(HIDDEN, (char) => `\u27e8${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
+}
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 10000) return Math.round(value).toLocaleString("en");
+  if (size < 0.001) return value.toExponential(1);
+  return String(Number(value.toPrecision(size >= 1 ? digits + 1 : digits)));
+}
+
+export function signed(value) {
+  return typeof value === "number" && value > 0 ? `+${number(value)}` : number(value);
+}
+
+export function duration(seconds) {
+  if (!(seconds >= 0)) return "–";
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+export function clock(unixSeconds) {
+  return typeof unixSeconds === "number" ? new Date(unixSeconds * 1000).toISOString().slice(0, 19).replace("T", " ") : "–";
+}
+
+// Why the tokens of a row are recorded, by the bits of its column `why`.
+const REASONS = ["drawn at random", "high score", "low score", "longest", "KL", "value error", "|advantage|", "mismatch", "repetition", "no EOS", "scorer failed"];
+
+export function reasons(why) {
+  return REASONS.filter((_, bit) => why & (1 << bit));
+}

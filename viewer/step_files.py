@@ -1,0 +1,138 @@
+"""Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run_folder.md describes them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable
+
+FOOTER_KEY = b"splitppo"
+MAX_ROWS = 200_000
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_TOKENS = 1_000_000
+SCALARS = (
+    *("row", "prompt_index", "sample", "data_source", "place", "score", "reward", "extra", "failure", "length"),
+    *("prompt_length", "has_eos", "is_truncated", "learned", "turns", "lost", "kl", "k3", "entropy", "mismatch"),
+    *("value_first", "value_last", "return_first", "value_error", "advantage_sum", "repetition", "text_hash", "why"),
+    "fixed",
+)
+TEXTS = ("prompt", "response", "ground_truth", "messages")
+# Lists with one number per token.
+TOKEN_LISTS = (
+    *("ids", "ends", "old", "ref", "rollout", "value", "ret", "advantage", "rewards", "flags", "turn"),
+    *("new", "entropy_tokens", "clip"),
+)
+TURN_LISTS = ("turn_rewards", "turn_ends")
+
+
+def read_scalars(folder: RunDir, kind: str, step: int) -> dict[str, Any]:
+    """Reads the columns of all rows of a step: {"footer": {...}, "columns": {name: [...]}}.
+
+    `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
+    """
+    with _parquet(folder, kind, step) as (file, reader):
+        columns = reader.read(columns=[name for name in SCALARS if name in reader.schema_arrow.names])
+        values = {name: plain(columns[name]) for name in columns.column_names}
+        if "text_hash" in values:
+            values["text_hash"] = [None if value is None else str(value) for value in values["text_hash"]]
+        return {"step": step, "footer": _footer(reader, file), "columns": values}
+
+
+def read_footer(folder: RunDir, step: int) -> dict[str, Any]:
+    """Reads what a step says about all its tokens, without its rows."""
+    with _parquet(folder, "train", step) as (file, reader):
+        return _footer(reader, file)
+
+
+def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
+    """Reads one response: its scalars, texts and lists per token; lists that were not recorded are None.
+
+    Raises:
+        Unreadable: the step has no such row, or its lists do not fit each other.
+    """
+    with _parquet(folder, kind, step) as (file, reader):
+        names = [name for name in (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS) if name in reader.schema_arrow.names]
+        if not 0 <= row < reader.metadata.num_rows:
+            raise Unreadable(f"{file} has no row {row}.")
+        first = 0
+        for group in range(reader.num_row_groups):
+            num_rows = reader.metadata.row_group(group).num_rows
+            if row < first + num_rows:
+                table = reader.read_row_group(group, columns=names).slice(row - first, 1)
+                break
+            first += num_rows
+        values = {name: plain(table[name])[0] for name in names}
+        if values.get("text_hash") is not None:
+            values["text_hash"] = str(values["text_hash"])
+        _check_lists(values, f"{file}, row {row}")
+        return {name: values.get(name) for name in (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)}
+
+
+def _check_lists(values: Mapping[str, Any], place: str) -> None:
+    lists = {name: values[name] for name in TOKEN_LISTS if values.get(name) is not None}
+    lengths = {name: len(numbers) for name, numbers in lists.items()}
+    if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > MAX_TOKENS:
+        raise Unreadable(f"{place}: the lists of its tokens differ in length: {lengths}.")
+    ends = [0, *lists.get("ends", [])]
+    if any(end is None for end in ends) or sorted(ends) != ends:
+        raise Unreadable(f"{place}: the ends of its tokens do not rise.")
+
+
+class _parquet:  # noqa: N801  a function in all but the try
+    """Opens the parquet file of a step: (its name, reader); whatever is wrong with it becomes one sentence."""
+
+    def __init__(self, folder: RunDir, kind: str, step: int) -> None:
+        self._name = f"rollouts/{kind}/{step}.parquet"
+        self._open = folder.open("rollouts", kind, f"{step}.parquet", max_bytes=MAX_PARQUET_BYTES)
+
+    def __enter__(self) -> tuple[str, Any]:
+        stream = self._open.__enter__()
+        try:
+            reader = pq.ParquetFile(stream)
+            facts = reader.metadata
+            unpacked = sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
+            if facts.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
+                raise Unreadable(f"{self._name} has {facts.num_rows:,} rows and {unpacked:,} bytes, which is too much.")
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self._name, reader
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open.__exit__(None, None, None)
+        if isinstance(error, pa.ArrowException | OSError | ValueError | KeyError | TypeError):
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise Unreadable(f"{self._name} is torn or no parquet file of a run: {reason}.") from error
+
+
+def _footer(reader: Any, name: str) -> dict[str, Any]:
+    content = (reader.schema_arrow.metadata or {}).get(FOOTER_KEY, b"{}")
+    footer = json.loads(content)
+    if not isinstance(footer, dict):
+        raise Unreadable(f"{name}: its footer is no JSON object.")
+    return footer
+
+
+def plain(column: Any) -> list[Any]:
+    """Makes Python values of a column; numbers that are not finite become None, broken UTF-8 is replaced."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = column.cast(pa.large_binary())
+    return [_plain(value) for value in column.to_pylist()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float) or hasattr(value, "dtype"):
+        return float(value) if math.isfinite(value) else None
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def present(values: Sequence[Any] | None) -> bool:
+    """Returns True for a list that was recorded."""
+    return values is not None and any(value is not None for value in values)

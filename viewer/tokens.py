@@ -1,0 +1,50 @@
+"""Numbers per token that follow from the recorded ones: temporal difference, KL, ratio, mismatch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+COUNTS, LEARNED = 1, 2
+Float64s = npt.NDArray[np.float64]
+
+
+def derived(row: Mapping[str, Any], gamma: float) -> dict[str, list[float | None] | None]:
+    """Computes the lists that are not stored; a list is None if one that it needs was not recorded.
+
+        delta_t    = r_t + gamma * V_{t+1} - V_t, from one token that counts to the next one; V is 0 after the last
+        kl_t       = log p_old - log p_ref        (k1 estimate)
+        ratio_t    = p_new / p_old
+        mismatch_t = |log p_old - log p_rollout|
+
+    Tokens of an environment, which do not count, have none of them.
+    """
+    flags = row["flags"]
+    lists = {name: _array(row[name]) for name in ("old", "ref", "rollout", "new", "value", "rewards")}
+    if flags is None:
+        return dict.fromkeys(("delta", "kl", "ratio", "mismatch"))
+    counts = (np.array(flags, np.int64) & COUNTS) > 0
+    old, ref, rollout, new, value, reward = lists.values()
+    return {
+        "delta": None if value is None or reward is None else _masked(deltas(reward, value, counts, gamma), counts),
+        "kl": None if old is None or ref is None else _masked(old - ref, counts),
+        "ratio": None if old is None or new is None else _masked(np.exp(np.minimum(new - old, 80.0)), counts),
+        "mismatch": None if old is None or rollout is None else _masked(np.abs(old - rollout), counts),
+    }
+
+
+def deltas(reward: Float64s, value: Float64s, counts: npt.NDArray[np.bool_], gamma: float) -> Float64s:
+    """Computes the temporal differences of one response; zero where a token does not count."""
+    found = np.zeros_like(value)
+    following = np.append(value[counts][1:], 0.0)
+    found[counts] = reward[counts] + gamma * following[: counts.sum()] - value[counts]
+    return found
+
+
+def _array(values: Sequence[float | None] | None) -> Float64s | None:
+    return None if values is None else np.array(values, np.float64)
+
+
+def _masked(values: Float64s, counts: npt.NDArray[np.bool_]) -> list[float | None]:
+    return [float(value) if kept and np.isfinite(value) else None for value, kept in zip(values, counts, strict=True)]
