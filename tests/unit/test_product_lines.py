@@ -47,7 +47,8 @@ def test_a_file_counts_for_two_levels_of_folders_and_generated_code_for_none() -
 
 
 def test_javascript_counts_and_what_others_wrote_does_not() -> None:
-    files = {"a/static/b.js": "// about\n\nlet x = 1; // beside\n  // alone\nx += 1;\n", "a/static/vendor/c.js": "let y;"}
+    ours = "// about\n\nlet x = 1; // beside\n  // alone\nx += 1;\n"
+    files = {"a/static/b.js": ours, "a/static/vendor/c.js": "let y;"}
     counted = lines_of_folders((PurePosixPath(path), source) for path, source in files.items())
     assert counted == {ALL: 2, "a": 2, "a/static": 2}
 

@@ -1,0 +1,93 @@
+"""Texts that mean harm, on every page that shows a text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tests.support.browser import DEADLINE_S, Page
+from tests.support.hostile_texts import HOSTILE
+from viewer.__main__ import listen
+from viewer.app import make_app
+from viewer.run import Run
+
+pytestmark = pytest.mark.browser
+
+SHOWN = "return [...document.querySelectorAll('.tok')].map((token) => token.textContent).join('')"
+HIDDEN = {*"\u202e\u2066\u2069\u200f\u2028\u2029\x00\x07\x1b\u200b\u200d\ufeff"}
+
+
+def visible(text: str) -> str:
+    """The text as the page shows it: signs that hide or turn others by their numbers."""
+    return "".join(f"\u27e8{ord(char):04X}\u27e9" if char in HIDDEN else char for char in text)
+
+
+def look_at_all(page: Page, run: int) -> None:
+    assert len(HOSTILE) == 40
+    for number, text in enumerate(HOSTILE):
+        row = next(row for row in (number, number + len(HOSTILE) + 1) if row % 5 != 4)  # a recorded one
+        page.go(f"run/{run}/tokens/train/1/{row}")
+        page.until(lambda text=text: str(page.script(SHOWN)).startswith(visible(text)), text)  # type: ignore[misc]
+        assert visible(text) in page.one(".facts").get_property("textContent")
+    page.go(f"run/{run}/responses/train/1")
+    page.one("table.responses")
+    content = page.one("table.responses").get_property("textContent")
+    assert [text for text in HOSTILE if visible(text) not in content] == []
+    page.go("")
+    page.until(lambda: "<img src=x onerror=alert(1)>" in page.text(), "the run's name")
+
+
+def test_no_text_runs_loads_or_hides_anything(page: Page) -> None:
+    look_at_all(page, 3)
+
+
+@pytest.fixture
+def without_policy(runs: list[Path]) -> Iterator[str]:
+    """A viewer whose answers carry no Content-Security-Policy."""
+    app = make_app([Run(0, runs[3])], token="the-token")
+
+    class Stripped:
+        def __init__(self, inner: ASGIApp) -> None:
+            self._inner = inner
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            async def without(message: Message) -> None:
+                headers = message.get("headers", [])
+                if "headers" in message:
+                    message["headers"] = [one for one in headers if one[0] != b"content-security-policy"]
+                await send(message)
+
+            await self._inner(scope, receive, without)
+
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(Stripped(app), log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/#token=the-token"
+    server.should_exit = True
+    thread.join(DEADLINE_S)
+
+
+@pytest.mark.extended
+def test_the_policy_is_not_what_keeps_them_texts(open_page: Callable[[str], Page], without_policy: str) -> None:
+    page = open_page(without_policy)
+    assert (
+        page.script(
+            "const answer = new XMLHttpRequest(); answer.open('GET', '/', false); answer.send();"
+            "return answer.getResponseHeader('content-security-policy')"
+        )
+        is None
+    )
+    look_at_all(page, 0)
+
+
+def test_a_page_without_the_token_says_how_to_get_one(open_page: Callable[[str], Page], address: str) -> None:
+    page = open_page(address.replace("#token=", "#token=not-"))
+    page.until_shown("open the address that the viewer printed")
+    # The browser itself logs each 401; nothing else may be there.
+    assert [fault for fault in page.faults() if "401" not in fault] == []

@@ -1,0 +1,87 @@
+"""A run that trains while a page shows it: new steps, a recovery, a controller that dies, a server that starts anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import Page, viewer
+from tests.support.viewed_runs import Shape, add_event, add_step, go_back, make_run, write_live
+
+pytestmark = pytest.mark.browser
+
+SMALL = Shape(steps=3, prompts=2, samples=2)
+STEPS = "return document.querySelector('[data-card=\"critic/score/mean\"] figcaption .dim')?.textContent"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "live", SMALL, ended=False)
+
+
+@pytest.fixture
+def page(open_page: Callable[[str], Page], live: Path) -> Iterator[Page]:
+    with viewer([live]) as address:
+        page = open_page(address)
+        page.go("run/0/overview")
+        page.until(lambda: page.script(STEPS) == "step 3", "step 3")
+        yield page
+        page.go("")
+        assert page.faults() == []
+
+
+def test_a_new_step_a_new_phase_and_a_new_event_come_by_themselves(page: Page, live: Path) -> None:
+    add_step(live, 4, SMALL)
+    page.until(lambda: page.script(STEPS) == "step 4", "step 4")
+    write_live(live, step=4, total=9, phase="training")
+    page.until_shown("step 4/9")
+    lost = {"kind": "group_lost", "role": "critic", "rank": 1, "method": "Update", "cause": "rank 1 was killed"}
+    add_event(live, lost, step=4)
+    page.until_shown("critic rank 1 at step 4 in Update: rank 1 was killed")
+
+
+def test_a_run_that_goes_back_takes_the_page_with_it(page: Page, live: Path) -> None:
+    go_back(live, 1)
+    page.until_shown("The run went back to step 1.")
+    page.until(lambda: page.script(STEPS) == "step 1", "step 1")
+    add_step(live, 2, SMALL, seed=5)
+    page.until(lambda: page.script(STEPS) == "step 2", "step 2 again")
+
+
+def test_a_controller_without_a_heartbeat_is_quiet_and_a_dead_one_is_gone(page: Page, live: Path) -> None:
+    write_live(live, step=3, total=9, phase="training", age_s=40)
+    page.until_shown("quiet for 4")
+    write_live(live, step=3, total=9, phase="training", pid_started=1)
+    page.until_shown("is gone")
+
+
+def test_a_run_that_ends_says_how(page: Page, live: Path) -> None:
+    (live / "summary.json").write_text('{"exit_reason": "interrupted"}')
+    write_live(live, step=3, total=9, phase="ended")
+    page.until(lambda: "interrupted" in page.one("header").text, "the end")
+
+
+def test_a_hidden_tab_rests_and_catches_up(page: Page, live: Path) -> None:
+    hide = "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
+    hide += "document.dispatchEvent(new Event('visibilitychange'));"
+    page.script(hide, True)
+    go_back(live, 1)
+    for step in (2, 3, 4, 5):
+        add_step(live, step, SMALL, seed=7)
+    assert page.script(STEPS) == "step 3"
+    page.script(hide, False)
+    page.until(lambda: page.script(STEPS) == "step 5", "step 5")
+
+
+def test_a_server_that_is_gone_is_told(open_page: Callable[[str], Page], live: Path) -> None:
+    with viewer([live]) as address:
+        page = open_page(address)
+        page.go("run/0/overview")
+        page.until(lambda: page.script(STEPS) == "step 3", "step 3")
+    page.until_shown("The viewer's server does not answer")
+    page.until(lambda: page.driver.get_log("browser") is not None, "the log")
+    page.driver.get("about:blank")
+    page.script("window.watched = []")
+    page.forget()
