@@ -12,6 +12,7 @@ import logging
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,14 +23,14 @@ from viewer.files import Unreadable
 from viewer.run import Run, find_runs
 
 PORT = 8265
-_USER_ERROR = 2
+_USER_ERROR, _WAIT_S = 2, 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until Ctrl-C; returns the exit status, 2 for a mistake of the user, which is told in one sentence."""
     options = _parser().parse_args(arguments)
     try:
-        runs = [Run(number, path) for number, path in enumerate(find_runs(options.runs))]
+        runs = [Run(number, path) for number, path in enumerate(runs_of(options.runs, wait=options.wait))]
         listener = listen(options.host, options.port)
     except (Unreadable, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -44,6 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def runs_of(paths: Sequence[Path], *, wait: bool) -> Sequence[Path]:
+    """Returns the run folders of some paths; with `wait`, as soon as there are any, else raises Unreadable."""
+    while True:
+        try:
+            return find_runs(paths)
+        except Unreadable:
+            if not wait:
+                raise
+            time.sleep(_WAIT_S)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
     parser.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="0: a free one (default %(default)s)")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
     parser.add_argument(
         "--allowed-host", metavar="NAME", action="append", default=[], help="a further name by which a browser may ask"
     )

@@ -38,9 +38,7 @@ async def events(run: Run, since: int, generation: int) -> AsyncIterator[bytes]:
             yield _event("happened", {"events": run.events[num_events:]})
             num_events = len(run.events)
         state = await asyncio.to_thread(run.state)
-        shown = json.dumps({**state, "quiet_s": None, "live": None}) + json.dumps(
-            {**(state["live"] or {}), "unix_s": None}
-        )
+        shown = json.dumps({**state, "sentence": "", "live": {**(state["live"] or {}), "unix_s": None}})
         if shown != state_told:
             state_told = shown
             yield _event("state", state)

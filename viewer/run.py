@@ -50,45 +50,30 @@ class Run:
             steps = [step for step in self.metrics.steps if step > since]
             return steps, [self.metrics.column(number, since).astype("<f4").tobytes() for number in numbers]
 
-    def live(self) -> dict[str, Any] | None:
-        """Returns live.json, None without a readable one."""
-        try:
-            return self.folder.json("live.json")
-        except Unreadable:
-            return None
-
     def state(self) -> dict[str, Any]:
-        """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live"}."""
-        live = self.live()
-        summary: dict[str, Any] = {}
-        if self.folder.stamp("summary.json"):
-            try:
-                summary = self.folder.json("summary.json")
-            except Unreadable as error:
-                summary = {"exit_reason": str(error)}
-        reason = summary.get("exit_reason")
-        if live is None or live.get("phase") == "ended":
-            if reason:
-                return {"state": "ended", "reason": str(reason), "sentence": str(reason), "live": live}
-            sentence = "ended" if live else "no live.json: it is not known whether this run still works"
-            return {"state": "ended" if live else "unknown", "reason": "", "sentence": sentence, "live": live}
+        """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""
+        live, summary = (self._read(name) for name in ("live.json", "summary.json"))
+        phase, reason = live.get("phase"), str(summary.get("exit_reason", ""))
         quiet_s = time.time() - _seconds(live.get("unix_s"))
-        if _is_gone(live):
-            state, sentence = "gone", f"its controller (process {live.get('pid')}) is gone"
-        elif quiet_s > QUIET_AFTER_S:
-            state, sentence = "quiet", f"quiet for {quiet_s:.0f} s"
+        if live and phase != "ended" and _is_gone(live):
+            state = "gone", f"its controller (process {live.get('pid')}) is gone"
+        elif live and phase != "ended":
+            state = ("quiet", f"quiet for {quiet_s:.0f} s") if quiet_s > QUIET_AFTER_S else ("live", str(phase))
+        elif reason or live:
+            state = "ended", reason or "ended"
         else:
-            state, sentence = "live", str(live.get("phase", ""))
-        return {"state": state, "reason": "", "sentence": sentence, "live": live, "quiet_s": quiet_s}
+            state = "unknown", "no live.json: it is not known whether this run still works"
+        return {"state": state[0], "sentence": state[1], "live": live or None}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return self.folder.json(name)
+        except Unreadable as error:
+            return {"exit_reason": str(error)} if name == "summary.json" and self.folder.stamp(name) else {}
 
     def overview(self) -> dict[str, Any]:
         """Returns the line of the run in the table of runs."""
         self.refresh()
-        try:
-            with self.folder.open("config.yaml"):
-                error = None
-        except Unreadable as missing:
-            error = str(missing)
         state = self.state()
         total = (state["live"] or {}).get("total_steps")
         return {
@@ -96,7 +81,7 @@ class Run:
             "name": self.folder.path.name,
             "path": str(self.folder.path),
             **state,
-            "error": error,
+            "error": None if self.folder.path.is_dir() else f"The run folder {self.folder.path} cannot be read.",
             "step": self.metrics.steps[-1] if self.metrics.steps else None,
             "total_steps": total if isinstance(total, int) else None,
             "score": self.metrics.latest("critic/score/mean"),

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -55,21 +56,19 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         Unreadable: the step has no such row, or its lists do not fit each other.
     """
     with _parquet(folder, kind, step) as (file, reader):
-        names = [name for name in (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS) if name in reader.schema_arrow.names]
+        names = (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
         if not 0 <= row < reader.metadata.num_rows:
             raise Unreadable(f"{file} has no row {row}.")
-        first = 0
-        for group in range(reader.num_row_groups):
-            num_rows = reader.metadata.row_group(group).num_rows
-            if row < first + num_rows:
-                table = reader.read_row_group(group, columns=names).slice(row - first, 1)
-                break
-            first += num_rows
-        values = {name: plain(table[name])[0] for name in names}
-        if values.get("text_hash") is not None:
+        group = 0
+        while row >= (num_rows := reader.metadata.row_group(group).num_rows):
+            group, row = group + 1, row - num_rows
+        there = [name for name in names if name in reader.schema_arrow.names]
+        table = reader.read_row_group(group, columns=there).slice(row, 1)
+        values = dict.fromkeys(names) | {name: plain(table[name])[0] for name in there}
+        if values["text_hash"] is not None:
             values["text_hash"] = str(values["text_hash"])
-        _check_lists(values, f"{file}, row {row}")
-        return {name: values.get(name) for name in (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)}
+        _check_lists(values, file)
+        return values
 
 
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
@@ -82,31 +81,21 @@ def _check_lists(values: Mapping[str, Any], place: str) -> None:
         raise Unreadable(f"{place}: the ends of its tokens do not rise.")
 
 
-class _parquet:  # noqa: N801  a function in all but the try
+@contextmanager
+def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
     """Opens the parquet file of a step: (its name, reader); whatever is wrong with it becomes one sentence."""
-
-    def __init__(self, folder: RunDir, kind: str, step: int) -> None:
-        self._name = f"rollouts/{kind}/{step}.parquet"
-        self._open = folder.open("rollouts", kind, f"{step}.parquet", max_bytes=MAX_PARQUET_BYTES)
-
-    def __enter__(self) -> tuple[str, Any]:
-        stream = self._open.__enter__()
+    name = f"rollouts/{kind}/{step}.parquet"
+    with folder.open("rollouts", kind, f"{step}.parquet", max_bytes=MAX_PARQUET_BYTES) as stream:
         try:
             reader = pq.ParquetFile(stream)
             facts = reader.metadata
             unpacked = sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
             if facts.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
-                raise Unreadable(f"{self._name} has {facts.num_rows:,} rows and {unpacked:,} bytes, which is too much.")
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self._name, reader
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._open.__exit__(None, None, None)
-        if isinstance(error, pa.ArrowException | OSError | ValueError | KeyError | TypeError):
+                raise Unreadable(f"{name} has {facts.num_rows:,} rows and {unpacked:,} bytes, which is too much.")
+            yield name, reader
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise Unreadable(f"{self._name} is torn or no parquet file of a run: {reason}.") from error
+            raise Unreadable(f"{name} is torn or no parquet file of a run: {reason}.") from error
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:
@@ -131,8 +120,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) or hasattr(value, "dtype"):
         return float(value) if math.isfinite(value) else None
     return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def present(values: Sequence[Any] | None) -> bool:
-    """Returns True for a list that was recorded."""
-    return values is not None and any(value is not None for value in values)

@@ -37,9 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         make_run(folder / "finished", UPDATED),
         make_run(folder / "talks", TALKS),
         make_run(folder / "grpo", Shape(steps=2, with_critic=False)),
-        make_run(
-            folder / "<img src=x onerror=alert(1)>", Shape(steps=1, prompts=21, samples=4, texts=(*HOSTILE, "harmless"))
-        ),
+        make_run(folder / "<img src=x onerror=alert(1)>", hostile),
         old,
     ]
 
