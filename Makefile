@@ -3,11 +3,14 @@
 #   LOCK    auto | cpu | cuda | vllm-cpu | vllm | controller; auto: cuda if there is an NVIDIA GPU, else cpu
 #   VLLM=1  the same lock with vLLM, in an environment of its own
 #   VENV    the folder of the environment
+#   VIEW=1  of make quickstart: show the run in the browser while it trains; RUN of make view
 #   ARGS    further arguments of the command
 #   HOSTS and DAYS of make certs, N of make fuzz and make chaos, REF of make same-weights
 PYTHON ?= python3
 LOCK ?= auto
 VLLM ?=
+VIEW ?=
+RUN ?=
 ARGS ?=
 HOSTS ?= localhost,127.0.0.1
 DAYS ?= 90
@@ -37,7 +40,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart view test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -49,8 +52,21 @@ setup:  ## make the environment .venv from the lock that fits this machine, or f
 setup-dev:  ## make the environment with the tools for tests and checks
 	@$(PYTHON) -m tools.install $(WHICH) --dev --venv $(VENV)
 
-quickstart: setup  ## teach a tiny model to sort letters by PPO, in runs/quickstart; ARGS="key=value ..." overrides keys; VLLM=1: sample with vLLM
-	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)
+ifneq ($(filter-out 0,$(VIEW)),)
+# The viewer outlives the run, until Ctrl-C.
+define WITH_VIEWER
+$(PY) -m viewer --wait runs/quickstart & viewer=$$!; trap 'kill $$viewer 2>/dev/null' EXIT; $(1); status=$$?; \
+  echo "the viewer goes on; Ctrl-C ends it"; wait $$viewer; exit $$status
+endef
+else
+WITH_VIEWER = $(1)
+endif
+
+quickstart: setup  ## teach a tiny model to sort letters by PPO, in runs/quickstart; ARGS="key=value ..." overrides keys; VLLM=1: sample with vLLM; VIEW=1: in the browser
+	@$(call WITH_VIEWER,$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS))
+
+view: setup  ## show the runs in runs/, or RUN=..., in the browser: pages for responses, tokens and critic
+	@$(PY) -m viewer $(or $(RUN),runs) $(ARGS)
 
 test: setup-dev  ## run the tests that need no GPU; VLLM=1: the tests that need vLLM; ARGS="tests/unit -k kl": only these
 	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)

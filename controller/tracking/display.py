@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, Group
@@ -22,6 +23,7 @@ from rewards.samples import sample_text
 from splitppo.config import Config
 from splitppo.config.phase_plan import phase_plan
 
+_VIEWER = "python -m viewer"
 _REFRESH_S = 0.1
 _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
@@ -51,6 +53,7 @@ class Display:
         self._live: Live | None = None
         self._drawn_s = 0.0
         self._title = ""
+        self._folder: Path | None = None
         self._phases: dict[str, tuple[str, int, int]] = {}
         self._step = self._last_step = 0
         self._metrics: Mapping[str, float] = {}
@@ -62,6 +65,7 @@ class Display:
         """Shows models, algorithm and plan at the start of a run; `step` is the step from which the run goes on."""
         self._step, self._last_step = step, config.last_step
         self._phases = dict.fromkeys(config.roles, ("", 0, 0))
+        self._folder = config.run.dir
         self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
         self.line(f"SplitPPO · {config.run.name}", style="bold cyan")
         for line in _header(plan, config, step):
@@ -122,6 +126,8 @@ class Display:
             return  # nothing was trained, and the mistake stands above
         for name, *cells in _result_rows(summary):
             self.line(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells), "bold" if name == "overall" else "")
+        if self._folder:
+            self.line(f"see it in the browser: {_VIEWER} {self._folder}")
         self.line(
             f"{summary.exit_reason} after step {summary.global_step} in {clock(start.wall_s)}{behind}"
             f" ({'in all ' if behind else ''}{clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
@@ -190,6 +196,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
     start = "from the initial models" if step == 0 else f"resumed after step {step}"
     return [
         f"run folder  {run.dir}",
+        f"in pages    {_VIEWER} {run.dir}",
         f"models      {', '.join([f'actor {config.actor.model}', critic, *frozen])}",
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {config.last_step} steps, {start}",

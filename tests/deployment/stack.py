@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.5
 RUN_FILES = ("metrics.jsonl", "processes.json", "summary.json", "config.yaml", "checkpoints")
 REWARD_GROUP = "reward_model.model=/models/reward_model placement.reward_model=reward"
 GROUPS = ("actor", "critic", "reward", "rollout")
-PROFILES = ("tensorboard", "reward", "rollout")
+PROFILES = ("tensorboard", "viewer", "reward", "rollout")
 ALL_PROFILES = tuple(part for profile in PROFILES for part in ("--profile", profile))
 LABEL = "com.docker.compose.project"
 

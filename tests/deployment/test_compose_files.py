@@ -68,7 +68,7 @@ def test_docker_compose_1_29_accepts_the_files(on_top: str, profiles: tuple[str,
 def test_without_their_profiles_a_reward_and_a_rollout_group_are_not_there_and_the_others_are_the_same(
     on_top: str, services: dict[str, dict[str, dict[str, Any]]]
 ) -> None:
-    done = config(on_top, ON_TOP[on_top], ("docker", "compose"), ("tensorboard",))
+    done = config(on_top, ON_TOP[on_top], ("docker", "compose"), ("tensorboard", "viewer"))
     assert done.returncode == 0, done.stderr
     others = {name: service for name, service in services[on_top].items() if name not in ("reward", "rollout")}
     assert yaml.safe_load(done.stdout)["services"] == others
@@ -109,6 +109,15 @@ def test_nothing_runs_with_more_rights_than_it_needs(services: dict[str, dict[st
             more = ["seccomp:seccomp.code.json", "apparmor:unconfined"] if may_sandbox else []
             assert service["security_opt"] == ["no-new-privileges:true", *more], name
             assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+
+
+def test_the_viewer_listens_on_this_machine_alone_and_only_reads(
+    services: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    viewer = services[""]["viewer"]
+    assert viewer["network_mode"] == "host"
+    assert "--host" not in viewer["entrypoint"]
+    assert [(mount["target"], mount["read_only"]) for mount in viewer["volumes"]] == [("/runs", True)]
 
 
 def mounts(services: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:

@@ -93,3 +93,15 @@ def test_what_make_starts_may_write_bytecode() -> None:
     variables = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "PASSED_ON" in variables
     assert "PYTHONDONTWRITEBYTECODE" not in variables
+
+
+def test_the_quickstart_with_a_viewer_has_the_status_of_the_run() -> None:
+    command = make("quickstart", "VIEW=1").stdout
+    assert ".venv/bin/python -m viewer --wait runs/quickstart &" in command
+    assert "python -m recipes.sort_letters.quickstart" in command
+    assert "exit $status" in command
+
+
+def test_view_shows_the_runs_or_the_one_that_is_named() -> None:
+    assert make("view").stdout.splitlines()[-1] == ".venv/bin/python -m viewer runs "
+    assert make("view", "RUN=runs/a").stdout.splitlines()[-1] == ".venv/bin/python -m viewer runs/a "

@@ -99,8 +99,19 @@ def test_the_proto_files_and_the_type_marker_are_there(installed: Installed) -> 
     protos = {file.name for file in (installed.venv / "share/splitppo/proto/splitppo/v1").iterdir()}
     assert protos == {file.name for file in (PROJECT / "proto/splitppo/v1").glob("*.proto")}
     [site_packages] = installed.venv.glob("lib/python*/site-packages")
-    for package in ("controller", "environments", "recipes", "rewards", "services", "splitppo"):
+    for package in ("controller", "environments", "recipes", "rewards", "services", "splitppo", "viewer"):
         assert (site_packages / package / "py.typed").is_file(), package
+
+
+def test_the_pages_of_the_viewer_are_there_and_it_starts(installed: Installed) -> None:
+    [static] = installed.venv.glob("lib/python*/site-packages/viewer/static")
+    tracked = PROJECT / "viewer/static"
+    files = {file.relative_to(tracked) for file in tracked.rglob("*") if file.is_file()}
+    assert {file.relative_to(static) for file in static.rglob("*") if file.is_file()} == files
+    help_text, no_run = installed.run("python", "-m", "viewer", "--help"), installed.run("python", "-m", "viewer", ".")
+    assert help_text.returncode == 0, help_text.stderr
+    assert no_run.returncode == 2
+    assert "no run folder" in no_run.stderr
 
 
 def test_the_first_run_of_a_wheels_user(installed: Installed) -> None:
