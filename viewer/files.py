@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class RunDir:
         descriptor = self._descend(names, name)
         with os.fdopen(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
-            if not _is_plain(facts.st_mode):
+            if not stat.S_ISREG(facts.st_mode):
                 raise Unreadable(f"{name} is no plain file.")
             if facts.st_size > max_bytes:
                 raise Unreadable(f"{name} has {facts.st_size:,} bytes; the viewer reads at most {max_bytes:,}.")
@@ -129,7 +130,3 @@ def _json_object(content: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unreadable(f"{name} holds {type(value).__name__}, not an object.")
     return value
-
-
-def _is_plain(mode: int) -> bool:
-    return mode & 0o170000 == 0o100000

@@ -59,15 +59,10 @@ class Metrics:
         values = self._columns[number]
         return np.array([values.get(step, math.nan) for step in self.steps if step > since], np.float32)
 
-    def latest(self, name: str) -> float | None:
-        """Returns the last value of a metric, None without one."""
-        values = self._columns[self._numbers[name]] if name in self._numbers else {}
-        return next((value for value in reversed(values.values()) if math.isfinite(value)), None)
-
-    def recent(self, name: str, num: int) -> list[float]:
+    def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""
         values = list(self._columns[self._numbers[name]].values()) if name in self._numbers else []
-        return [value for value in values[-num:] if math.isfinite(value)]
+        return [value for value in values if math.isfinite(value)][-num:]
 
     def _number(self, name: str) -> int | None:
         if name not in self._numbers and len(self.names) < MAX_METRICS and len(name) <= MAX_NAME:

@@ -84,8 +84,8 @@ class Run:
             "error": None if self.folder.path.is_dir() else f"The run folder {self.folder.path} cannot be read.",
             "step": self.metrics.steps[-1] if self.metrics.steps else None,
             "total_steps": total if isinstance(total, int) else None,
-            "score": self.metrics.latest("critic/score/mean"),
-            "accuracy": self.metrics.latest("val/accuracy"),
+            "score": next(iter(self.metrics.recent("critic/score/mean")), None),
+            "accuracy": next(iter(self.metrics.recent("val/accuracy")), None),
             "recent": self.metrics.recent("critic/score/mean", _SPARKLINE),
             "lines_broken": self.metrics.lines_broken,
         }

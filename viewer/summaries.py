@@ -53,7 +53,7 @@ class Footers:
             "steps": steps,
             **{name: [_number(found, name) for found in explained] for name in ("value", "low", "high")},
             "auc": [_number(footer, "auc_first_value") for footer in footers],
-            "by_position": [_mapping(footer, "by_position").get("ev") for footer in footers],
+            "by_position": [_rounded(_mapping(footer, "by_position").get("ev")) for footer in footers],
             "errors": [footer["error"] for footer in footers if "error" in footer][:5],
         }
 
@@ -105,3 +105,8 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _number(values: Mapping[str, Any], name: str) -> float | None:
     found = values.get(name)
     return float(found) if isinstance(found, int | float) and np.isfinite(found) else None
+
+
+def _rounded(values: Any) -> list[float | None]:
+    found = values if isinstance(values, list) else []
+    return [round(value, 3) if isinstance(value, int | float) and np.isfinite(value) else None for value in found]

@@ -32,11 +32,11 @@ export function useDrawn(draw, needs) {
 const missing = (values) => Array.from(values, (value) => (Number.isFinite(value) ? value : null));
 
 // series: [{label, values, width?, colour?}]; band: [label of the upper curve, of the lower one].
-export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, zero }) {
+export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, range }) {
   const holder = useRef(null);
   const plot = useRef(null);
   const [place, setPlace] = useState(null);
-  const shape = JSON.stringify([series.map((one) => one.label), band, theme, zero]);
+  const shape = JSON.stringify([series.map((one) => one.label), band, theme, range]);
   const open = () => plot.current?.cursor.idx != null && onStep?.(steps[plot.current.cursor.idx]);
   const follow = useRef(open);
   follow.current = open;
@@ -48,7 +48,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
     const made = new uPlot({
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: zero ? { range: (_, low, high) => (low === null ? [0, 1] : pad(Math.min(low, 0), Math.max(high, 0))) } : {} },
+      scales: { x: { time: false }, y: range ? { range } : {} },
       axes: [{ ...axis, size: 24 }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
         label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: x.length < 3 },
@@ -84,11 +84,6 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
       ${series.map((one, place) => one.hidden || html`<span><i class="key" style=${{ background: `var(${one.colour ?? COLOURS[place % COLOURS.length]})` }}></i>${one.label} <b>${number(told(one.values))}</b></span>`)}
     </figcaption>
   </figure>`;
-}
-
-function pad(low, high) {
-  const room = (high - low || 1) * 0.08;
-  return [low - room, high + room];
 }
 
 export function Spark({ values, width = 120, height = 24 }) {

@@ -12,8 +12,11 @@ const WORST = 20;
 export function Critic({ data, at, theme }) {
   const { facts } = data;
   const step = at.step ?? facts.train.at(-1) ?? null;
-  useEffect(() => { data.want(["critic/vf_explained_var", "critic/vf_loss", "critic/values/mean", "critic/returns/mean"]); }, [data]);
-  const { value: critic, error } = useValue(facts.train.length ? `runs/${at.run}/critic` : null, facts.train.at(-1));
+  useEffect(() => {
+    data.want(["critic/vf_explained_var", "critic/vf_loss", "critic/values/mean", "critic/returns/mean"]);
+    data.wantCritic();
+  }, [data]);
+  const { critic } = data;
   const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
   const address = (one) => `/run/${at.run}/critic/train/${one}`;
   const onStep = (one) => go(address(facts.train.length ? nearest(facts.train, one) : one));
@@ -22,12 +25,12 @@ export function Critic({ data, at, theme }) {
   const hasValues = critic?.value.some((one) => one !== null);
   const shared = { theme, onStep };
   return html`<div class="bar"><h1>Critic</h1>${step !== null && html`<${StepChooser} steps=${facts.train} step=${step} address=${address} />`}</div>
-    ${error && html`<${ErrorSentence} text=${error} />`}${critic?.errors.map((text) => html`<${ErrorSentence} text=${text} />`)}
+    ${critic?.errors.map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${!facts.train.length && html`<${Sentence}>This run has recorded no responses, so there is no interval, no calibration and no position: tracking.rollouts.enable turns their record on.<//>`}
-    ${critic && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
+    ${critic?.steps.length > 0 && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
     <div class="cards">
       ${hasValues ? html`<${Explained} critic=${critic} height=${200} ...${shared} />`
-      : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" zero ...${shared} /></section>`}
+      : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" range=${[-1, 1]} ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Heat} critic=${critic} step=${step} ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>
         <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />

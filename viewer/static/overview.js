@@ -1,7 +1,7 @@
 // Is the run healthy? Eight cards, then every metric.
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
-import { go, useKeys, useValue } from "./parts.js";
+import { go, useKeys } from "./parts.js";
 import { clock, duration, number, visible } from "./text.js";
 
 const CARDS = [
@@ -19,8 +19,11 @@ const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
 export function Overview({ data, at, theme }) {
   const [axis, setAxis] = useState("step");
   const { facts } = data;
-  useEffect(() => { data.want([...CARDS.flatMap(([, names]) => names), ...AXES]); }, [data]);
-  const critic = useValue(facts.train.length ? `runs/${at.run}/critic` : null, facts.train.at(-1));
+  useEffect(() => {
+    data.want([...CARDS.flatMap(([, names]) => names), ...AXES]);
+    data.wantCritic();
+  }, [data]);
+  const { critic } = data;
   const x = axis === "step" ? data.steps : data.axis(axis);
   const recorded = facts.train.length > 0;
   const onStep = (step) => go(recorded ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
@@ -28,8 +31,8 @@ export function Overview({ data, at, theme }) {
       ${["step", "tokens", "time"].map((kind) => html`<option>${kind}</option>`)}</select></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
-      ${CARDS.map(([title, names]) => names[0] === "critic/vf_explained_var" && critic.value?.value.some((one) => one !== null)
-        ? html`<${Explained} critic=${critic.value} theme=${theme} onStep=${onStep} />`
+      ${CARDS.map(([title, names]) => names[0] === "critic/vf_explained_var" && critic?.value.some((one) => one !== null)
+        ? html`<${Explained} critic=${critic} theme=${theme} onStep=${onStep} />`
         : html`<${Card} title=${title} names=${names} ...${{ data, x, theme, onStep }} />`)}
       <${Events} facts=${facts} />
     </div>
@@ -59,8 +62,8 @@ export function Explained({ critic, theme, onStep, height }) {
     { label: "2.5 %", values: critic.low, width: 0.5, colour: "--c1" },
     { label: "0", values: critic.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
   ];
-  return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval</h2>
-    <${Chart} x=${critic.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} zero label="explained variance of the critic" /></section>`;
+  return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval; from −1 on</h2>
+    <${Chart} x=${critic.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
 }
 
 function Events({ facts }) {
@@ -94,7 +97,7 @@ function AllMetrics({ data, x, theme, onStep }) {
   const input = useRef(null);
   useKeys({ "/": () => input.current.focus() });
   const words = search.toLowerCase().split(" ").filter(Boolean);
-  const found = useMemo(() => data.facts.metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))), [search, data.facts.metrics.length]);
+  const found = useMemo(() => data.facts.metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))).sort(([one], [other]) => (one < other ? -1 : 1)), [search, data.facts.metrics.length]);
   const choose = (name) => {
     setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [name, ...old]));
     data.want([name]);

@@ -65,7 +65,7 @@ function Table({ columns, at, step }) {
   useKeys({ "/": () => input.current.focus() });
   const rows = useMemo(() => rowsOf(columns), [columns]);
   const fields = useMemo(() => [...new Set(rows.flatMap((row) => row.fields.map(([name]) => name)))].slice(0, 12), [rows]);
-  const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null)), ...fields.map((name) => [`extra:${name}`, name])];
+  const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && (name !== "turns" || value > 1))), ...fields.map((name) => [`extra:${name}`, name])];
   const valueOf = (row, name) => (name === "reasons" ? row.reasons.length : name.startsWith("extra:") ? Number(row.fields.find(([one]) => one === name.slice(6))?.[1] ?? NaN) : row[name]);
   const words = search.toLowerCase().split(" ").filter(Boolean);
   const chosen = rows.filter((row) => (!box || box.has(row.row)) && words.every((word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word)));

@@ -109,7 +109,7 @@ def test_half_a_line_waits_for_its_rest_and_a_broken_line_is_counted(run: Path) 
         file.write("25}\n")
     viewed.refresh()
     assert viewed.metrics.steps == [1, 2, 3, 4]
-    assert viewed.metrics.latest("critic/score/mean") == 0.25
+    assert viewed.metrics.recent("critic/score/mean") == [0.25]
     assert viewed.metrics.lines_broken == 1
 
 
