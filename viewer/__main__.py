@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -36,14 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _USER_ERROR
     token = secrets.token_urlsafe(24)
-    app = make_app(runs, token=token, allowed_hosts=options.allowed_host)
+    app = make_app(runs, token=token, allowed_hosts=options.allowed_host, is_ending=lambda: server.should_exit)
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"{len(runs)} run{'s' * (len(runs) != 1)}: http://{name}:{port}/#token={token}\n")
     sys.stdout.flush()
     logging.basicConfig(level=logging.WARNING)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listener])
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     return 0
 
 

@@ -28,8 +28,14 @@ _GZIP_FROM_BYTES = 2_000
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(runs: Sequence[Run], *, token: str, allowed_hosts: Collection[str] = ()) -> Guard:
-    """Makes the application that shows these runs."""
+def make_app(
+    runs: Sequence[Run],
+    *,
+    token: str,
+    allowed_hosts: Collection[str] = (),
+    is_ending: Callable[[], bool] = lambda: False,
+) -> Guard:
+    """Makes the application that shows these runs; pages that listen are let go once `is_ending` returns True."""
 
     def of_run(answer: Callable[[Run, Request], Any]) -> Handler:
         """Makes a handler of a function that returns the value to send, or raises Unreadable."""
@@ -54,9 +60,8 @@ def make_app(runs: Sequence[Run], *, token: str, allowed_hosts: Collection[str] 
     async def live(request: Request) -> Response:
         if not 0 <= request.path_params["run"] < len(runs):
             return _json(request, {"error": "There is no such run."}, 404)
-        news = events(
-            runs[request.path_params["run"]], _since(request), _integer(request.query_params.get("generation"), -1)
-        )
+        generation = _integer(request.query_params.get("generation"), -1)
+        news = events(runs[request.path_params["run"]], _since(request), generation, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
     app = Starlette(

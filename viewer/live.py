@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from viewer.run import Run
@@ -13,8 +13,8 @@ POLL_S = 0.5
 _KEEP_ALIVE_POLLS = 20
 
 
-async def events(run: Run, since: int, generation: int) -> AsyncIterator[bytes]:
-    """Yields events for as long as the page listens; `since` and `generation` say what the page has.
+async def events(run: Run, since: int, generation: int, is_ending: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yields events until the page or the server ends; `since` and `generation` say what the page has.
 
     `reset` {"step"}: the file of metrics was replaced, because the run went back to that step; what the page has is
     void. `steps` {"last", "recorded"}: there are new lines of metrics or new files of responses. `state`: of the run,
@@ -23,6 +23,8 @@ async def events(run: Run, since: int, generation: int) -> AsyncIterator[bytes]:
     await asyncio.to_thread(run.refresh)
     num_events, last, told, state_told = len(run.events), since, -1, ""
     for poll in itertools.count(1):
+        if is_ending():
+            return
         await asyncio.to_thread(run.refresh)
         steps = run.metrics.steps
         newest = steps[-1] if steps else -1

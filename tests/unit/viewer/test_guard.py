@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.support.groups import PROJECT
 from tests.support.viewed_runs import Shape, make_run
 from tests.support.viewer_client import ask
 from viewer.__main__ import listen, main
@@ -108,3 +114,18 @@ def test_a_port_in_use_and_a_folder_that_is_no_run_are_one_sentence_each(
         assert error.startswith("error: ")
         assert str(path) in error
         assert error.count("\n") == 1
+
+
+def test_the_program_prints_its_address_and_ends_by_ctrl_c_without_a_word(run: Path) -> None:
+    command = [sys.executable, "-m", "viewer", str(run), "--port", "0"]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    found = re.fullmatch(r"1 run: http://127\.0\.0\.1:(\d+)/#token=([\w-]{32})\n", process.stdout.readline())
+    assert found is not None
+    asked = urllib.request.Request(f"http://127.0.0.1:{found[1]}/api/runs/0/live")
+    asked.add_header("Authorization", f"Bearer {found[2]}")
+    with urllib.request.urlopen(asked, timeout=30) as news:
+        assert news.readline() == b"event: reset\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
