@@ -8,6 +8,7 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -37,14 +38,18 @@ def make_app(
 ) -> Guard:
     """Makes the application that shows these runs; pages that listen are let go once `is_ending` returns True."""
 
+    def run_of(request: Request) -> Run:
+        number: int = request.path_params["run"]
+        if number >= len(runs):
+            raise HTTPException(404)
+        return runs[number]
+
     def of_run(answer: Callable[[Run, Request], Any]) -> Handler:
         """Makes a handler of a function that returns the value to send, or raises Unreadable."""
 
         async def handle(request: Request) -> Response:
-            if not 0 <= request.path_params["run"] < len(runs):
-                return _json(request, {"error": "There is no such run."}, 404)
             try:
-                value = await anyio.to_thread.run_sync(answer, runs[request.path_params["run"]], request)
+                value = await anyio.to_thread.run_sync(answer, run_of(request), request)
             except Unreadable as error:
                 return _json(request, {"error": str(error)}, 422)
             if isinstance(value, bytes):
@@ -58,10 +63,8 @@ def make_app(
         return _json(request, {"runs": lines})
 
     async def live(request: Request) -> Response:
-        if not 0 <= request.path_params["run"] < len(runs):
-            return _json(request, {"error": "There is no such run."}, 404)
         generation = _integer(request.query_params.get("generation"), -1)
-        news = events(runs[request.path_params["run"]], _since(request), generation, is_ending)
+        news = events(run_of(request), _since(request), generation, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
     app = Starlette(

@@ -1,6 +1,7 @@
 """Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
 
 import json
+import math
 import os
 import re
 import stat
@@ -130,3 +131,8 @@ def _json_object(content: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unreadable(f"{name} holds {type(value).__name__}, not an object.")
     return value
+
+
+def finite(value: Any) -> float | None:
+    """Returns what a file gives as a number, None for anything else and for NaN and infinity."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

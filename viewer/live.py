@@ -1,7 +1,6 @@
 """Tells a page what is new in a run, as server-sent events."""
 
 import asyncio
-import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Callable
@@ -10,7 +9,6 @@ from typing import Any
 from viewer.run import Run
 
 POLL_S = 0.5
-_KEEP_ALIVE_POLLS = 20
 
 
 async def events(run: Run, since: int, generation: int, is_ending: Callable[[], bool]) -> AsyncIterator[bytes]:
@@ -22,9 +20,7 @@ async def events(run: Run, since: int, generation: int, is_ending: Callable[[], 
     """
     await asyncio.to_thread(run.refresh)
     num_events, last, told, state_told = len(run.events), since, -1, ""
-    for poll in itertools.count(1):
-        if is_ending():
-            return
+    while not is_ending():
         await asyncio.to_thread(run.refresh)
         steps = run.metrics.steps
         newest = steps[-1] if steps else -1
@@ -44,8 +40,6 @@ async def events(run: Run, since: int, generation: int, is_ending: Callable[[], 
         if shown != state_told:
             state_told = shown
             yield _event("state", state)
-        if poll % _KEEP_ALIVE_POLLS == 0:
-            yield b": still here\n\n"
         await asyncio.sleep(POLL_S)
 
 
@@ -55,10 +49,7 @@ def _event(name: str, value: Any) -> bytes:
 
 def dump(value: Any) -> str:
     """Makes strict JSON of ASCII characters, with null in place of numbers that are not finite."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def _finite(value: Any) -> Any:

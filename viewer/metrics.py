@@ -84,10 +84,5 @@ def _patterns() -> Sequence[tuple[re.Pattern[str], tuple[str, str, str]]]:
 
 def _pattern(names: str) -> re.Pattern[str]:
     """Makes of a name with `{a,b}` and `<x>` the expression of all names that it stands for."""
-    made = ""
-    for part in re.split(r"(\{[^}]*\}|<[^>]*>)", names):
-        if part.startswith("{"):
-            made += f"(?:{'|'.join(map(re.escape, part[1:-1].split(',')))})"
-        else:
-            made += ".+" if part.startswith("<") else re.escape(part)
-    return re.compile(made)
+    text = re.sub(r"<\w+>", ".+", re.escape(names))
+    return re.compile(re.sub(r"\\{(.*?)\\}", lambda found: f"(?:{found[1].replace(',', '|')})", text), re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from viewer.files import RunDir, Tail, Unreadable
+from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.metrics import Metrics
 from viewer.summaries import Footers
 
@@ -54,7 +54,7 @@ class Run:
         """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""
         live, summary = (self._read(name) for name in ("live.json", "summary.json"))
         phase, reason = live.get("phase"), str(summary.get("exit_reason", ""))
-        quiet_s = time.time() - _seconds(live.get("unix_s"))
+        quiet_s = time.time() - (finite(live.get("unix_s")) or 0.0)
         if live and phase != "ended" and _is_gone(live):
             state = "gone", f"its controller (process {live.get('pid')}) is gone"
         elif live and phase != "ended":
@@ -132,7 +132,3 @@ def _is_gone(live: dict[str, Any]) -> bool:
     except OSError:
         return Path("/proc/self").exists()
     return str(live.get("pid_started", fields[19])) != fields[19]
-
-
-def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

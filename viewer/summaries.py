@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from viewer.files import RunDir, Unreadable
+from viewer.files import RunDir, Unreadable, finite
 from viewer.step_files import read_footer
 
 MAX_FOOTERS = 20_000
@@ -20,7 +20,7 @@ _HISTOGRAMS = {
     "mismatch": ("log_ratio_rollout",),
 }
 _CONSTANT = {"ratio": (0.8, 1.2), "entropy": (0.0, 3.0)}
-_PERCENTILES = (1.0, 99.0)
+_TAIL = 0.01
 
 
 class Footers:
@@ -32,7 +32,7 @@ class Footers:
         self._scales: dict[str, tuple[float, float]] | None = None
 
     def get(self, step: int) -> dict[str, Any]:
-        """Returns the footer of a step, with "error" in it if the file cannot be read."""
+        """Returns the small values of a step's footer, with "error" among them if the file cannot be read."""
         stamp = self._folder.stamp("rollouts", "train", f"{step}.parquet")
         if stamp is not None and self._known.get(step, (None,))[0] == stamp:
             return self._known[step][1]
@@ -40,9 +40,10 @@ class Footers:
             footer = read_footer(self._folder, step)
         except Unreadable as error:
             return {"error": str(error)}
+        kept = {name: value for name, value in footer.items() if name not in ("histograms", "calibration")}
         if stamp is not None:
-            self._known[step] = stamp, footer
-        return footer
+            self._known[step] = stamp, kept
+        return kept
 
     def critic(self, since: int = -1) -> dict[str, Any]:
         """Returns what the steps after `since` say about the critic, as columns over the steps."""
@@ -51,8 +52,8 @@ class Footers:
         explained = [_mapping(footer, "explained_variance") for footer in footers]
         return {
             "steps": steps,
-            **{name: [_number(found, name) for found in explained] for name in ("value", "low", "high")},
-            "auc": [_number(footer, "auc_first_value") for footer in footers],
+            **{name: [finite(found.get(name)) for found in explained] for name in ("value", "low", "high")},
+            "auc": [finite(footer.get("auc_first_value")) for footer in footers],
             "by_position": [_rounded(_mapping(footer, "by_position").get("ev")) for footer in footers],
             "errors": [footer["error"] for footer in footers if "error" in footer][:5],
         }
@@ -65,7 +66,7 @@ class Footers:
         if self._scales is None:
             steps = self._folder.steps("train")
             chosen = steps[:: max(1, len(steps) // _SCALED_STEPS)]
-            histograms = [_mapping(self.get(step), "histograms") for step in chosen]
+            histograms = [self._histograms(step) for step in chosen]
             found = {name: _limits(histograms, sources) for name, sources in _HISTOGRAMS.items()}
             scales = {name: limits for name, limits in found.items() if limits} | _CONSTANT
             if "mismatch" in scales:
@@ -75,25 +76,28 @@ class Footers:
             self._scales = scales
         return self._scales
 
+    def _histograms(self, step: int) -> Mapping[str, Any]:
+        try:
+            return _mapping(read_footer(self._folder, step), "histograms")
+        except Unreadable:
+            return {}
+
 
 def _limits(histograms: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float, float] | None:
-    lows: list[float] = []
-    highs: list[float] = []
-    counts: list[float] = []
-    for histogram in (_mapping(found, name) for found in histograms for name in names):
-        edges, numbers = histogram.get("edges") or [], histogram.get("counts") or []
-        if len(edges) == len(numbers) + 1 and all(isinstance(x, int | float) for x in (*edges, *numbers)):
-            lows += edges[:-1]
-            highs += edges[1:]
-            counts += numbers
-    weights = np.array(counts, np.float64)
-    if weights.sum() <= 0:
+    found = [_mapping(histogram, name) for histogram in histograms for name in names]
+    bins = [
+        row
+        for one in found
+        for row in zip(one.get("edges", ()), one.get("edges", ())[1:], one.get("counts", ()), strict=False)
+    ]
+    known = [row for row in bins if all(finite(number) is not None for number in row)]
+    table = np.array(known, np.float64).reshape(-1, 3)
+    total = table[:, 2].sum()
+    if total <= 0:
         return None
-    low, high = (
-        float(np.array(edge)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() * percent / 100)])
-        for edge, percent in ((lows, _PERCENTILES[0]), (highs, _PERCENTILES[1]))
-        for order in (np.argsort(edge, kind="stable"),)
-    )
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    places = np.searchsorted(np.cumsum(table[:, 2]), [total * _TAIL, total * (1 - _TAIL)])
+    low, high = float(table[places[0], 0]), float(table[places[1], 1])
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
@@ -102,11 +106,6 @@ def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    found = values.get(name)
-    return float(found) if isinstance(found, int | float) and np.isfinite(found) else None
-
-
 def _rounded(values: Any) -> list[float | None]:
-    found = values if isinstance(values, list) else []
-    return [round(value, 3) if isinstance(value, int | float) and np.isfinite(value) else None for value in found]
+    numbers = map(finite, values if isinstance(values, list) else [])
+    return [None if number is None else round(number, 3) for number in numbers]
