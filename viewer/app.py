@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from viewer.files import Unreadable
+from viewer.files import Unreadable, finite
 from viewer.guard import Guard
 from viewer.live import dump, events
 from viewer.metrics import meaning
@@ -123,9 +123,9 @@ def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
         step = request.path_params["step"]
         found = read_row(run.folder, kind, step, request.path_params["row"])
         footer = run.footers.get(step) if kind == "train" else {}
-        gamma = footer.get("gamma")
+        gamma = finite(footer.get("gamma"))
         given = {name: footer.get(name) for name in ("adv_estimator", "gamma", "lam", "clip_low", "clip_high")}
-        return {"row": found, "derived": derived(found, gamma if isinstance(gamma, int | float) else 1.0), **given}
+        return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma), **given}
 
     return row if has_row else scalars
 

@@ -1,10 +1,10 @@
 """Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
 
 import json
-import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,4 +135,4 @@ def _json_object(content: bytes, name: str) -> dict[str, Any]:
 
 def finite(value: Any) -> float | None:
     """Returns what a file gives as a number, None for anything else and for NaN and infinity."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.tracking.metric_names import METRICS
-from viewer.files import RunDir, Tail
+from viewer.files import RunDir, Tail, finite
 
-MAX_METRICS, MAX_NAME = 4_000, 200
+MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
 
 
 class Metrics:
@@ -47,12 +47,12 @@ class Metrics:
                 column.clear()
         for row in rows:
             step = row.pop("step", None)
-            if not isinstance(step, int) or (self.steps and step <= self.steps[-1]):
+            if not isinstance(step, int) or not (self.steps or [-1])[-1] < step <= MAX_STEP:
                 continue
             self.steps.append(step)
             for name, value in row.items():
-                if isinstance(value, int | float) and (number := self._number(name)) is not None:
-                    self._columns[number][step] = float(value)
+                if (known := finite(value)) is not None and (number := self._number(name)) is not None:
+                    self._columns[number][step] = known
 
     def column(self, number: int, since: int = -1) -> npt.NDArray[np.float32]:
         """Returns the values of a metric at all steps after `since`; NaN where a step has none."""
@@ -61,8 +61,7 @@ class Metrics:
 
     def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""
-        values = list(self._columns[self._numbers[name]].values()) if name in self._numbers else []
-        return [value for value in values if math.isfinite(value)][-num:]
+        return list(self._columns[self._numbers[name]].values())[-num:] if name in self._numbers else []
 
     def _number(self, name: str) -> int | None:
         if name not in self._numbers and len(self.names) < MAX_METRICS and len(name) <= MAX_NAME:

@@ -72,13 +72,17 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
 
 
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
-    lists = {name: values[name] for name in TOKEN_LISTS if values.get(name) is not None}
+    """Raises Unreadable for lists that are not one number per token, or do not say where each token ends."""
+    lists = {name: values[name] for name in TOKEN_LISTS if values[name] is not None}
+    for name, numbers in lists.items():
+        if not isinstance(numbers, list) or not all(one is None or isinstance(one, int | float) for one in numbers):
+            raise Unreadable(f"{place}: {name} is no list of numbers.")
     lengths = {name: len(numbers) for name, numbers in lists.items()}
     if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > MAX_TOKENS:
         raise Unreadable(f"{place}: the lists of its tokens differ in length: {lengths}.")
-    ends = [0, *lists.get("ends", [])]
-    if any(end is None for end in ends) or sorted(ends) != ends:
-        raise Unreadable(f"{place}: the ends of its tokens do not rise.")
+    ends, flags = ([0, *lists.get(name, [])] for name in ("ends", "flags"))
+    if not all(isinstance(number, int) for number in (*ends, *flags)) or sorted(ends) != ends or len(ends) > len(flags):
+        raise Unreadable(f"{place}: the ends of its tokens do not rise, or it has no flags.")
 
 
 @contextmanager
@@ -93,7 +97,7 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
             if facts.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
                 raise Unreadable(f"{name} has {facts.num_rows:,} rows and {unpacked:,} bytes, which is too much.")
             yield name, reader
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise Unreadable(f"{name} is torn or no parquet file of a run: {reason}.") from error
 

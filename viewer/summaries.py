@@ -85,12 +85,9 @@ class Footers:
 
 def _limits(histograms: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float, float] | None:
     found = [_mapping(histogram, name) for histogram in histograms for name in names]
-    bins = [
-        row
-        for one in found
-        for row in zip(one.get("edges", ()), one.get("edges", ())[1:], one.get("counts", ()), strict=False)
-    ]
-    known = [row for row in bins if all(finite(number) is not None for number in row)]
+    lists = [[one[key] if isinstance(one.get(key), list) else [] for key in ("edges", "counts")] for one in found]
+    bins = [row for edges, counts in lists for row in zip(edges, edges[1:], counts, strict=False)]
+    known = [row for row in bins if all(finite(number) is not None for number in row) and row[2] >= 0]
     table = np.array(known, np.float64).reshape(-1, 3)
     total = table[:, 2].sum()
     if total <= 0:

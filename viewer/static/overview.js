@@ -77,7 +77,7 @@ function Events({ facts }) {
 function said(event) {
   const seconds = typeof event.seconds === "number" ? ` in ${duration(event.seconds)}` : "";
   const texts = {
-    start: () => (event.resumed_at ? `after step ${event.resumed_at}` : "from the initial models") + (event.changes?.length ? `; changed: ${event.changes.map(plain).join(", ")}` : ""),
+    start: () => (event.resumed_at ? `after step ${event.resumed_at}` : "from the initial models") + (event.changes?.length ? `; changed: ${[event.changes].flat().map(plain).join(", ")}` : ""),
     group_up: () => `${event.role} ${event.instance_id ?? ""}`,
     validation: () => `step ${event.step}: accuracy ${number(event.accuracy)}${seconds}`,
     checkpoint: () => `step ${event.step}${seconds}`,

@@ -8,7 +8,7 @@ export function visible(text) {
 }
 
 export function number(value, digits = 3) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (typeof value !== "number" || Number.isNaN(value)) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size >= 10000) return Math.round(value).toLocaleString("en");

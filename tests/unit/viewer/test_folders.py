@@ -201,3 +201,36 @@ async def test_a_line_with_a_hostile_name_is_a_name(run: Path) -> None:
     names = [row[0] for row in (await ask([run], "/api/runs/0")).json["metrics"]]
     assert "</script><script>alert(1)</script>" in names
     assert not any(len(name) > 200 for name in names)
+
+
+GARBAGE = [None, True, -1, 10**400, 1e308, "text", [], [1, 2], {"a": 1}, [[1], {}], {"edges": 5, "counts": "x"}]
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=lambda value: str(value)[:20])
+async def test_values_of_any_kind_end_no_answer(run: Path, value: object) -> None:
+    keys = ("histograms", "by_position", "calibration", "explained_variance", "auc_first_value", "gamma", "clip_low")
+    inner = {"histograms": dict.fromkeys(("value", "ret", "advantage", "log_ratio_ref"), value)}
+    table = pq.read_table(run / "rollouts" / "train" / "1.parquet")
+    for footer in (dict.fromkeys(keys, value), inner, {"by_position": {"ev": value}}, value):
+        metadata = {b"splitppo": json.dumps(footer).encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), run / "rollouts" / "train" / "1.parquet")
+        line = json.dumps(dict.fromkeys(("step", "critic/score/mean", "unix_s", "kind", "spans"), value))
+        for name in ("metrics.jsonl", "events.jsonl"):
+            with (run / name).open("a") as file:
+                file.write(line + "\n")
+        live = ("unix_s", "pid", "pid_started", "host", "phase", "pools", "step", "total_steps")
+        (run / "live.json").write_text(json.dumps(dict.fromkeys(live, value)))
+        (run / "summary.json").write_text(json.dumps({"exit_reason": value}))
+        for path in ("", "/critic", "/train/1", "/train/1/0", "/columns?metrics=0,1"):
+            assert (await ask([run], f"/api/runs/0{path}")).status in (200, 422), path
+
+
+@pytest.mark.parametrize("value", ["text", b"\xff", 7, -7, 2**62, 0.5, True, ["x"], [1], [None], [[1]], {"a": 1}, None])
+async def test_columns_of_any_type_end_no_answer(run: Path, value: object) -> None:
+    file = run / "rollouts" / "train" / "1.parquet"
+    whole = pq.read_table(file)
+    for name in ("score", "why", "extra", "prompt", "flags", "ends", "value", "old", "text_hash", "turn"):
+        column = pa.array([value] * whole.num_rows)
+        pq.write_table(whole.set_column(whole.column_names.index(name), name, column), file)
+        for path in ("", "/0"):
+            assert (await ask([run], f"/api/runs/0/train/1{path}")).status in (200, 422), name
