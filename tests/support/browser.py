@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -80,7 +81,8 @@ class Page:
 
     def until(self, seen: Callable[[], Any], what: str) -> Any:
         """Waits until `seen` returns something; fails with `what` is missing and what the page shows."""
-        wait = WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.1)
+        redrawn = (StaleElementReferenceException, IndexError)  # while the page draws itself anew
+        wait = WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.1, ignored_exceptions=redrawn)
         try:
             return wait.until(lambda _: seen())
         except Exception as error:

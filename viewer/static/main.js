@@ -1,7 +1,7 @@
 // Chooses the page by the address, and holds what all pages share: the head line, the theme, the run that is watched.
 import { takeToken } from "./api.js";
 import { Critic } from "./critic.js";
-import { html, render, useEffect, useState } from "./lib.js";
+import { html, render, useEffect, useLayoutEffect, useState } from "./lib.js";
 import { Overview } from "./overview.js";
 import { Responses } from "./responses.js";
 import { RunData } from "./run_data.js";
@@ -42,7 +42,7 @@ function App() {
   const [, redraw] = useState(0);
   const [hasHelp, setHelp] = useState(false);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const onHash = () => setAt(parseAddress(location.hash));
     const onKey = (event) => {
       if (event.key === "?" && !/INPUT|SELECT/.test(event.target.tagName)) setHelp((shown) => !shown);
