@@ -78,11 +78,7 @@ def rows_of(config: Config, share: float) -> dict[str, float]:
 
 def host_of(config: Config, phase: str) -> RoleName | None:
     """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
-    frozen = {
-        "ref": config.reference_host,
-        "reward_model": config.reward_model_host,
-        "teacher": config.teacher_host,
-    }
+    frozen = {"ref": config.reference_host, "reward_model": config.reward_model_host, "teacher": config.teacher_host}
     return frozen[phase] if phase in frozen else _HOSTS.get(phase)
 
 

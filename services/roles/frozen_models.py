@@ -20,13 +20,6 @@ from splitppo.config import ComputedModelConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import reference_pb2, reward_model_pb2, teacher_pb2
 
-# The output of a teacher's forward pass that becomes each column.
-_TEACHER_OUTPUTS = {
-    "teacher_log_probs": "log_probs",
-    "teacher_top_ids": "top_ids",
-    "teacher_top_log_probs": "top_log_probs",
-}
-
 
 class _BaseOfPolicy:
     """The reference of a policy with adapters: the same model, computing without them."""
@@ -126,7 +119,7 @@ class FrozenModels:
             prepare=check_rows,
             forward=forward,
             check=check,
-            outputs={column: _TEACHER_OUTPUTS[column] for column in teacher.columns},
+            outputs={column: column.removeprefix("teacher_") for column in teacher.columns},
         )
 
     def _load(

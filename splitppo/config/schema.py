@@ -124,9 +124,8 @@ class Config(Section):
     @property
     def teacher_host(self) -> RoleName | None:
         """The role whose worker group holds the teachers; None if the run has no teacher."""
-        if not self.teacher.folders or self.placement.teacher == "auto":
-            return None
-        return self.placement.teacher
+        host = self.placement.teacher
+        return host if self.teacher.folders and host != "auto" else None
 
     @property
     def trained_roles(self) -> tuple[TrainedRoleName, ...]:
