@@ -52,8 +52,12 @@ def _where(mask_N: Mask, values_N: Floats) -> Floats:
 
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
     """Computes 1 - var(returns - values) / (var(returns) + 1e-5): 1 for perfect values, <= 0 for useless ones."""
-    residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
-    return 1.0 - residual / (variance(returns_N) + 1e-5)
+    return float(explained_share(variance(np.subtract(returns_N, values_N, dtype=np.float64)), variance(returns_N)))
+
+
+def explained_share(residual: Any, spread: Any) -> Any:
+    """Computes the explained variance from the variances of returns - values and of returns: numbers or arrays."""
+    return 1.0 - residual / (spread + 1e-5)
 
 
 def length_metrics(

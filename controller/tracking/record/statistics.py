@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float64s, Mask
 from controller.tracking.record.step_tokens import Numbers, StepTokens
+from controller.tracking.step_metrics import explained_share
 
 _NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS, _NUM_DRAWS = 48, 16, 10, 200
 _SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
@@ -69,7 +70,9 @@ def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s
     taken |= {} if d_rollout is None else {"mismatch": np.abs(d_rollout[learned])}
     means = {name: mean(values_N) for name, values_N in taken.items()}
     if "value" in taken:
-        means["ev"] = _ev(*(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"])))
+        means["ev"] = explained_share(
+            *(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))
+        )
     rows = {name: [None if np.isnan(one) else _short(one) for one in those] for name, those in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
 
@@ -82,11 +85,6 @@ def _short(number: float) -> float:
 def _spread(mean: Any, values_N: NDArray[Any]) -> Float64s:
     centred = values_N.astype(np.float64) - values_N.mean(dtype=np.float64) if len(values_N) else values_N
     return np.asarray(mean(centred**2) - mean(centred) ** 2)
-
-
-def _ev(residual: Any, spread: Any) -> Any:
-    """Computes the explained variance as `critic/vf_explained_var` does."""
-    return 1.0 - residual / (spread + 1e-5)
 
 
 def _calibration(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, list[float]]:
@@ -123,7 +121,7 @@ def explained_variance(tokens: StepTokens, *, seed: int, step: int) -> dict[str,
 def _ev_of(sums_K: Float64s) -> float:
     """Computes the explained variance from count, and sum and sum of squares of residuals and returns."""
     count, residual, residual_2, ret, ret_2 = sums_K
-    return float(_ev(residual_2 / count - (residual / count) ** 2, ret_2 / count - (ret / count) ** 2))
+    return float(explained_share(residual_2 / count - (residual / count) ** 2, ret_2 / count - (ret / count) ** 2))
 
 
 def auc(values_B: NDArray[Any], is_high_B: Mask) -> float | None:

@@ -29,10 +29,10 @@ class TeacherConfig(ComputedModelConfig):
     teacher.model."""
 
     signal: Annotated[Literal["advantage", "reward", "loss", "top_k"], IS_WORK] = "advantage"
-    """What the policy learns from. advantage: coef * d is added to the advantage of each token, after whitening.
-    reward: coef * d is added to the reward of each token, so that a critic foresees it. loss: coef * KL(policy,
-    teacher) on sampled tokens is added to the loss. top_k: likewise, with the KL over the teacher's most likely
-    tokens."""
+    """The way in which the policy learns from its teacher. advantage: coef * d is added to the advantage of each
+    token, after whitening. reward: coef * d is added to the reward of each token, so that a critic foresees it.
+    loss: coef * KL(policy, teacher) on sampled tokens is added to the loss. top_k: likewise, with the KL over the
+    teacher's most likely tokens."""
 
     coef: Annotated[float, CONTROLLER_ONLY, Field(ge=0.0)] = 1.0
     """The weight of the signal; with kl_ctrl adaptive its first value."""
