@@ -23,6 +23,8 @@ from tests.vllm.conftest import Groups
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_STEPS = 3
+# The actor waits there for its death, before any part of the step: a failpoint that was passed does not wait again.
+KILLED_AT, KILLED_IN = "actor.generate", 2
 # Where the actor's memory is measured: it waits there, so that every measurement is of the same moment of a step.
 MEASURED_AT = "actor.update.begin"
 # Caches fill before: 40 MiB come in the first twenty steps, 15 MiB in the next twenty, and a leak goes on.
@@ -41,7 +43,7 @@ def config(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     tree["rollout"] |= {"backend": "vllm", "vllm": {"kv_cache_gb": 0.1, "tensor_model_parallel_size": 2}}
     tree["services"]["actor"] = {"num_processes": 2}
     tree["evaluation"] = {"test_freq": -1}
-    tree["debug"] = {"failpoints": parts_meet_values(NUM_STEPS)}
+    tree["debug"] = {"failpoints": parts_meet_values(NUM_STEPS) | pause_at(KILLED_AT, [KILLED_IN])}
     return tree
 
 
@@ -69,6 +71,10 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
 
 def has_come_to(step: int, folder: RunFolder) -> bool:
     return is_paused(folder.path, MEASURED_AT, step)
+
+
+def waits_for_its_death(folder: RunFolder) -> bool:
+    return bool(folder.committed_steps) and is_paused(folder.path, KILLED_AT, KILLED_IN)
 
 
 def own_bytes(pid: int) -> int:
@@ -101,11 +107,12 @@ def test_a_rank_that_is_killed_takes_its_replica_along_and_the_streamed_run_goes
 ) -> None:
     shared_before = set(Path("/dev/shm").iterdir())
     with started(config, tmp_path / "run", "checkpoint.save_freq=1") as controller:
-        controller.wait_until(lambda folder: folder.committed_steps, "a checkpoint")
+        controller.wait_until(waits_for_its_death, "a checkpoint, and the generation after it")
         victims = controller.folder.pids("actor")
         os.kill(victims[1], signal.SIGKILL)
+        controller.wait_until(lambda _: not any(map(is_alive, victims)), "the death of all ranks")
+        let_go(controller.folder.path, KILLED_IN)
         folder = controller.complete()
-    assert not any(map(is_alive, victims))
     assert [step for step in folder.steps if step] == [1, 2, 3]
     assert "recovering in 1 s: actor" in controller.output
     assert {name for name in set(Path("/dev/shm").iterdir()) - shared_before if "tp" in name.name} == set()
