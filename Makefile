@@ -40,7 +40,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart view test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -67,6 +67,9 @@ quickstart: setup  ## teach a tiny model to sort letters by PPO, in runs/quickst
 
 view: setup  ## show the runs in runs/, or RUN=..., in the browser: pages for responses, tokens and critic
 	@$(PY) -m viewer $(or $(RUN),runs) $(ARGS)
+
+screenshots: setup-dev  ## take the pictures of the viewer's pages in docs/pictures/viewer anew, of the quickstart or RUN=...; needs chromium
+	$(PY) -m tools.screenshots $(if $(RUN),--run $(RUN)) $(ARGS)
 
 test: setup-dev  ## run the tests that need no GPU; VLLM=1: the tests that need vLLM; ARGS="tests/unit -k kl": only these
 	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)

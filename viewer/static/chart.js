@@ -49,7 +49,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
-      axes: [{ ...axis, size: 24 }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 32 }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
         label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: x.length < 3 },
       }))],

@@ -38,7 +38,7 @@ export function rowsOf(columns) {
     row.others = row.text_hash ? prompts.get(row.text_hash).size - 1 : 0;
     row.reasons = [
       ...reasons(row.why ?? 0).slice(row.why & 1 ? 1 : 0),
-      row.others > 0 && `same text for ${row.others} other prompts`,
+      row.others > 0 && `same text for ${row.others} other prompt${row.others > 1 ? "s" : ""}`,
       row.is_truncated && "cut at the limit",
       row.has_eos === false && !(row.why & 512) && "no EOS",
       row.failure && `no score: ${row.failure}`,
