@@ -368,6 +368,6 @@ def explained(value: Array, ret: Array) -> float | None:
 
 
 def auc(value: Array, is_good: npt.NDArray[np.bool_]) -> float | None:
-    """The share of pairs of a good and a bad response of which the good one has the larger value."""
-    good, bad = value[is_good], value[~is_good]
-    return float((good[:, None] > bad[None]).mean()) if len(good) and len(bad) else None
+    """The share of pairs of a good and a bad response of which the good one has the larger value; equal ones: half."""
+    good, bad = value[is_good][:, None], value[~is_good][None]
+    return float(((good > bad) + 0.5 * (good == bad)).mean()) if good.size and bad.size else None
