@@ -40,7 +40,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -150,6 +150,9 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 	$(PY) -m benchmarks.conversations
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
+
+bench-viewer: setup-dev  ## measure the viewer with a run of 2,000 steps and 1 GB of rollouts, for 11 minutes; ARGS="--seconds 60": shorter; needs chromium
+	$(PY) -m benchmarks.viewer $(ARGS)
 
 # A Python of the caller's (PY=python3) is taken as it is.
 gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS="--part 1"; PY=python3: without making the environment

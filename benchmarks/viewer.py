@@ -1,0 +1,173 @@
+"""python -m benchmarks.viewer: how fast the viewer shows a long run, and what it takes of memory.
+
+A generated run of 2,000 steps and 115 metrics, whose record would be 1 GB if the files of its steps were not one file
+with many names. The viewer is cold, the browser is Debian's chromium; seconds end when the page has drawn, as polled
+every 0.1 s. A live line counts from its write into metrics.jsonl to its number in the page. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from selenium.webdriver.common.action_chains import ActionChains
+
+from tests.support.browser import Page, chromium
+from tests.support.viewed_runs import Shape, add_step, make_run, write_live
+
+STEPS, METRICS, LONG = 2000, 115, 8000
+SCORE = '[data-card="critic/score/mean"]'
+# Milliseconds from a key to two frames later, when its colours are on the screen.
+RECOLOUR = """
+const done = arguments[1], start = performance.now();
+document.dispatchEvent(new KeyboardEvent("keydown", {key: arguments[0], bubbles: true}));
+const colour = () => document.querySelector(".tok").style.backgroundColor, old = colour();
+requestAnimationFrame(() => requestAnimationFrame(() => done([performance.now() - start, colour() !== old])));
+"""
+SHOWN = "return document.querySelector(arguments[0]).innerText.includes(arguments[1])"
+
+
+def main() -> None:
+    """Prints a row per number."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600, help="how long the steps are replayed, for the heap")
+    parser.add_argument("--lines", type=int, default=40, help="live lines that are timed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory("-viewer") as name:
+        folder = make_long_run(Path(name) / "long")
+        size = sum(file.stat().st_size for file in (folder / "rollouts" / "train").iterdir())
+        tell("apparent size of the rollouts, MB", size / 1e6)
+        command = [sys.executable, "-m", "viewer", str(folder), "--port", "0"]
+        start = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                found = re.search(r"http://\S+", process.stdout.readline())
+                assert found is not None
+                tell("listening, s", time.monotonic() - start)
+                with chromium() as driver:
+                    measure(Page(driver, found[0]), folder, process.pid, options.lines, options.seconds)
+            finally:
+                process.terminate()
+
+
+def make_long_run(folder: Path) -> Path:
+    """Makes the run; its last step has a response of 8,000 tokens."""
+    make_run(folder, Shape(steps=0), ended=False)
+    add_step(folder, 1, Shape(prompts=8, samples=4, mean_tokens=700))
+    train = folder / "rollouts" / "train"
+    for step in range(2, STEPS):
+        os.link(train / "1.parquet", train / f"{step}.parquet")
+    add_step(folder, STEPS, Shape(prompts=1, samples=2, mean_tokens=LONG, with_update=True))
+    [first, _] = (folder / "metrics.jsonl").read_text().splitlines()
+    known = json.loads(first)
+    known |= {f"bench/{number}": 0.5 for number in range(METRICS - len(known) + 1)}
+    (folder / "metrics.jsonl").write_text("".join(line(known, step) for step in range(1, STEPS + 1)))
+    write_live(folder, step=STEPS, total=2 * STEPS, phase="training")
+    return folder
+
+
+def line(known: dict[str, Any], step: int) -> str:
+    """The metrics of a step, of which every number differs from that of the step before."""
+    numbers = {name: step * 1e-4 + at for at, name in enumerate(known) if name != "step"}
+    return json.dumps({"step": step, **numbers}) + "\n"
+
+
+def measure(page: Page, folder: Path, pid: int, num_lines: int, seconds: float) -> None:
+    """Walks down the pages, then appends lines."""
+    driver = page.driver
+    for kind in ("Network", "HeapProfiler"):
+        driver.execute_cdp_cmd(f"{kind}.enable", {})
+    page.forget()
+    tell("Overview's curves, s", seconds_of(lambda: page.go("run/0/overview"), page, f"{SCORE} figcaption b"))
+    index = seconds_of(lambda: None, page, '[data-card="explained"] figcaption b')
+    tell("... and then the index of all steps, s", index)
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    sent = [one["params"]["encodedDataLength"] for one in events if one["method"] == "Network.loadingFinished"]
+    tell("bytes sent for it, kB", sum(sent) / 1e3)
+    tell("memory of the viewer, MB", resident_mb(pid))
+    curve = page.one(f"{SCORE} .u-over")
+    click = ActionChains(driver).move_to_element(curve).click().perform
+    tell("a point of a curve to its responses, s", seconds_of(click, page, "table.responses"))
+    address = f"run/0/tokens/train/{STEPS}/0"
+    tell(f"a response of {LONG:,} tokens, ms", 1e3 * seconds_of(lambda: page.go(address), page, ".tok"))
+    recolours = [driver.execute_async_script(RECOLOUR, str(1 + at % 2)) for at in range(1, 11)]
+    if not all(is_changed for _, is_changed in recolours):
+        raise SystemExit("a key did not change the colours within two frames")
+    tell("other colours for it, ms (median)", float(np.median([ms for ms, _ in recolours])))
+    page.go("run/0/overview")
+    page.one(f"{SCORE} figcaption b")
+    known = json.loads((folder / "metrics.jsonl").read_text().partition("\n")[0])
+    delays = [live_delay(page, folder, known, STEPS + 1 + at) for at in range(num_lines)]
+    tell("a live line to the page, s, p50", float(np.percentile(delays, 50)))
+    tell("a live line to the page, s, p95", float(np.percentile(delays, 95)))
+    before = heap_mb(page)
+    replay(folder, known, STEPS + 1 + num_lines, seconds)
+    last = f"step {2 * STEPS + num_lines}"
+    page.until(lambda: page.script(SHOWN, f"{SCORE} figcaption", last), last)
+    tell(f"growth of the heap over {STEPS:,} further steps, MB", heap_mb(page) - before)
+
+
+def tell(what: str, number: float) -> None:
+    """Prints a row."""
+    print(f"{what:48s}{number:10,.2f}", flush=True)
+
+
+def seconds_of(act: Callable[[], object], page: Page, selector: str) -> float:
+    """Seconds from `act` until an element is there."""
+    start = time.monotonic()
+    act()
+    page.one(selector)
+    return time.monotonic() - start
+
+
+def live_delay(page: Page, folder: Path, known: dict[str, Any], step: int) -> float:
+    """Seconds from the write of a line until the page names its step."""
+    append(folder, known, step)
+    start = time.monotonic()
+    while not page.script(SHOWN, f"{SCORE} figcaption", f"step {step}"):
+        time.sleep(0.01)
+        if time.monotonic() - start > 30:
+            raise SystemExit(f"step {step} did not come within 30 s")
+    return time.monotonic() - start
+
+
+def append(folder: Path, known: dict[str, Any], step: int) -> None:
+    """Writes the line of a step, and that the run is alive."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(known, step))
+    write_live(folder, step=step, total=2 * STEPS, phase="training")
+
+
+def replay(folder: Path, known: dict[str, Any], first: int, seconds: float) -> None:
+    """Appends as many steps as the run had, evenly over the seconds."""
+    start = time.monotonic()
+    for at in range(STEPS):
+        append(folder, known, first + at)
+        time.sleep(max(0.0, start + (at + 1) * seconds / STEPS - time.monotonic()))
+
+
+def heap_mb(page: Page) -> float:
+    """What the page's heap holds after a collection of garbage."""
+    page.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+    return float(page.driver.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]) / 1e6
+
+
+def resident_mb(pid: int) -> float:
+    """What a process holds of memory."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1e3 if found else 0.0
+
+
+if __name__ == "__main__":
+    main()
