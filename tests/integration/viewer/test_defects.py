@@ -129,6 +129,7 @@ def test_a_dead_critic_explains_nothing_and_foresees_nothing(way: Way) -> None:
     assert shown["2.5 %"] < 0 < shown["97.5 %"]
     way.page.until_shown("0.5: chance")
     assert "AUC 0.5\n" in way.page.text()
+    way.page.until(lambda: way.page.all("table.worst tbody td:nth-child(3)"), "the responses that it judged worst")
     assert set(way.page.script("return [...document.querySelectorAll('table.worst tbody td:nth-child(3)')]"
                                ".map((cell) => cell.textContent)")) == {"0.5"}  # fmt: skip
 
