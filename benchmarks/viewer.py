@@ -11,8 +11,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from typing import Any
 import numpy as np
 from selenium.webdriver.common.action_chains import ActionChains
 
-from tests.support.browser import Page, chromium
+from tests.support.browser import Page, chromium, viewer_process
 from tests.support.viewed_runs import Shape, add_step, make_run, write_live
 
 STEPS, METRICS, LONG = 2000, 115, 8000
@@ -47,18 +45,11 @@ def main() -> None:
         folder = make_long_run(Path(name) / "long")
         size = sum(file.stat().st_size for file in (folder / "rollouts" / "train").iterdir())
         tell("apparent size of the rollouts, MB", size / 1e6)
-        command = [sys.executable, "-m", "viewer", str(folder), "--port", "0"]
         start = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                found = re.search(r"http://\S+", process.stdout.readline())
-                assert found is not None
-                tell("listening, s", time.monotonic() - start)
-                with chromium() as driver:
-                    measure(Page(driver, found[0]), folder, process.pid, options.lines, options.seconds)
-            finally:
-                process.terminate()
+        with viewer_process([folder]) as (process, address):
+            tell("listening, s", time.monotonic() - start)
+            with chromium() as driver:
+                measure(Page(driver, address), folder, process.pid, options.lines, options.seconds)
 
 
 def make_long_run(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Takes the pictures of the viewer's pages in docs/pictures/viewer, light and dark, of the quickstart.
+"""Takes the pictures of a run's pages in docs/pictures/viewer, light and dark, of the quickstart.
 
 python -m tools.screenshots               # train the quickstart into a folder of its own, and show it
 python -m tools.screenshots --run FOLDER  # show a run that is there
@@ -27,7 +27,6 @@ TARGET = ROOT / "docs" / "pictures" / "viewer"
 WIDTH, HEIGHT, COLOURS = 1280, 800, 256
 # [picture, address, what is there when the page is drawn]
 PAGES = (
-    ("runs", "", "table.runs .spark"),
     ("overview", "run/0/overview", '[data-card="explained"] canvas'),
     ("responses", "run/0/responses", "table.responses"),
     ("tokens", "run/0/tokens/train/{step}/{row}", ".tok.chosen"),

@@ -52,13 +52,20 @@ def chromium() -> Iterator[webdriver.Chrome]:
 @contextmanager
 def viewer(folders: Sequence[Path]) -> Iterator[str]:
     """Starts `python -m viewer` on a free port; yields the address that it prints."""
+    with viewer_process(folders) as (_, address):
+        yield address
+
+
+@contextmanager
+def viewer_process(folders: Sequence[Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts `python -m viewer` on a free port; yields the process and the address that it prints."""
     command = [sys.executable, "-m", "viewer", *map(str, folders), "--port", "0"]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found is not None
-        yield found[0]
+        yield process, found[0]
     finally:
         process.terminate()
         process.wait(DEADLINE_S)
