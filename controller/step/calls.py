@@ -11,6 +11,7 @@ from controller.ppo.scores import Scores
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
+from controller.step.observed import observed_columns, observed_rows
 from controller.step.parts import Compute, PartCalls, PendingRollouts
 from controller.step.sent_rows import RowsSentOnce, teacher_numbers
 from controller.workers.actor_client import ActorClient, loss_terms
@@ -127,11 +128,14 @@ class StepCalls:
 
         async def send() -> None:
             if not is_warm_up:
+                marking = asyncio.ensure_future(observed_rows(self.step, experience))
                 columns = experience.actor_columns(
                     lacks_reference=config.actor.use_kl_loss and self.step.workers.reference is not self._actor,
                     lacks_old=config.algorithm.rollout_correction.bypasses,
                 )
                 await self._actor.put_batch(self.rollouts.slot, columns)
+                if (observed := await marking) is not None:
+                    await self._actor.put_batch(self.rollouts.slot, observed)
             self._actor_has_columns.set()
 
         # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
@@ -141,6 +145,8 @@ class StepCalls:
         )
         await self.step.workers.sampler.publish(self.step.number, self._record.add_reply)
         await measuring
+        if not is_warm_up:
+            self._record.observed = await observed_columns(self.step)
 
     async def update_critic(self, experience: Experience) -> None:
         """Makes one update of the value model, if there is one. Its columns are sent once the actor has its own."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from services.actor.loss_terms import terms_of
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
+from services.actor.observed import Observed
 from services.engine.batching.row_checks import check_top_tokens
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.exchange import Publisher, saved_buffers
@@ -93,6 +94,7 @@ class ActorRole(TrainedRole):
                 "ref_log_probs",
                 "rollout_is_weights",
                 "seeds",
+                "observed",
                 *self._teacher_columns,
             ),
             prepare=self._prepare_update,
@@ -133,8 +135,10 @@ class ActorRole(TrainedRole):
             self._phase, loss_mode = request.loss_terms.phase, config.policy_loss.loss_mode
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
-        metrics = self.train(batch, actor_loss(config, teacher), progress, stop_above=stop_above)
-        return Outcome(metrics={**metrics, **memory_metrics(self._context.device), **coefficients})
+        observed = Observed(batch)
+        metrics = self.train(batch, actor_loss(config, teacher), progress, stop_above=stop_above, observe=observed)
+        metrics = {**metrics, **memory_metrics(self._context.device), **coefficients}
+        return Outcome(columns=observed.columns(), metrics=metrics)
 
     def publish_weights(
         self, request: actor_pb2.PublishWeightsRequest, _rows: None, progress: CommandProgress
@@ -184,6 +188,8 @@ class ActorRole(TrainedRole):
         needed = ("advantages", *of_reference, *self._teacher_columns, *loss.prepared_from)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
+        if "observed" in batch and (batch["observed"].lengths != 1).any():
+            raise ValueError("column 'observed' must have one value per row")
         batch = self.prepare_update(request, batch)
         if teacher is not None and teacher.signal == "top_k":
             check_top_tokens(batch, teacher.top_k, self._engine.model)

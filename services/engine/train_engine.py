@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
-from services.engine.batching.packing import ResponseTokens, collate, row_lengths
+from services.engine.batching.packing import ResponseTokens, Rows, collate, row_lengths
 from services.engine.checkpoint import MOMENTS, Checkpointer
 from services.engine.flops import FlopsMeter
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 # (outputs of the forward, response tokens of a micro-batch) -> sums over them. The weights of the tokens are made from
 # totals of the whole mini-batch, so that losses add up over micro-batches and ranks.
 TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
+# (row indices of a micro-batch, outputs of the forward): looks at what an update computes, and changes nothing.
+Observe = Callable[[Rows, Mapping[str, Tensor]], None]
 
 
 class TrainEngine:
@@ -120,12 +122,13 @@ class TrainEngine:
         *,
         progress: ReportProgress,
         stop_above: MetricLimit | None = None,
+        observe: Observe = lambda *_: None,
     ) -> dict[str, float]:
         """Trains the model on all mini-batches of all epochs of one RL step, in the order of column `mini_batches`.
 
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
         token in it counts on any rank (momentum and weights stay unchanged). The update ends before the first step in
-        whose mini-batch a metric is over `stop_above`.
+        whose mini-batch a metric is over `stop_above`. `observe` is called after each forward.
 
         Returns:
             metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*".
@@ -140,14 +143,15 @@ class TrainEngine:
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done, computed = itertools.count(1), list[MiniBatch]()
 
+        def report() -> None:
+            progress(next(done), num_micro_batches, "update")
+
         with self.weights.awake():
             for number, mini_batch in enumerate(mini_batches):
                 if number:
                     failpoints.hit("update.mini_batch")
                 computed.append(mini_batch)
-                sums = self.accumulate_gradients(
-                    batch, mini_batch, forward, loss, report=lambda: progress(next(done), num_micro_batches, "update")
-                )
+                sums = self.accumulate_gradients(batch, mini_batch, forward, loss, report=report, observe=observe)
                 if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
                     self.optimizer.zero_grad(set_to_none=True)
                     steps.num_stopped = len(mini_batches) - number
@@ -175,6 +179,7 @@ class TrainEngine:
         loss: TokenLoss,
         *,
         report: Callable[[], None] = lambda: None,
+        observe: Observe = lambda *_: None,
     ) -> MetricSums:
         """Computes the gradient of one mini-batch, summed over ranks; returns this rank's sums for the metrics."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -189,7 +194,9 @@ class TrainEngine:
                 epoch=mini_batch.epoch,
             )
             with self.strategy.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches)):
-                output = loss(forward(self.model, micro_batch), micro_batch.tokens)
+                outputs = forward(self.model, micro_batch)
+                observe(rows, outputs)
+                output = loss(outputs, micro_batch.tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
             sums.append(MetricSums.of(output, micro_batch.tokens.mask))
             report()

@@ -14,7 +14,7 @@ from services.engine.inference import ReportProgress
 from services.engine.model.forward import Forward
 from services.engine.model.weights import Kind
 from services.engine.token_metrics import MetricLimit, metrics_of_role
-from services.engine.train_engine import TokenLoss, TrainEngine
+from services.engine.train_engine import Observe, TokenLoss, TrainEngine
 from services.roles.frozen_models import FrozenModels
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome
@@ -82,10 +82,17 @@ class TrainedRole:
         return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
 
     def train(
-        self, batch: Batch, loss: TokenLoss, progress: CommandProgress, *, stop_above: MetricLimit | None = None
+        self,
+        batch: Batch,
+        loss: TokenLoss,
+        progress: CommandProgress,
+        *,
+        stop_above: MetricLimit | None = None,
+        observe: Observe = lambda *_: None,
     ) -> dict[str, float]:
         """Trains on all mini-batches of all epochs of one PPO step; returns metrics with the role's prefix."""
-        metrics = self._engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
+        update = partial(self._engine.update, batch, self._forward, loss)
+        metrics = update(progress=progress, stop_above=stop_above, observe=observe)
         return metrics_of_role(self._context.role_name, metrics)
 
 

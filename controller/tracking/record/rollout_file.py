@@ -15,6 +15,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
+from controller.ppo.kl import clamp_log_ratio
+from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Objects, Scores, Text
 from controller.tracking.record.sampling import choose
 from controller.tracking.record.statistics import step_statistics
@@ -22,8 +24,8 @@ from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.record.token_text import decode_with_ends
 from controller.tracking.step_file import json_line
 from controller.validation.result import ValidationResult
-from splitppo.batch import Column
-from splitppo.config import Config
+from splitppo.batch import Batch, Column
+from splitppo.config import ActorConfig, Config
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]
@@ -32,19 +34,29 @@ METADATA_KEY = b"splitppo"
 _VERSION = 1
 _NUM_FIXED_PROMPTS = 64
 _LARGEST_HALF = 6e4  # a list with larger numbers is float32
-# Numbers of responses that a run may lack; `entropy` will come from the update.
+# Numbers of responses that a run may lack.
 _MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last", "value_error")
 # The lists of a step, and their columns; the number `reward` is the sum of the list `rewards`.
 _LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "advantage")} | {"reward": "rewards"}
-# What the update's own forwards observe; the update does not send it yet.
+# What the update's own forwards observe.
 _OBSERVED = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
 # The columns with a number per token, which older steps lose.
 TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OBSERVED)
 _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
 
 
-def train_file(experience: Experience, scores: Scores, config: Config, step: int, backend: tokenizers.Tokenizer) -> Any:
-    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
+def train_file(
+    experience: Experience,
+    scores: Scores,
+    config: Config,
+    step: int,
+    backend: tokenizers.Tokenizer,
+    observed: Batch | None = None,
+) -> Any:
+    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step.
+
+    `observed` has what the actor's update has computed, if there is such.
+    """
     seed, num_samples = config.run.seed, config.rollout.n
     tokens, talks = StepTokens.of(experience), scores.conversations
     numbers = dict(tokens.numbers())
@@ -61,6 +73,7 @@ def train_file(experience: Experience, scores: Scores, config: Config, step: int
         **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
+        **_observed(tokens, observed, config.actor),
         **_texts(scores, rows),
         **_decoded(tokens, rows, backend),
     }
@@ -175,8 +188,39 @@ def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, An
             values_N, kind = values_N.astype(np.float16), pa.float16()
         nothing = pa.nulls(len(lengths), pa.list_(kind))
         columns[column] = nothing if values_N is None else lists(values_N, kind)
-    columns |= _of_turns(tokens, scores, rows, lists)
-    return columns | {name: pa.nulls(len(lengths), pa.list_(kind)) for name, kind in _OBSERVED.items()}
+    return columns | _of_turns(tokens, scores, rows, lists)
+
+
+def _observed(tokens: StepTokens, observed: Batch | None, actor: ActorConfig) -> dict[str, Any]:
+    """Returns the columns of what the update has computed, and its mean entropy over a response's policy tokens."""
+    num_rows = len(tokens.lengths)
+    columns = {name: pa.nulls(num_rows, pa.list_(kind)) for name, kind in _OBSERVED.items()}
+    if observed is None:
+        return columns
+    new, entropy = observed["update_log_probs"], observed["update_entropy"]
+    is_there_B = new.lengths > 0
+    within_N = is_there_B[tokens.row_of]
+    values = {"new": new.values, "entropy_tokens": entropy.values}
+    if actor.policy_loss.loss_mode == "vanilla" and "old" in tokens.lists:
+        old, advantages = tokens.lists["old"][within_N], tokens.lists["advantage"][within_N]
+        flags = clip_flags(new.values, old, advantages, actor)
+        values["clip"] = np.where(tokens.learned[within_N], flags, 0).astype(np.uint8)
+    for name, values_n in values.items():
+        lists = Column(values_n, new.lengths).rows()
+        columns[name] = pa.array([those if len(those) else None for those in lists], pa.list_(_OBSERVED[name]))
+    entropy_N = np.zeros(len(tokens.ids))
+    entropy_N[within_N] = entropy.values
+    columns["entropy"] = pa.array(tokens.means(entropy_N, tokens.counts & within_N), pa.float32(), from_pandas=True)
+    return columns
+
+
+def clip_flags(new_N: Float32s, old_N: Float32s, advantages_N: Float32s, actor: ActorConfig) -> NDArray[np.uint8]:
+    """Says where the PPO clip loss has cut the gradient: 1 ratio too high, 2 too low, 4 dual clip, [N] uint8."""
+    ratio_N = np.exp(clamp_log_ratio(np.subtract(new_N, old_N, dtype=np.float64)))
+    is_high_N = (advantages_N > 0) & (ratio_N > 1.0 + actor.clip_high)
+    is_low_N = (advantages_N < 0) & (ratio_N < 1.0 - actor.clip_low)
+    is_dual_N = (advantages_N < 0) & (ratio_N > (actor.clip_ratio_c or np.inf))
+    return np.asarray(is_high_N + 2 * is_low_N + 4 * is_dual_N, np.uint8)
 
 
 def _of_turns(

@@ -151,8 +151,7 @@ class Leader:
             raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from cancelled
         except Exception as error:
             raise self._after_failure(call, error, has_stepped=self.steps.num_steps > steps_before) from error
-        has_columns = rows is not None and not command.commits
-        return replace(outcome, columns=join_shards(shards, results) if has_columns else None)
+        return replace(outcome, columns=None if rows is None else join_shards(shards, results))
 
     def _run_on_all_ranks(
         self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices], gatherer: PartGatherer

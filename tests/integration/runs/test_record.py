@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,6 +40,17 @@ def test_a_run_has_a_file_per_step_and_validation_and_says_that_it_has_ended(com
         assert footer["explained_variance"]["value"] == pytest.approx(lines[step]["critic/vf_explained_var"], rel=1e-4)
         assert footer["kl_coef"] == pytest.approx(lines[step]["actor/reward_kl_penalty_coeff"])
         assert all(why > 0 for why in table["why"].to_pylist())  # the budget is larger than the step
+        rows = table.to_pylist()
+        for name in ("new", "entropy_tokens", "clip"):
+            wanted = [None if step == 1 else row["length"] for row in rows]  # the critic's warm-up
+            assert [row[name] and len(row[name]) for row in rows] == wanted
+        if step > 1:
+            entropy, new, old, clip = (
+                np.concatenate([row[name] for row in rows]) for name in ("entropy_tokens", "new", "old", "clip")
+            )
+            assert entropy.mean() == pytest.approx(lines[step]["actor/entropy"], rel=0.02)
+            assert np.mean(old - new) == pytest.approx(lines[step]["actor/ppo_kl"], abs=2e-3)
+            assert np.mean(clip & 3 > 0) == pytest.approx(lines[step]["actor/pg_clipfrac"], abs=0.02)
     live = json.loads((folder.path / "live.json").read_text())
     assert (live["phase"], live["step"], live["total_steps"]) == ("ended", NUM_STEPS, NUM_STEPS)
     assert [event["step"] for event in events(folder) if event["kind"] == "step"] == list(range(1, NUM_STEPS + 1))

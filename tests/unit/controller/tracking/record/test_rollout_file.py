@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.record.rollout_file import METADATA_KEY, TOKEN_LISTS, train_file, val_file, without_tokens
 from controller.validation.result import Accuracy, ValidationResult
 from rewards.samples import Failure
-from splitppo.batch import Column
+from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from tests.support.recorded import byte_tokenizer, random_experience, record_config
 from tests.support.scores import make_scores
@@ -60,6 +61,51 @@ def test_lists_of_tokens_are_those_of_the_experience(config: Config) -> None:
         assert [row[name] for name in ("new", "entropy_tokens", "clip", "turn", "messages")] == [None] * 5
     assert rows[0]["prompt"] == "prompt 0"
     assert rows[3]["ground_truth"] == '{"answer": 3}'
+
+
+def test_the_numbers_of_the_update_are_recorded_with_its_clipped_tokens(tmp_path: Path) -> None:
+    """Row 2 was not used in the update; row 3 is half an environment's."""
+    changes = {"actor__clip_ratio_low": 0.2, "actor__clip_ratio_high": 0.3, "actor__clip_ratio_c": 3.0}
+    config = record_config(tmp_path, num_samples=2, **changes)
+    experience, scores = random_experience(config, LENGTHS)
+    counts = Column(np.array([True] * 15 + [False, True]), np.array(LENGTHS, np.int32))
+    experience, random = replace(experience, learned=counts, counted=counts), np.random.default_rng(4)
+    lengths = np.array([5, 0, 0, 3], np.int32)
+    new, entropy = (random.standard_normal(8).astype(np.float32) for _ in range(2))
+    observed = Batch(4, {"update_log_probs": Column(new, lengths), "update_entropy": Column(entropy, lengths)})
+    rows = read(train_file(experience, scores, config, 3, BACKEND, observed))[0].to_pylist()
+    old, advantages = (experience.batch[name].rows() for name in ("old_log_probs", "advantages"))
+    seen = set()
+    for row in (0, 3):
+        part = slice(0, 5) if row == 0 else slice(5, 8)
+        assert rows[row]["new"] == new[part].tolist()
+        assert rows[row]["entropy_tokens"] == entropy[part].tolist()
+        flags = []
+        for place, (one, other, advantage) in enumerate(zip(new[part], old[row], advantages[row], strict=True)):
+            ratio, flag = math.exp(float(one) - float(other)), 0
+            if advantage > 0 and ratio > 1.3:
+                flag = 1
+            if advantage < 0 and ratio < 0.8:
+                flag = 2
+            if advantage < 0 and ratio > 3.0:
+                flag = 4
+            flags.append(flag if counts.rows()[row][place] else 0)
+        assert rows[row]["clip"] == flags
+        seen |= set(flags)
+    assert {0, 1, 2} <= seen
+    assert rows[0]["entropy"] == pytest.approx(entropy[:5].mean())
+    assert rows[3]["entropy"] == pytest.approx(entropy[[5, 7]].mean())
+    for row in (1, 2):
+        assert [rows[row][name] for name in ("new", "entropy_tokens", "clip", "entropy")] == [None] * 4
+
+
+def test_a_loss_without_clip_has_no_clipped_tokens(tmp_path: Path) -> None:
+    config = record_config(tmp_path, num_samples=2, actor__policy_loss={"loss_mode": "gspo"})
+    experience, scores = random_experience(config, [2, 2])
+    column = Column(np.zeros(4, np.float32), np.array([2, 2], np.int32))
+    observed = Batch(2, {"update_log_probs": column, "update_entropy": column})
+    rows = read(train_file(experience, scores, config, 3, BACKEND, observed))[0].to_pylist()
+    assert [(row["new"], row["clip"]) for row in rows] == [([0.0, 0.0], None)] * 2
 
 
 def test_numbers_that_a_half_cannot_hold_are_stored_as_floats(config: Config) -> None:
