@@ -22,8 +22,8 @@ class Observed:
     """
 
     def __init__(self, batch: Batch) -> None:
-        self._has_column, self._lengths = "observed" in batch, batch["responses"].lengths
-        self._rows = {*np.flatnonzero(batch["observed"].values).tolist()} if self._has_column else set()
+        self._column, self._lengths = batch.columns.get("observed"), batch["responses"].lengths
+        self._rows = set() if self._column is None else {*np.flatnonzero(self._column.values).tolist()}
         self._seen: dict[int, tuple[Tensor, ...]] = {}  # on the device, which nothing waits for before the end
 
     def __call__(self, rows: NDArray[np.int64], outputs: Mapping[str, Tensor]) -> None:
@@ -39,7 +39,7 @@ class Observed:
 
         None if the batch has no column `observed`.
         """
-        if not self._has_column:
+        if self._column is None:
             return None
         rows = sorted(self._seen)
         lengths = np.zeros_like(self._lengths)

@@ -51,6 +51,7 @@ class Step:
     experience: Batch
     actor_metrics: Mapping[str, float]
     critic_metrics: Mapping[str, float]
+    observed: Batch | None  # of every other row, in the first run alone
 
 
 @dataclass
@@ -122,10 +123,10 @@ async def record(config: Config, actor_address: str, critic_address: str) -> Ses
         num_ranks=config.services.actor.num_processes,
         run_dir=config.run.dir,
     )
-    for _ in range(2):
+    for observes in (True, False):
         await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
         workers = Workers.of(config, actor, critic)
-        session.runs.append([await ppo_step(workers, step) for step in range(1, NUM_STEPS + 1)])
+        session.runs.append([await ppo_step(workers, step, observes=observes) for step in range(1, NUM_STEPS + 1)])
         session.digests.append(await digests(actor, critic))
     await asyncio.gather(
         actor.save_checkpoint(base_step=NUM_STEPS, with_hf_model=False),
@@ -156,7 +157,7 @@ def prompts_of(step: int) -> Batch:
     return Batch.from_rows(prompts=rows, seeds=rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES)))
 
 
-async def ppo_step(workers: Workers, step: int) -> Step:
+async def ppo_step(workers: Workers, step: int, *, observes: bool) -> Step:
     """One step as the controller does it; the advantages are made up."""
     actor, critic, host = workers.actor, workers.critic, workers.reference
     assert critic is not None
@@ -178,10 +179,14 @@ async def ppo_step(workers: Workers, step: int) -> Step:
     advantages = Batch.from_rows(advantages=draws["advantages"])
     await actor.put_batch(here, advantages if host is actor else advantages.merge(reference))
     await critic.put_batch(here, Batch.from_rows(returns=draws["returns"]))
+    if observes:
+        await actor.put_batch(here, Batch.from_rows(observed=[[row % 2] for row in range(rows.num_rows)]))
     trained, critic_trained = await asyncio.gather(
         actor.update(here, base_step=base), critic.update(here, base_step=base)
     )
-    return Step(rows, trained.result.metrics, critic_trained.result.metrics)
+    kept = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step)
+    observed = await actor.get_batch(kept, ["update_log_probs", "update_entropy"]) if observes else None
+    return Step(rows, trained.result.metrics, critic_trained.result.metrics, observed)
 
 
 async def refusals(workers: Workers) -> dict[str, WireError]:
@@ -234,6 +239,17 @@ def test_in_the_only_mini_batch_of_a_step_the_ratio_is_one(session: Session) -> 
     for made in session.runs[0]:
         assert made.actor_metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
         assert made.actor_metrics["actor/pg_clipfrac"] == 0.0
+
+
+def test_what_the_update_observes_comes_in_the_order_of_the_rows_from_every_rank(session: Session) -> None:
+    for made in session.runs[0]:
+        assert made.observed is not None
+        expected = made.experience["old_log_probs"].rows()
+        for row, (seen, entropy) in enumerate(
+            zip(*(made.observed[name].rows() for name in made.observed.columns), strict=False)
+        ):
+            assert len(seen) == len(entropy) == (len(expected[row]) if row % 2 else 0)
+            np.testing.assert_allclose(seen, expected[row] if row % 2 else [], atol=1e-6)
 
 
 def test_both_updates_report_what_they_did(session: Session) -> None:
