@@ -128,14 +128,12 @@ class StepCalls:
 
         async def send() -> None:
             if not is_warm_up:
-                marking = asyncio.ensure_future(observed_rows(self.step, experience))
                 columns = experience.actor_columns(
                     lacks_reference=config.actor.use_kl_loss and self.step.workers.reference is not self._actor,
                     lacks_old=config.algorithm.rollout_correction.bypasses,
                 )
+                columns = columns.merge(await observed_rows(self.step, experience))
                 await self._actor.put_batch(self.rollouts.slot, columns)
-                if (observed := await marking) is not None:
-                    await self._actor.put_batch(self.rollouts.slot, observed)
             self._actor_has_columns.set()
 
         # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
@@ -145,8 +143,7 @@ class StepCalls:
         )
         await self.step.workers.sampler.publish(self.step.number, self._record.add_reply)
         await measuring
-        if not is_warm_up:
-            self._record.observed = await observed_columns(self.step)
+        self._record.observed = await observed_columns(self.step)
 
     async def update_critic(self, experience: Experience) -> None:
         """Makes one update of the value model, if there is one. Its columns are sent once the actor has its own."""

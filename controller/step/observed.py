@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 
 
-async def observed_rows(step: StepContext, experience: Experience) -> Batch | None:
-    """Returns the column `observed`, which marks the responses that the record will choose; None without a record.
+async def observed_rows(step: StepContext, experience: Experience) -> Batch:
+    """Returns the column `observed`, which marks the responses that the record will choose; none without a record.
 
     They are chosen in a thread, as large steps take a while.
     """
-    config, scores = step.config, step.record.scores
+    config, scores, nothing = step.config, step.record.scores, Batch(experience.batch.num_rows, {})
     if not config.tracking.rollouts.enable:
-        return None
+        return nothing
     wanted = {"num_samples": config.rollout.n, "num_tokens": config.tracking.rollouts.tokens_per_step}
 
     def chosen() -> Batch:
@@ -39,11 +39,11 @@ async def observed_rows(step: StepContext, experience: Experience) -> Batch | No
         return await asyncio.to_thread(chosen)
     except Exception as error:  # noqa: BLE001 - the record must not end a run
         log.warning("step %d: no response is observed in the update: %s", step.number, error)
-        return None
+        return nothing
 
 
 async def observed_columns(step: StepContext) -> Batch | None:
-    """Fetches the log-probs and entropies of the update that the actor has just made; None if it has none any more."""
+    """Fetches the log-probs and entropies of the update that the actor has just made; None if it has none."""
     if not step.config.tracking.rollouts.enable:
         return None
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step.number)

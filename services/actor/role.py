@@ -188,8 +188,6 @@ class ActorRole(TrainedRole):
         needed = ("advantages", *of_reference, *self._teacher_columns, *loss.prepared_from)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
-        if "observed" in batch and (batch["observed"].lengths != 1).any():
-            raise ValueError("column 'observed' must have one value per row")
         batch = self.prepare_update(request, batch)
         if teacher is not None and teacher.signal == "top_k":
             check_top_tokens(batch, teacher.top_k, self._engine.model)

@@ -49,8 +49,7 @@ log = logging.getLogger(__name__)
 # (outputs of the forward, response tokens of a micro-batch) -> sums over them. The weights of the tokens are made from
 # totals of the whole mini-batch, so that losses add up over micro-batches and ranks.
 TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
-# (row indices of a micro-batch, outputs of the forward): looks at what an update computes, and changes nothing.
-Observe = Callable[[Rows, Mapping[str, Tensor]], None]
+Observe = Callable[[Rows, Mapping[str, Tensor]], None]  # sees the rows of each micro-batch, and what the forward gave
 
 
 class TrainEngine:

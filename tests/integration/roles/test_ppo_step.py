@@ -245,9 +245,8 @@ def test_what_the_update_observes_comes_in_the_order_of_the_rows_from_every_rank
     for made in session.runs[0]:
         assert made.observed is not None
         expected = made.experience["old_log_probs"].rows()
-        for row, (seen, entropy) in enumerate(
-            zip(*(made.observed[name].rows() for name in made.observed.columns), strict=False)
-        ):
+        log_probs, entropies = (column.rows() for column in made.observed.columns.values())
+        for row, (seen, entropy) in enumerate(zip(log_probs, entropies, strict=True)):
             assert len(seen) == len(entropy) == (len(expected[row]) if row % 2 else 0)
             np.testing.assert_allclose(seen, expected[row] if row % 2 else [], atol=1e-6)
 

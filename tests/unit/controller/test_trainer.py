@@ -166,7 +166,7 @@ async def test_old_log_probs_are_computed_only_where_the_update_cannot_have_them
 async def test_each_service_gets_only_what_it_lacks(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__total_steps=1)
     await run.trainer.fit()
-    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"}), (1, {"observed"})]
+    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"})]
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
 
 
@@ -233,7 +233,7 @@ async def test_the_critic_is_sent_the_rows_once_for_values_and_reference(tmp_pat
     run = make_run(tmp_path, run__total_steps=1, placement__reference="critic", algorithm__use_kl_in_reward=True)
     await run.trainer.fit()
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
-    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"}), (1, {"observed"})]
+    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"})]
     assert "critic.ref_log_probs" in run.log.names()
     assert "actor.ref_log_probs" not in run.log.names()
 
@@ -241,7 +241,7 @@ async def test_the_critic_is_sent_the_rows_once_for_values_and_reference(tmp_pat
 async def test_kl_in_the_loss_takes_the_critics_reference_to_the_actors_update(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__total_steps=1, placement__reference="critic", actor__use_kl_loss=True)
     await run.trainer.fit()
-    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages", "ref_log_probs"}), (1, {"observed"})]
+    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages", "ref_log_probs"})]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
