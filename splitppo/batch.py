@@ -52,8 +52,9 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
 GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
 
 # Columns that do not have one value per response token.
-_OF_ROWS = {"prompts", "seeds", "responses", "teachers", "reward_tokens", "rm_scores", "places"} | {
-    *("observed", "update_log_probs", "update_entropy")
+_OF_ROWS = {
+    *("prompts", "seeds", "responses", "teachers", "reward_tokens", "rm_scores", "places"),
+    *("observed", "update_log_probs", "update_entropy"),
 }
 # Columns that have the same number of values for each response token.
 SEVERAL_PER_TOKEN = frozenset({"teacher_top_ids", "teacher_top_log_probs"})
