@@ -6,7 +6,7 @@ export const COLOURINGS = [
   ["advantage", "advantage, as the loss sees it", "signed"],
   ["delta", "temporal difference r + γV' − V", "signed"],
   ["kl", "log p − log p of the reference", "signed"],
-  ["ratio", "p after the update / p before", "ratio"],
+  ["ratio", "p in the update / p before it, at its last use", "ratio"],
   ["entropy", "entropy of the policy at the token", "rising"],
   ["mismatch", "|log p − log p of the rollout backend|", "rising"],
   ["reward", "reward of the token", "signed"],

@@ -195,7 +195,7 @@ function Details({ found, chosen }) {
   const pairs = counts ? [
     ["value", value, () => `${number(value)} → ${following < 0 ? "end" : number(row.value[following])}`, "value"],
     ["δ", of(derived.delta), signed, "delta"], ["advantage", of(row.advantage), signed, "advantage"], ["return", of(row.ret), number, "return"], ["reward", of(row.rewards), number, "reward"],
-    ["ratio", of(derived.ratio), number, "ratio"], ["log p", of(row.old), number, "old"], ["reference", of(row.ref), number, "ref"], ["rollout", of(row.rollout), number, "rollout"], ["after the update", of(row.new), number, "new"],
+    ["ratio", of(derived.ratio), number, "ratio"], ["log p", of(row.old), number, "old"], ["reference", of(row.ref), number, "ref"], ["rollout", of(row.rollout), number, "rollout"], ["in the update", of(row.new), number, "new"],
     ["KL", of(derived.kl), signed, "kl"], ["mismatch", of(derived.mismatch), number, "mismatch"], ["entropy", of(row.entropy_tokens), number, "entropy"],
   ].filter(([, one]) => one !== null) : [];
   const clips = CLIPS.filter(([bit]) => of(row.clip) & bit).map(([, what]) => what);
