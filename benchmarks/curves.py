@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -27,9 +28,9 @@ from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.clerk.prepare import RECIPE as CLERK
 from recipes.fresh_run import remove_run
 from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
-from recipes.sort_letters.prepare import HALF
 from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
-from recipes.sort_letters.teach import HALF_TAUGHT, TAUGHT
+from recipes.sort_letters.prepare import make
+from recipes.sort_letters.teach import TAUGHT, Taught
 from recipes.warm_started import WarmStarted
 from splitppo.atomic_write import write_atomically
 
@@ -118,8 +119,24 @@ REQUESTS = (
     Algorithm("clerk_grpo", ("algorithm.adv_estimator=grpo", ONE_RATE, *REQUESTS_IN_GROUPS), CLERK),
     Algorithm("clerk_reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus", ONE_RATE), CLERK),
 )
+
+
+class HalfWidth(WarmStarted):
+    """The quickstart's recipe with a model of half the width."""
+
+    @property
+    def output(self) -> Path:
+        return Path(".cache/sort_letters_half")
+
+
+class HalfWidthTaught(HalfWidth, Taught):
+    """That model as the student of the quickstart's trained policy."""
+
+
+OF_HALF = {**vars(SORT_LETTERS), "make": partial(make, hidden_size=64)}
+HALF, HALF_TAUGHT = HalfWidth(**OF_HALF), HalfWidthTaught(**OF_HALF)
 # A teacher: the quickstart's trained policy, whose student is the warm-started one, or one of half the width.
-EACH_STEP, IS_HALF = "evaluation.test_freq=1", "actor.model=.cache/sort_letters_half/model"
+EACH_STEP, IS_HALF = "evaluation.test_freq=1", f"actor.model={HALF.output}/model"
 EAGER = ("actor.lr=6e-4", "actor.lr_warmup_steps=0")
 OF_STUDENT = ("run.total_steps=12", "actor.lr=3e-4")
 TEACHER_IN_REWARD = (

@@ -260,10 +260,7 @@ def check_models(config: Config) -> int | None:
         key = config.teacher.key_of(folder)
         teacher_size = _read_sizes(config, folder, key, config.teacher.override_config).get("vocab_size")
         if vocab_size is not None and (teacher_size or vocab_size) < vocab_size:
-            raise ConfigError(
-                f"{key} has a vocabulary of {teacher_size} tokens, fewer than that of actor.model ({vocab_size}), which"
-                " may sample any of them"
-            )
+            raise ConfigError(f"{key} has a vocabulary of {teacher_size} tokens, fewer than actor.model ({vocab_size})")
     if config.uses_critic:
         critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
         critic_size = critic.get("vocab_size", vocab_size)

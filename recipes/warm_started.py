@@ -22,14 +22,12 @@ class WarmStarted:
         code: the files, in the folder of the recipe, that the result depends on.
         num_steps: the supervised steps of the warm start, by default.
         make: fills a folder, by a seed and a number of supervised steps.
-        variant: the name of another model of the same recipe.
     """
 
     name: str
     code: tuple[str, ...]
     num_steps: int
     make: Callable[[Path, int, int], None]
-    variant: str = ""
 
     @property
     def folder(self) -> Path:
@@ -44,7 +42,7 @@ class WarmStarted:
     @property
     def output(self) -> Path:
         """The folder that the files are written to by default."""
-        return Path(".cache") / "_".join(filter(None, (self.name, self.variant)))
+        return Path(".cache") / self.name
 
     def prepare(self, output: Path | None = None, *, seed: int = 0, warm_start_steps: int | None = None) -> None:
         """Makes the files of the recipe in `output`, unless they are there.

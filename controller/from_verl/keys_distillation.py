@@ -1,6 +1,7 @@
 """Converts verl's keys of on-policy distillation (`distillation`) into keys of the section `teacher`."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, get_args
 
 from controller.from_verl.keys_trained import ACTOR
@@ -8,12 +9,8 @@ from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, need
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 
-_LOSS, _OFF = "distillation.distillation_loss", "distillation.enabled is false"
+_LOSS = "distillation.distillation_loss"
 _POOL = "placement.teacher and services.reward: one forward pass per response, no engine"
-
-
-def _is_on(_: Any, run: VerlRun) -> bool:
-    return bool(run.value("distillation.enabled"))
 
 
 def signal_of(run: VerlRun) -> str:
@@ -43,18 +40,6 @@ def _loss_type(loss_mode: Any, run: VerlRun) -> str:
     return str(loss_mode)
 
 
-def _of_top_k(value: Any, run: VerlRun) -> Any:
-    if signal_of(run) != "top_k":
-        raise NotNeeded("only with loss_mode forward_kl_topk")
-    return value
-
-
-def _coef(value: Any, run: VerlRun) -> Any:
-    if not run.value(f"{_LOSS}.use_task_rewards"):
-        raise NotNeeded("verl uses it with use_task_rewards only")
-    return value
-
-
 def _enabled(value: Any, run: VerlRun) -> Any:
     if not value:
         raise NotNeeded("off")
@@ -79,20 +64,18 @@ def teachers_of(run: VerlRun) -> dict[str, str]:
 
 def _rows(distillation: Section) -> Iterator[Row]:
     loss = Section(_LOSS, "teacher")
+    if_on = partial(only_if, lambda _, run: bool(run.value("distillation.enabled")), "distillation.enabled is false")
+    if_top_k = only_if(lambda _, run: signal_of(run) == "top_k", "only with loss_mode forward_kl_topk")
+    if_rewards = only_if(lambda _, run: not run.is_taught_alone, "verl uses it with use_task_rewards only")
     yield distillation.checked("enabled", "a teacher; each needs a model_path, several need keys", _enabled)
-    yield loss.changed(
-        "use_policy_gradient",
-        "signal",
-        "a policy gradient is in the advantages, forward_kl_topk and all else in the loss",
-        only_if(_is_on, _OFF, _signal),
-        False,
-    )
-    yield loss.renamed("loss_mode", "loss_type", "k3", only_if(_is_on, _OFF, _loss_type))
-    yield loss.renamed("topk", "top_k", 32, only_if(_is_on, _OFF, _of_top_k))
-    yield loss.renamed("log_prob_min_clamp", "log_prob_min", None, only_if(_is_on, _OFF, _of_top_k))
-    yield loss.renamed("loss_max_clamp", "max_abs", None, only_if(_is_on, _OFF))
-    yield loss.renamed("distillation_loss_coef", "coef", 1.0, only_if(_is_on, _OFF, _coef))
-    alone = only_if(_is_on, _OFF, lambda value, _: not value)
+    signals = "a policy gradient is in the advantages, all else in the loss"
+    yield loss.changed("use_policy_gradient", "signal", signals, if_on(_signal), False)
+    yield loss.renamed("loss_mode", "loss_type", "k3", if_on(_loss_type))
+    yield loss.renamed("topk", "top_k", 32, if_on(if_top_k))
+    yield loss.renamed("log_prob_min_clamp", "log_prob_min", None, if_on(if_top_k))
+    yield loss.renamed("loss_max_clamp", "max_abs", None, if_on())
+    yield loss.renamed("distillation_loss_coef", "coef", 1.0, if_on(if_rewards))
+    alone = if_on(lambda value, _: not value)
     yield loss.changed("use_task_rewards", "only", "use_task_rewards: false", alone, True)
     own_loss = "its loss is the actor's here: set actor_rollout_ref.actor.{}"
     vanilla = needless(("vanilla",), "the actor's loss", own_loss.format("policy_loss.loss_mode"))
@@ -103,9 +86,7 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.not_needed("{use_chunked_topk,chunked_topk_chunk_size}", "logits are always made in chunks")
     by_source = needless(("data_source", None), "teachers are chosen by data_source", "put it into data_source")
     yield distillation.checked("teacher_key", "data_source", by_source, "data_source")
-    yield distillation.not_needed(
-        "teacher_models.*.{model_path,key}", "teacher.model, or teacher.models by data_source"
-    )
+    yield distillation.not_needed("teacher_models.*.{model_path,key}", "the section `teacher`")
     yield distillation.not_needed("{n_gpus_per_node,nnodes,teacher_models.**,strategy}", _POOL)
 
 

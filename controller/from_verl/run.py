@@ -67,9 +67,8 @@ class VerlRun:
     @property
     def is_taught_alone(self) -> bool:
         """True if a teacher is all that the verl run learns from, whatever its estimator and its rewards are."""
-        return bool(self.value("distillation.enabled")) and not self.value(
-            "distillation.distillation_loss.use_task_rewards"
-        )
+        has_rewards = self.value("distillation.distillation_loss.use_task_rewards")
+        return bool(self.value("distillation.enabled")) and not has_rewards
 
     def has_use_for(self, key: str) -> bool:
         """Returns False if a verl key is about the critic and the verl run has no critic; True otherwise."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.masked_stats import Float32s, Float64s, Floats
+from controller.ppo.masked_stats import Float64s
 from splitppo.batch import Batch, Column
 from splitppo.config import ConfigError
 from splitppo.config.sections.teacher import TeacherConfig
@@ -22,7 +22,7 @@ def teacher_signal(teacher: TeacherConfig, rollouts: Batch, response_mask: Colum
     q is the probability by the teacher and p that by the policy that sampled: -d is the k1 estimate of the policy's KL
     from the teacher (Thinking Machines, 2025, "On-Policy Distillation").
     """
-    of_teacher_N, of_policy_N = (values.astype(np.float64) for values in _log_probs(teacher, rollouts))
+    of_teacher_N, of_policy_N = _log_probs(teacher, rollouts)
     if teacher.log_prob_min is not None:
         of_teacher_N, of_policy_N = (np.maximum(each, teacher.log_prob_min) for each in (of_teacher_N, of_policy_N))
     d_N = of_teacher_N - of_policy_N
@@ -46,7 +46,7 @@ def distillation_metrics(
     agreement   mean of min(1, q / p): 1 - the total variation between both, which is the share of sampled tokens
                 that speculative sampling would accept (Leviathan et al., 2023)
     """
-    of_teacher_N, of_policy_N = (values.astype(np.float64) for values in _log_probs(teacher, rollouts))
+    of_teacher_N, of_policy_N = _log_probs(teacher, rollouts)
     d_N, mask_N = of_teacher_N - of_policy_N, response_mask.values
     source_N = np.repeat(data_sources_B, response_mask.lengths)
     metrics = {"distillation/coef": teacher.coef, **_means("distillation", d_N[mask_N])}
@@ -61,7 +61,7 @@ def _means(name: str, d_N: Float64s) -> Mapping[str, float]:
     return {f"{name}/kl": 0.0 - float(d_N.mean()), f"{name}/agreement": float(np.exp(np.minimum(d_N, 0.0)).mean())}
 
 
-def _log_probs(teacher: TeacherConfig, rollouts: Batch) -> tuple[Float32s, Floats]:
+def _log_probs(teacher: TeacherConfig, rollouts: Batch) -> tuple[Float64s, Float64s]:
     """Returns the log-probs of all tokens, by their teacher and by the policy that sampled, [N] each.
 
     Not every step of a run whose loss has the signal has old log-probs: it takes those of the rollout backend.
@@ -70,8 +70,8 @@ def _log_probs(teacher: TeacherConfig, rollouts: Batch) -> tuple[Float32s, Float
         ConfigError: a log-prob of the teacher is not finite.
     """
     of_policy = rollouts["rollout_log_probs" if teacher.is_in_loss else "old_log_probs"]
-    of_teacher_N = rollouts["teacher_log_probs"].values
+    of_teacher_N = rollouts["teacher_log_probs"].values.astype(np.float64)
     if not np.isfinite(of_teacher_N).all():
         wrong = of_teacher_N[~np.isfinite(of_teacher_N)][0]
         raise ConfigError(f"teacher.model: expected finite log-probs from {', '.join(teacher.folders)}, got {wrong}")
-    return of_teacher_N, of_policy.values
+    return of_teacher_N, of_policy.values.astype(np.float64)

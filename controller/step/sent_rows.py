@@ -23,9 +23,8 @@ class RowsSentOnce:
         """
         async with self._sending:
             if part.slot.part not in self._sent:
-                rows = part.rollouts.select(
-                    name for name in ("prompts", "responses", "places") if name in part.rollouts
-                )
+                names = ("prompts", "responses", "places")
+                rows = part.rollouts.select(name for name in names if name in part.rollouts)
                 if teacher is not None:
                     rows = rows.merge(teacher_numbers(teacher, [row.data_source for row in part.prompts.rows]))
                 await host.put_batch(part.slot, rows)

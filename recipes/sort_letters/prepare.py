@@ -6,8 +6,6 @@ The output depends on the arguments and on the code of this recipe only, and is 
 beside it. The output folder appears whole or not at all.
 """
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -25,7 +23,8 @@ def make_tokenizer() -> Tokenizer:
     return character_tokenizer(PRINTABLE, [PAD, EOS])
 
 
-def _make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 128) -> None:
+def make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 128) -> None:
+    """Fills a folder with the files of the recipe; a model of another width is a student of benchmarks/curves.py."""
     from recipes import warm_start  # imports torch, which a folder that is ready does not need
     from recipes.sort_letters.warm_start import examples
 
@@ -41,9 +40,7 @@ def _make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 
     save_tokenizer(tokenizer, folder / "model", named_tokens={"eos_token": EOS, "pad_token": PAD, "unk_token": EOS})
 
 
-RECIPE = WarmStarted("sort_letters", code=("task.py", "warm_start.py", "prepare.py"), num_steps=130, make=_make)
-# A student of half the width.
-HALF = replace(RECIPE, make=partial(_make, hidden_size=64), variant="half")
+RECIPE = WarmStarted("sort_letters", code=("task.py", "warm_start.py", "prepare.py"), num_steps=130, make=make)
 prepare = RECIPE.prepare
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 from recipes.fresh_run import train
 from recipes.made_once import make_once
-from recipes.sort_letters.prepare import HALF, RECIPE
+from recipes.sort_letters.prepare import RECIPE
 from recipes.warm_started import WarmStarted
 from splitppo.config import ConfigError
 
@@ -50,7 +50,7 @@ def _train_teacher(folder: Path) -> None:
     shutil.rmtree(run)
 
 
-TAUGHT, HALF_TAUGHT = (Taught(**vars(recipe)) for recipe in (RECIPE, HALF))
+TAUGHT = Taught(**vars(RECIPE))
 
 if __name__ == "__main__":
     train(TAUGHT, sys.argv[1:])

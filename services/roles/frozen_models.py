@@ -75,8 +75,6 @@ class FrozenModels:
             reference_pb2.ComputeRefLogProbsRequest,
             self._load(config.reference_host, "policy", config.actor.changed("", offload), is_actor=True),
             refusal=self._refusal("reference", config.reference_host, unused),
-            columns=("prompts", "responses"),
-            prepare=check_rows,
             forward=lambda _: policy_forward(config.rollout.temperature),
             outputs={"ref_log_probs": "log_probs"},
         )
@@ -115,8 +113,6 @@ class FrozenModels:
             teacher_pb2.ComputeTeacherLogProbsRequest,
             models,
             refusal=self._refusal("teacher", config.teacher_host, "neither teacher.model nor teacher.models is set"),
-            columns=("prompts", "responses"),
-            prepare=check_rows,
             forward=forward,
             check=check,
             outputs={column: column.removeprefix("teacher_") for column in teacher.columns},
@@ -152,10 +148,10 @@ class FrozenModels:
         models: Sequence[FrozenModel | _BaseOfPolicy],
         *,
         refusal: str,
-        columns: Sequence[str],
-        prepare: Callable[[Batch, Any], Batch],
         forward: Callable[[Any], Forward],
         outputs: Mapping[str, str],
+        columns: Sequence[str] = ("prompts", "responses"),
+        prepare: Callable[[Batch, Any], Batch] = check_rows,
         check: Callable[[Any], None] = lambda _: None,
     ) -> Command:
         """Makes a command that runs `forward` of a request on the rows from `prepare`.
@@ -183,13 +179,7 @@ class FrozenModels:
 
         optional = ("teachers",) if len(models) > 1 else ()
         return Command(
-            method,
-            request_type,
-            compute,
-            columns=columns,
-            optional_columns=optional,
-            check=check,
-            prepare=prepare_rows,
+            method, request_type, compute, columns=columns, optional_columns=optional, check=check, prepare=prepare_rows
         )
 
 

@@ -38,16 +38,13 @@ def distillation_loss(
         loss_N = kl_estimate(bounded(outputs["log_probs"]), of_teacher_N, teacher.loss_type)
     else:
         of_policy_NK, of_teacher_NK = outputs["top_log_probs"], columns["teacher_top_log_probs"]
-        masses_N = (of_policy_NK.logsumexp(-1), of_teacher_NK.logsumexp(-1))
-        metrics = {
-            f"distillation/{name}_mass": mass_N.detach().exp()
-            for name, mass_N in zip(("student", "teacher"), masses_N, strict=True)
-        }
+        mass_p, mass_q = of_policy_NK.logsumexp(-1), of_teacher_NK.logsumexp(-1)
+        metrics = {"distillation/student_mass": mass_p.detach().exp(), "distillation/teacher_mass": mass_q.exp()}
         log_p, log_q = bounded(of_policy_NK), bounded(of_teacher_NK)
         if teacher.top_k_kl == "forward":
             loss_N = (log_q.exp() * (log_q - log_p)).sum(-1).clamp(min=0.0)
         else:
-            rest_p, rest_q = (bounded(_log_rest(mass_N)) for mass_N in masses_N)
+            rest_p, rest_q = (bounded(_log_rest(mass_N)) for mass_N in (mass_p, mass_q))
             loss_N = (log_p.exp() * (log_p - log_q)).sum(-1) + rest_p.exp() * (rest_p - rest_q)
     if teacher.max_abs is not None:
         loss_N = loss_N.clamp(-teacher.max_abs, teacher.max_abs)
