@@ -39,6 +39,7 @@ _STYLE = {
 # The label of spans by name in the timeline, their colour, and True if text on this colour is white.
 PHASES = {
     "gen": ("generate", "#4c78a8", True),
+    "update_weights": ("sync", "#b5cf6b", False),
     "old_log_prob": ("old log-probs", "#72b7b2", False),
     "ref": ("reference", "#9ecae9", False),
     "teacher": ("teacher", "#59a14f", True),
@@ -56,7 +57,9 @@ PHASES = {
     "save_checkpoint": ("checkpoint", "#9d755d", True),
     "load_checkpoint": ("restore", "#54a24b", True),
 }
-_SAMPLING = frozenset({"gen", "environment", "score", "reward_model"})  # the spans of a step's responses
+_SAMPLING = frozenset(
+    {"gen", "update_weights", "environment", "score", "reward_model"}
+)  # the spans of a step's responses
 _MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title

@@ -4,7 +4,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from controller.conversations.conversation import conversation_metrics
@@ -25,7 +25,7 @@ from controller.tracking.step_metrics import (
 from controller.validation.result import ValidationResult
 from controller.workers.client import Traffic
 from controller.workers.command import CommandReply
-from controller.workers.span import Parts, Span
+from controller.workers.span import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import Config
@@ -87,7 +87,7 @@ class StepRecord:
 
     def add_environments(self, spans: Sequence[Span]) -> None:
         """Adds the times in which environments were at work to the record."""
-        self.spans += spans
+        self.spans += joined(spans, MAX_ENVIRONMENT_SPANS)
         self.timings_s["environment"] += sum(span.duration_s for span in spans)
 
     def add_work_of(self, other: "StepRecord | ValidationResult") -> None:
@@ -98,7 +98,7 @@ class StepRecord:
 
     def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
         """Adds an engine's work on a command to the record: its span, its metrics, and the times that it measured."""
-        self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))
+        self.spans += reply.spans(pool, name, self.step, parts)
         metrics = reply.result.metrics.items()
         self.metrics |= {metric: value for metric, value in metrics if not metric.startswith("timing_s/")}
         for timing, seconds in reply.timings_s.items():

@@ -21,7 +21,7 @@ from controller.workers.command import CommandReply
 from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import sampling_params
 from controller.workers.share import Share, deal
-from controller.workers.span import Span
+from controller.workers.span import MAX_ENVIRONMENT_SPANS, Span, joined
 from splitppo.batch import Batch, join_parts
 from splitppo.config import Config
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -64,7 +64,7 @@ class Evaluator:
         sampling = sampling_params(evaluation, self.config.data)
 
         def on_reply(pool: str, name: str, reply: CommandReply) -> None:
-            spans.append(reply.span(pool, name, step))
+            spans.extend(reply.spans(pool, name, step))
             for timing, seconds in reply.timings_s.items():
                 timings_s[timing] += seconds
 
@@ -76,7 +76,7 @@ class Evaluator:
             calls = [partial(self._answers, share, sampling, on_reply, talks) for share in shares]
             async with talks:
                 answers = await run_calls(self.config.run.schedule, *calls)
-            spans += talks.spans(step)
+            spans += joined(talks.spans(step), MAX_ENVIRONMENT_SPANS)
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))

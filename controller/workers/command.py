@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from controller.workers.span import Span
+from controller.workers.span import Parts, Span
 from splitppo import failpoints
 from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
 from splitppo.v1 import worker_pb2
@@ -22,6 +22,7 @@ ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, meth
 EventCallback = Callable[[worker_pb2.CommandEvent], None]
 
 _RETRY_PAUSE_S = 0.1
+_SHORTEST_SYNC_S = 0.001  # a backend that samples with the policy itself copies nothing
 _MAX_BUSY_PAUSE_S = 1.6
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -73,6 +74,13 @@ class CommandReply:
     def span(self, pool: str, name: str, step: int) -> Span:
         """Returns the engine's work on the command as a `Span` of the timeline."""
         return Span(pool, name, step, self.started_s, self.finished_s)
+
+    def spans(self, pool: str, name: str, step: int, parts: Parts = ()) -> list[Span]:
+        """Returns the span of the engine's work, and that of the weight sync by which it began, if one took time."""
+        whole, sync_s = self.span(pool, name, step), self.timings_s.get("update_weights", 0.0)
+        end_s = min(self.started_s + sync_s, self.finished_s)
+        sync = [replace(whole, name="update_weights", finished_s=end_s)] if sync_s >= _SHORTEST_SYNC_S else []
+        return [replace(whole, parts=parts), *sync]
 
 
 class ReconnectDeadline:

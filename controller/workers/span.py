@@ -1,11 +1,11 @@
 """Defines `Span`, a piece of work of a pool in the timeline of a run, and computes how long spans keep a pool busy."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-# Validations, checkpoints and restores: work beside the calls of a step.
-_BESIDE_STEPS = frozenset({"testing", "save_checkpoint", "load_checkpoint"})
-
+# Validations, checkpoints and restores are work beside the calls of a step; a weight sync is a part of another call.
+_NO_CALLS = frozenset({"testing", "save_checkpoint", "load_checkpoint", "update_weights"})
+MAX_ENVIRONMENT_SPANS = 200  # of one generation; more are joined over the shortest pauses
 
 Parts = Sequence[Sequence[int]]
 
@@ -32,8 +32,17 @@ class Span:
 
     @property
     def is_call(self) -> bool:
-        """True if the span is a call of the step itself, and not a validation, checkpoint or restore."""
-        return self.name not in _BESIDE_STEPS
+        """True if the span is a call of the step itself, and not a part of one, a validation, checkpoint or restore."""
+        return self.name not in _NO_CALLS
+
+
+def joined(spans: Sequence[Span], most: int) -> list[Span]:
+    """Joins spans, which follow one another, over the shortest pauses, so that at most `most` are left."""
+    pauses = {place: spans[place].started_s - spans[place - 1].finished_s for place in range(1, len(spans))}
+    longest = sorted(pauses, key=lambda place: -pauses[place])[: most - 1]
+    starts = [0, *sorted(longest)][: len(spans)]
+    ends = zip(starts, [*starts[1:], len(spans)], strict=False)
+    return [replace(spans[start], finished_s=spans[end - 1].finished_s) for start, end in ends]
 
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:

@@ -47,6 +47,8 @@ def test_a_run_whose_group_and_actor_are_lost_ends_as_an_undisturbed_run_without
     assert log.count("starting the rollout group again in ") == 2
     assert log.count("recovering in ") == log.count("back to the checkpoint of step 2; steps made again: 1") == 1
     assert verdict.folder.metrics[-1]["recovery/num_restarts"] == 3
+    syncs = {span["step"] for span in verdict.folder.spans() if (span["pool"], span["name"]) == ("rollout", "sync")}
+    assert syncs >= {*verdict.folder.steps}
 
 
 def test_a_group_that_ends_before_the_handshake_is_started_again_at_once(

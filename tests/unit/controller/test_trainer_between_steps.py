@@ -45,6 +45,8 @@ async def test_the_time_of_a_weight_sync_is_on_the_line_of_the_step_that_waited_
     # The validations before the run, of step 2 and of step 3 come first; so the second line holds two.
     times = {row["step"]: row.get("timing_s/update_weights") for row in run.metrics}
     assert times == {0: 0.5, 1: None, 2: 0.25 + 0.125, 3: 0.0625}
+    spans = [span for span in read_trace(tmp_path / "trace.json") if span.name == "update_weights"]
+    assert sorted((span.pool, span.step) for span in spans) == [("actor", step) for step in (0, 2, 2, 3)]
 
 
 async def test_without_validation_prompts_nothing_is_validated(tmp_path: Path) -> None:
@@ -115,7 +117,10 @@ async def test_all_work_of_a_run_is_in_the_trace_and_what_it_is_called_in_the_re
     run.recorder.restart_at(0, [run.actor, run.critic], None, restored)
     await run.trainer.fit()
     spans = read_trace(tmp_path / "trace.json")
-    assert {span.name for span in spans} == PHASES.keys() - {"environment"}  # of conversations
+    assert {span.name for span in spans} == PHASES.keys() - {
+        "environment",
+        "update_weights",
+    }  # of conversations, and without a group
     beside = sorted((span.name, span.step, span.pool) for span in spans if not span.is_call)
     assert beside == [
         *[("load_checkpoint", 0, pool) for pool in ("actor", "critic")],

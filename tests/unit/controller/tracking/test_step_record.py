@@ -77,6 +77,27 @@ def test_a_reply_leaves_the_engines_span_and_its_metrics() -> None:
     assert record.metrics == {"critic/vf_loss": 0.5}
 
 
+def test_a_weight_sync_is_a_span_in_the_call_that_it_began() -> None:
+    record = StepRecord(7, 0.0)
+    record.add_reply("actor", "gen", reply(1.0, 3.0, **{"timing_s/update_weights": 0.5}), parts=[[0], [1]])
+    record.add_reply("actor", "gen", reply(4.0, 5.0, **{"timing_s/update_weights": 1e-6}))  # nothing was copied
+    gen, sync, again = record.spans
+    assert (sync, sync.parts) == (Span("actor", "update_weights", 7, 1.0, 1.5), ())
+    assert ([gen, again], gen.parts) == (
+        [Span("actor", "gen", 7, 1.0, 3.0), Span("actor", "gen", 7, 4.0, 5.0)],
+        [[0], [1]],
+    )
+    assert not sync.is_call
+    assert record.timings_s["update_weights"] == 0.5 + 1e-6
+
+
+def test_the_turns_of_conversations_are_a_limited_number_of_spans_and_all_of_their_time_counts() -> None:
+    record = StepRecord(7, 0.0)
+    record.add_environments([Span("environments", "environment", 7, start, start + 0.25) for start in range(1000)])
+    assert len(record.spans) == 200
+    assert record.timings_s["environment"] == 250.0
+
+
 def test_a_closed_step_lasts_from_its_start_to_its_end() -> None:
     assert StepRecord(1, 100.0, 104.5).step_s == 4.5
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.tracking.timeline import Trace, read_trace
-from controller.workers.span import Span, busy_s
+from controller.workers.span import Span, busy_s, joined
 
 T0 = 1_760_000_000.0
 
@@ -28,6 +28,15 @@ def test_busy_time_counts_simultaneous_work_once_and_only_inside_the_interval() 
     spans = [span("a", "x", 1, 0, 2), span("b", "y", 1, 1, 3), span("b", "y", 1, 5, 6), span("a", "x", 1, 1.2, 1.5)]
     assert busy_s(spans, T0 + 0.5, T0 + 5.5) == 3.0
     assert busy_s([], T0, T0 + 1) == 0.0
+
+
+def test_spans_are_joined_over_the_shortest_pauses() -> None:
+    spans = [span("a", "x", 1, start, end) for start, end in ((0, 1), (2, 3), (3.5, 4), (9, 10), (10.75, 11))]
+    at = [span("a", "x", 1, start, end) for start, end in ((0, 1), (2, 4), (9, 11))]
+    assert joined(spans, 5) == spans
+    assert joined(spans, 3) == at
+    assert joined(spans, 1) == [span("a", "x", 1, 0, 11)]
+    assert joined([], 3) == []
 
 
 def test_the_file_is_valid_json_after_every_addition(tmp_path: Path) -> None:
