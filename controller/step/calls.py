@@ -132,7 +132,7 @@ class StepCalls:
                     lacks_reference=config.actor.use_kl_loss and self.step.workers.reference is not self._actor,
                     lacks_old=config.algorithm.rollout_correction.bypasses,
                 )
-                columns = columns.merge(await observed_rows(self.step, experience))
+                columns = columns.merge(await observed_rows(self.step))
                 await self._actor.put_batch(self.rollouts.slot, columns)
             self._actor_has_columns.set()
 

@@ -8,10 +8,8 @@ import logging
 
 import numpy as np
 
-from controller.ppo.experience import Experience
 from controller.step.context import StepContext
 from controller.tracking.record.sampling import choose
-from controller.tracking.record.step_tokens import StepTokens
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2
 
@@ -20,19 +18,17 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 
 
-async def observed_rows(step: StepContext, experience: Experience) -> Batch:
+async def observed_rows(step: StepContext) -> Batch:
     """Returns the column `observed`, which marks the responses that the record will choose; none without a record.
 
     They are chosen in a thread, as large steps take a while.
     """
-    config, scores, nothing = step.config, step.record.scores, Batch(experience.batch.num_rows, {})
-    if not config.tracking.rollouts.enable:
+    record, nothing = step.record, Batch(step.record.experience.batch.num_rows, {})
+    if not step.config.tracking.rollouts.enable:
         return nothing
-    wanted = {"num_samples": config.rollout.n, "num_tokens": config.tracking.rollouts.tokens_per_step}
 
     def chosen() -> Batch:
-        numbers = StepTokens.of(experience).numbers()
-        why_B = choose(numbers, scores, **wanted, seed=config.run.seed, step=step.number)
+        why_B = choose(record.tokens.numbers, record.scores, step.config, step.number)
         return Batch.from_rows(observed=(why_B != 0)[:, None].astype(np.uint8))
 
     try:

@@ -11,6 +11,7 @@ from controller.conversations.conversation import conversation_metrics
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores
 from controller.tracking.metric_names import check_declared
+from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import (
     balance_metrics,
     code_limit_metrics,
@@ -68,6 +69,11 @@ class StepRecord:
     def learning(self) -> dict[str, float]:
         """The metrics critic/... of the step's experience; they are computed at the first access and then stored."""
         return learning_metrics(self.experience)
+
+    @cached_property
+    def tokens(self) -> StepTokens:
+        """The tokens of the step's experience, with the numbers of the record that follow from them."""
+        return StepTokens.of(self.experience)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

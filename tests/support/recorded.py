@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.scores import Scores, Text, objects
+from controller.tracking.step_record import StepRecord
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from tests.support.fake_services import make_config
@@ -48,3 +49,10 @@ def random_experience(
     texts = objects(Text(f"prompt {row}", "unused", {"answer": row}) for row in range(num_rows))
     scores = make_scores(random.integers(0, 2, num_rows).astype(np.float32), texts=texts, **of_scores)
     return assemble_experience(config.algorithm, batch, scores, num_samples=config.rollout.n), scores
+
+
+def record_of(experience: Experience, scores: Scores, step: int = 3, observed: Batch | None = None) -> StepRecord:
+    """The record of a step that has ended."""
+    record = StepRecord(step, 0.0, 1.0, observed=observed)
+    record.experience, record.scores = experience, scores
+    return record

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import tokenizers
 from numpy.typing import NDArray
 
-from controller.ppo.experience import Experience
 from controller.ppo.kl import clamp_log_ratio
-from controller.ppo.masked_stats import Float32s
+from controller.ppo.masked_stats import Float32s, Mask
 from controller.ppo.scores import Objects, Scores, Text
 from controller.tracking.record.sampling import choose
 from controller.tracking.record.statistics import step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.record.token_text import decode_with_ends
 from controller.tracking.step_file import json_line
+from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
@@ -45,27 +45,14 @@ TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OBSERVED)
 _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
 
 
-def train_file(
-    experience: Experience,
-    scores: Scores,
-    config: Config,
-    step: int,
-    backend: tokenizers.Tokenizer,
-    observed: Batch | None = None,
-) -> Any:
-    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step.
-
-    `observed` has what the actor's update has computed, if there is such.
-    """
-    seed, num_samples = config.run.seed, config.rollout.n
-    tokens, talks = StepTokens.of(experience), scores.conversations
-    numbers = dict(tokens.numbers())
-    budget = config.tracking.rollouts.tokens_per_step
-    why_B = choose(numbers, scores, num_samples=num_samples, num_tokens=budget, seed=seed, step=step)
-    numbers["why"], rows = why_B, np.flatnonzero(why_B)
+def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer) -> Any:
+    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
+    tokens, scores, step, talks = record.tokens, record.scores, record.step, record.scores.conversations
+    why_B = choose(tokens.numbers, scores, config, step)
+    rows, numbers = np.flatnonzero(why_B), {**tokens.numbers, "why": why_B}
     floats = {name: those.astype(np.float32) for name, those in numbers.items() if those.dtype == np.float64}
     columns = {
-        **_columns_of(scores, num_samples),
+        **_columns_of(scores, config.rollout.n),
         "is_truncated": pa.array(scores.is_truncated),
         "failure": pa.array(["" if failure is None else failure.value for failure in scores.failures], pa.string()),
         "turns": pa.array([1 if talk is None else talk.num_turns for talk in talks], pa.int16()),
@@ -73,17 +60,17 @@ def train_file(
         **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
-        **_observed(tokens, observed, config.actor),
+        **_observed(tokens, record.observed, config.actor),
         **_texts(scores, rows),
         **_decoded(tokens, rows, backend),
     }
     footer = {
         **{name: getattr(config.algorithm, name) for name in ("adv_estimator", "gamma", "lam")},
         **{name: getattr(config.actor, name) for name in ("clip_low", "clip_high")},
-        "kl_coef": experience.metrics.get("actor/reward_kl_penalty_coeff", 0.0),
-        **step_statistics(tokens, numbers, scores.scores, seed=seed, step=step),
+        "kl_coef": record.experience.metrics.get("actor/reward_kl_penalty_coeff", 0.0),
+        **step_statistics(tokens, scores.scores),
     }
-    return _parquet(columns, step, num_sampled=len(rows), seed=seed, **footer)
+    return _parquet(columns, step, num_sampled=len(rows), seed=config.run.seed, **footer)
 
 
 def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
@@ -163,31 +150,34 @@ def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> d
     """Returns the texts of some responses, special tokens included, and where each token ends in its text."""
     ids = Column(tokens.ids, tokens.lengths).rows()
     decoded = {row: decode_with_ends(backend, ids[row].tolist()) for row in rows.tolist()}
-    texts, ends = ([decoded[row][part] if row in decoded else None for row in range(len(ids))] for part in (0, 1))
+    texts, ends = ([decoded.get(row, (None, None))[part] for row in range(len(ids))] for part in (0, 1))
     return {"response": pa.array(texts, pa.string()), "ends": pa.array(ends, pa.list_(pa.int32()))}
+
+
+def _lists(values_n: NDArray[Any], lengths_B: NDArray[np.int32], is_there_B: Mask, kind: Any) -> Any:
+    """Makes a column of lists; `values_n` has the numbers of the rows that have a list, the others are null."""
+    offsets = np.concatenate([[0], np.cumsum(np.where(is_there_B, lengths_B, 0))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values_n, kind), mask=pa.array(~is_there_B))
 
 
 def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, Any]:
     """Returns the columns with a number per token, and those with one per turn, of some responses."""
     is_recorded_B = np.zeros(len(tokens.lengths), np.bool_)
     is_recorded_B[rows] = True
-    lengths = np.where(is_recorded_B, tokens.lengths, 0)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     within_N = is_recorded_B[tokens.row_of]
 
     def lists(values_N: NDArray[Any], kind: Any) -> Any:
-        return pa.ListArray.from_arrays(offsets, pa.array(values_N[within_N], kind), mask=pa.array(~is_recorded_B))
+        return _lists(values_N[within_N], tokens.lengths, is_recorded_B, kind)
 
     columns = {
         "ids": lists(tokens.ids, pa.int32()),
         "flags": lists(tokens.counts + 2 * tokens.learned.astype(np.uint8), pa.uint8()),
+        **{column: pa.nulls(len(tokens.lengths), pa.list_(pa.float32())) for column in _LISTS.values()},
     }
-    for name, column in _LISTS.items():
-        kind = pa.float32()
-        if (values_N := tokens.lists.get(name)) is not None and (np.abs(values_N[within_N]) < _LARGEST_HALF).all():
-            values_N, kind = values_N.astype(np.float16), pa.float16()
-        nothing = pa.nulls(len(lengths), pa.list_(kind))
-        columns[column] = nothing if values_N is None else lists(values_N, kind)
+    for name, values_N in tokens.lists.items():
+        is_small = (np.abs(values_N[within_N]) < _LARGEST_HALF).all()
+        kind, of_numpy = (pa.float16(), np.float16) if is_small else (pa.float32(), np.float32)
+        columns[_LISTS[name]] = lists(values_N.astype(of_numpy), kind)
     return columns | _of_turns(tokens, scores, rows, lists)
 
 
@@ -206,8 +196,7 @@ def _observed(tokens: StepTokens, observed: Batch | None, actor: ActorConfig) ->
         flags = clip_flags(new.values, old, advantages, actor)
         values["clip"] = np.where(tokens.learned[within_N], flags, 0).astype(np.uint8)
     for name, values_n in values.items():
-        lists = Column(values_n, new.lengths).rows()
-        columns[name] = pa.array([those if len(those) else None for those in lists], pa.list_(_OBSERVED[name]))
+        columns[name] = _lists(values_n, new.lengths, is_there_B, _OBSERVED[name])
     entropy_N = np.zeros(len(tokens.ids))
     entropy_N[within_N] = entropy.values
     columns["entropy"] = pa.array(tokens.means(entropy_N, tokens.counts & within_N), pa.float32(), from_pandas=True)
@@ -235,16 +224,17 @@ def _of_turns(
         turns_N = np.concatenate([1 + np.searchsorted(ends, row) for ends, row in zip(all_ends, places, strict=True)])
         turns = lists(np.where(tokens.counts, turns_N, 0), pa.int16())
     chosen = {*rows.tolist()}
-    recorded = [talk if row in chosen else None for row, talk in enumerate(talks)]
-    rewards, ends = (
-        [None if talk is None else list(getattr(talk, name)) for talk in recorded]
-        for name in ("turn_rewards", "turn_ends")
-    )
-    of_turns = {
-        "turn_rewards": pa.array(rewards, pa.list_(pa.float32())),
-        "turn_ends": pa.array(ends, pa.list_(pa.int32())),
+
+    def of_talks(name: str, kind: Any) -> Any:
+        rows = enumerate(talks)
+        lists = (None if talk is None or row not in chosen else list(getattr(talk, name)) for row, talk in rows)
+        return pa.array(lists, pa.list_(kind))
+
+    return {
+        "turn": turns,
+        "turn_rewards": of_talks("turn_rewards", pa.float32()),
+        "turn_ends": of_talks("turn_ends", pa.int32()),
     }
-    return {"turn": turns, **of_turns}
 
 
 def _parquet(columns: Mapping[str, Any], step: int, **facts: Any) -> Any:

@@ -116,14 +116,14 @@ class RunRecord:
 
     def step(self, record: StepRecord, metrics: Mapping[str, float]) -> None:
         """Records a step whose updates have ended."""
-        step, experience, scores, observed = record.step, record.experience, record.scores, record.observed
+        step = record.step
         self.event("step", step=step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
 
         def content() -> Any:
             from controller.tracking.record.rollout_file import train_file  # slow to import
 
             assert self._tokenizer is not None
-            return train_file(experience, scores, self._config.at_step(step), step, self._tokenizer, observed)
+            return train_file(record, self._config.at_step(step), self._tokenizer)
 
         self._put(f"step {step}", "train", step, content)
 

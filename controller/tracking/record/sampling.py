@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from controller.ppo.scores import Scores
 from controller.tracking.record.step_tokens import Numbers
+from splitppo.config import Config
 
 _PER_REASON = 2
 
@@ -31,16 +32,15 @@ class Why(IntFlag):
     SCORER_FAILED = 1024
 
 
-def choose(
-    numbers: Numbers, scores: Scores, *, num_samples: int, num_tokens: int, seed: int, step: int
-) -> NDArray[np.int32]:
-    """Chooses responses with at most `num_tokens` tokens in all, by (seed, step) alone; returns [B] int32 of `Why`.
+def choose(numbers: Numbers, scores: Scores, config: Config, step: int) -> NDArray[np.int32]:
+    """Chooses responses with at most `tokens_per_step` tokens, by seed and step alone; returns [B] int32 of `Why`.
 
-    Half of the tokens are for groups of `num_samples` responses, in a random order up to the first that does not fit.
+    Half of the tokens are for the groups of a prompt, in a random order up to the first that does not fit.
     If this is the first of all, those of its responses are taken that fit. The rest is for extremes, two per reason,
     those first that are the most extreme for their reason.
     """
-    lengths_B, random = numbers["length"].astype(np.int64), np.random.default_rng((seed, step))
+    lengths_B, random = numbers["length"].astype(np.int64), np.random.default_rng((config.run.seed, step))
+    num_samples, num_tokens = config.rollout.n, config.tracking.rollouts.tokens_per_step
     why_B = np.zeros(len(lengths_B), np.int32)
     groups = np.arange(len(lengths_B)).reshape(-1, num_samples)[random.permutation(len(lengths_B) // num_samples)]
     ends = np.cumsum(lengths_B[groups].sum(axis=1))
@@ -49,7 +49,7 @@ def choose(
         taken = groups[0][np.cumsum(lengths_B[groups[0]]) <= num_tokens // 2]
     why_B[taken] = Why.RANDOM
     left = num_tokens - int(lengths_B[taken].sum())
-    ranked = [(reason, rows) for reason, rows in _ranked(numbers, scores, random.permutation(len(lengths_B)))]
+    ranked = [*_ranked(numbers, scores, random.permutation(len(lengths_B)))]
     for rank in range(_PER_REASON):
         for reason, rows in ranked:
             if rank < len(rows) and (why_B[rows[rank]] or lengths_B[rows[rank]] <= left):

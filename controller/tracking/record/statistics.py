@@ -1,27 +1,29 @@
 """Computes what the footer of a step's record says about all tokens that are learned from, recorded or not."""
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float64s, Mask
-from controller.tracking.record.step_tokens import Numbers, StepTokens
+from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
 
-_NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS, _NUM_DRAWS = 48, 16, 10, 200
+_NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS = 48, 16, 10
 _SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
+# Of the interval: the normal distribution's 97.5 % quantile, and limits for a step whose error is that of one response.
+_OF_NORMAL, _LEAST_SHARE, _MOST_SHIFT = 1.96, 1e-9, 2.0
 
 
-def step_statistics(tokens: StepTokens, numbers: Numbers, scores_B: NDArray[Any], *, seed: int, step: int) -> Any:
+def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
     """Computes histograms, means by position, and how well the critic's values agree with the returns.
 
     Without values there are no entries about them.
     """
     learned = tokens.learned
     d_ref, d_rollout = tokens.difference("old", "ref"), tokens.difference("old", "rollout")
-    of_tokens = {**tokens.lists, "log_ratio_ref": d_ref, "log_ratio_rollout": d_rollout}
-    shown = {name: of_tokens.get(name) for name in ("value", "ret", "advantage", "reward", "old")}
+    shown = {name: tokens.lists.get(name) for name in ("value", "ret", "advantage", "reward", "old")}
     shown |= {"log_ratio_ref": d_ref, "log_ratio_rollout": d_rollout}
     values: dict[str, NDArray[Any]] = {
         name: values_N[learned] for name, values_N in shown.items() if values_N is not None
@@ -33,8 +35,8 @@ def step_statistics(tokens: StepTokens, numbers: Numbers, scores_B: NDArray[Any]
     }
     if "value" in tokens.lists and learned.any():
         statistics["calibration"] = _calibration(values["value"], values["ret"])
-        statistics["explained_variance"] = explained_variance(tokens, seed=seed, step=step)
-        statistics["auc_first_value"] = auc(numbers["value_first"], scores_B > scores_B.mean())
+        statistics["explained_variance"] = explained_variance(tokens)
+        statistics["auc_first_value"] = auc(tokens.numbers["value_first"], scores_B > scores_B.mean())
     return statistics
 
 
@@ -96,32 +98,35 @@ def _calibration(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, l
     return {"edges": edges, "value": mean[0], "ret": mean[1], "count": [len(part) for part in parts]}
 
 
-def explained_variance(tokens: StepTokens, *, seed: int, step: int) -> dict[str, float]:
-    """Computes the explained variance of the values, with standard error and 95 % interval by a bootstrap.
+def explained_variance(tokens: StepTokens) -> dict[str, float]:
+    """Computes the explained variance of the values, with standard error and 95 % interval by a jackknife.
 
-    The bootstrap draws responses, whose tokens belong together: 200 times, by (seed, step).
+    It leaves out one response after the other, because the tokens of a response belong together. The interval is one
+    of log(1 - explained variance), which is distributed almost normally.
     """
     learned, returns_N = tokens.learned, tokens.lists["ret"].astype(np.float64)
     columns = [learned.astype(np.float64)]
     for values_N in (returns_N - tokens.lists["value"], returns_N):
         centred = np.where(learned, values_N - values_N[learned].mean(), 0.0)
         columns += [centred, centred**2]
-    sums_BK = np.stack([tokens.sums(column) for column in columns], axis=1)
-    num_rows = len(sums_BK)
-    drawn = np.random.default_rng((seed, step)).integers(num_rows, size=(_NUM_DRAWS, num_rows))
-    places = (drawn + num_rows * np.arange(_NUM_DRAWS)[:, None]).reshape(-1)
-    times = np.bincount(places, minlength=_NUM_DRAWS * num_rows).reshape(_NUM_DRAWS, num_rows)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a draw may have no token
-        draws = [_ev_of(sums_K) for sums_K in times @ sums_BK if sums_K[0]]
-    low, high = np.quantile(draws, (0.025, 0.975))
-    value = _ev_of(sums_BK.sum(axis=0))
-    return {"value": value, "se": float(np.std(draws)), "low": float(low), "high": float(high)}
+    sums_KB = np.stack([tokens.sums(column) for column in columns])
+    sums_KB = sums_KB[:, sums_KB[0] > 0]
+    total_K, num_rows = sums_KB.sum(axis=1), sums_KB.shape[1]
+    value = float(_ev_of(total_K))
+    share = max(1.0 - value, _LEAST_SHARE)
+    with np.errstate(invalid="ignore", divide="ignore"):  # without the only response no token is left
+        shares_B = np.fmax(1.0 - _ev_of(total_K[:, None] - sums_KB), _LEAST_SHARE)
+    shifts_B = np.clip(np.log(shares_B / share), -_MOST_SHIFT, _MOST_SHIFT)
+    error = float(np.sqrt((num_rows - 1) * shifts_B.var()))
+    low, high = (1.0 - (1.0 - value) * math.exp(sign * _OF_NORMAL * error) for sign in (1, -1))
+    return {"value": value, "se": (1.0 - value) * error, "low": low, "high": high}
 
 
-def _ev_of(sums_K: Float64s) -> float:
+def _ev_of(sums_K: Float64s) -> Float64s:
     """Computes the explained variance from count, and sum and sum of squares of residuals and returns."""
     count, residual, residual_2, ret, ret_2 = sums_K
-    return float(explained_share(residual_2 / count - (residual / count) ** 2, ret_2 / count - (ret / count) ** 2))
+    share = explained_share(residual_2 / count - (residual / count) ** 2, ret_2 / count - (ret / count) ** 2)
+    return np.asarray(share, np.float64)
 
 
 def auc(values_B: NDArray[Any], is_high_B: Mask) -> float | None:

@@ -103,8 +103,9 @@ class StepTokens:
         last_B[self.row_of[counted]] = values_N[counted]
         return first_B, last_B
 
+    @cached_property
     def numbers(self) -> Numbers:
-        """Computes the columns of the record that follow from the tokens alone; one number per response each."""
+        """The columns of the record that follow from the tokens alone; one number per response each."""
         columns: dict[str, NDArray[Any]] = {
             "length": self.lengths,
             "prompt_length": self.prompt_lengths,

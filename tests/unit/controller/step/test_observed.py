@@ -14,12 +14,12 @@ from controller.step.observed import observed_columns, observed_rows
 from splitppo.batch import Batch
 from splitppo.rpc.errors import NotFound, Unavailable
 from splitppo.v1 import batch_pb2
-from tests.support.recorded import random_experience, record_config
+from tests.support.recorded import random_experience, record_config, record_of
 
 COLUMNS = Batch.from_rows(update_log_probs=[[0.5]], update_entropy=[[1.0]])
 
 
-def step_of(config: Any, answer: Batch | Exception = COLUMNS, scores: Any = None) -> StepContext:
+def step_of(config: Any, answer: Batch | Exception = COLUMNS, record: Any = None) -> StepContext:
     async def get_batch(slot: batch_pb2.Slot, columns: list[str]) -> Batch:
         assert slot == batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=3)
         if isinstance(answer, Exception):
@@ -27,7 +27,6 @@ def step_of(config: Any, answer: Batch | Exception = COLUMNS, scores: Any = None
         return answer.select(columns)
 
     workers = SimpleNamespace(actor=SimpleNamespace(get_batch=get_batch))
-    record = SimpleNamespace(scores=scores)
     return cast(StepContext, SimpleNamespace(config=config, workers=workers, record=record, number=3))
 
 
@@ -44,8 +43,7 @@ async def test_what_cannot_be_fetched_is_absent(tmp_path: Path, error: Exception
 
 async def test_those_responses_are_marked_that_the_budget_allows(tmp_path: Path) -> None:
     config = record_config(tmp_path, num_samples=2, tracking__rollouts__tokens_per_step=40)
-    experience, scores = random_experience(config, [4] * 100)
-    marked = await observed_rows(step_of(config, scores=scores), experience)
+    marked = await observed_rows(step_of(config, record=record_of(*random_experience(config, [4] * 100))))
     assert np.unique(marked["observed"].values).tolist() == [0, 1]
     assert 5 <= marked["observed"].values.sum() <= 10
 
@@ -53,7 +51,8 @@ async def test_those_responses_are_marked_that_the_budget_allows(tmp_path: Path)
 async def test_without_a_record_and_after_a_failed_choice_nothing_is_marked(tmp_path: Path) -> None:
     config = record_config(tmp_path, num_samples=2)
     off = record_config(tmp_path, num_samples=2, tracking__rollouts__enable=False)
-    experience, scores = random_experience(config, [4, 4])
+    record, failing = (record_of(*random_experience(config, [4, 4])) for _ in range(2))
+    failing.scores = cast(Any, None)
     assert await observed_columns(step_of(off)) is None
-    assert (await observed_rows(step_of(off, scores=scores), experience)).columns == {}
-    assert (await observed_rows(step_of(config, scores=None), experience)).columns == {}
+    assert (await observed_rows(step_of(off, record=record))).columns == {}
+    assert (await observed_rows(step_of(config, record=failing))).columns == {}

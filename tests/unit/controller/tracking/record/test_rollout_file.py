@@ -21,7 +21,7 @@ from controller.validation.result import Accuracy, ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
-from tests.support.recorded import byte_tokenizer, random_experience, record_config
+from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 from tests.support.scores import make_scores
 
 BACKEND = byte_tokenizer()
@@ -34,7 +34,7 @@ def read(content: Any) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def train(experience: Experience, scores: Scores, config: Config, step: int = 3) -> tuple[list[dict[str, Any]], Any]:
-    table, footer = read(train_file(experience, scores, config, step, BACKEND))
+    table, footer = read(train_file(record_of(experience, scores, step), config, BACKEND))
     return table.to_pylist(), footer
 
 
@@ -73,7 +73,7 @@ def test_the_numbers_of_the_update_are_recorded_with_its_clipped_tokens(tmp_path
     lengths = np.array([5, 0, 0, 3], np.int32)
     new, entropy = (random.standard_normal(8).astype(np.float32) for _ in range(2))
     observed = Batch(4, {"update_log_probs": Column(new, lengths), "update_entropy": Column(entropy, lengths)})
-    rows = read(train_file(experience, scores, config, 3, BACKEND, observed))[0].to_pylist()
+    rows = read(train_file(record_of(experience, scores, observed=observed), config, BACKEND))[0].to_pylist()
     old, advantages = (experience.batch[name].rows() for name in ("old_log_probs", "advantages"))
     seen = set()
     for row in (0, 3):
@@ -104,14 +104,14 @@ def test_a_loss_without_clip_has_no_clipped_tokens(tmp_path: Path) -> None:
     experience, scores = random_experience(config, [2, 2])
     column = Column(np.zeros(4, np.float32), np.array([2, 2], np.int32))
     observed = Batch(2, {"update_log_probs": column, "update_entropy": column})
-    rows = read(train_file(experience, scores, config, 3, BACKEND, observed))[0].to_pylist()
+    rows = read(train_file(record_of(experience, scores, observed=observed), config, BACKEND))[0].to_pylist()
     assert [(row["new"], row["clip"]) for row in rows] == [([0.0, 0.0], None)] * 2
 
 
 def test_numbers_that_a_half_cannot_hold_are_stored_as_floats(config: Config) -> None:
     experience, scores = random_experience(config, LENGTHS)
     experience.batch["values"].values[0] = 7e4
-    table, _ = read(train_file(experience, scores, config, 3, BACKEND))
+    table, _ = read(train_file(record_of(experience, scores), config, BACKEND))
     kinds = {name: table.schema.field(name).type.value_type for name in ("value", "old")}
     assert kinds == {"value": pa.float32(), "old": pa.float16()}
     assert table["value"].to_pylist()[0][0] == 7e4
@@ -170,7 +170,7 @@ def test_what_scorers_say_is_kept_for_every_response(config: Config) -> None:
 
 def test_floats_are_split_by_bytes_and_compressed(config: Config, tmp_path: Path) -> None:
     experience, scores = random_experience(config, LENGTHS)
-    (tmp_path / "3.parquet").write_bytes(train_file(experience, scores, config, 3, BACKEND))
+    (tmp_path / "3.parquet").write_bytes(train_file(record_of(experience, scores), config, BACKEND))
     facts = pq.read_metadata(tmp_path / "3.parquet").row_group(0)
     columns = {facts.column(index).path_in_schema: facts.column(index) for index in range(facts.num_columns)}
     assert "BYTE_STREAM_SPLIT" in columns["old.list.element"].encodings
@@ -179,7 +179,7 @@ def test_floats_are_split_by_bytes_and_compressed(config: Config, tmp_path: Path
 
 def test_an_older_step_keeps_everything_but_its_lists_of_tokens(config: Config) -> None:
     experience, scores = random_experience(config, LENGTHS)
-    content = train_file(experience, scores, config, 3, BACKEND)
+    content = train_file(record_of(experience, scores), config, BACKEND)
     (before, footer), (after, kept) = read(content), read(without_tokens(content))
     assert set(before.column_names) - set(after.column_names) == set(TOKEN_LISTS)
     assert after.to_pylist() == before.drop_columns(list(TOKEN_LISTS)).to_pylist()

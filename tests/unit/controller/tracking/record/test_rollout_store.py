@@ -10,13 +10,13 @@ import pytest
 
 from controller.tracking.record.rollout_file import train_file
 from controller.tracking.record.rollout_store import RolloutStore
-from tests.support.recorded import byte_tokenizer, random_experience, record_config
+from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 
 
 @pytest.fixture
 def content(tmp_path: Path) -> Any:
     config = record_config(tmp_path)
-    return train_file(*random_experience(config, [30] * 20), config, 1, byte_tokenizer())
+    return train_file(record_of(*random_experience(config, [30] * 20), 1), config, byte_tokenizer())
 
 
 def steps_with_tokens(folder: Path) -> list[int]:

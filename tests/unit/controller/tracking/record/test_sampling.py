@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from controller.tracking.record.sampling import Why, choose
+from tests.support.recorded import record_config
 from tests.support.scores import make_scores
 
 NUM_ROWS, NUM_SAMPLES, LENGTH = 400, 4, 10
@@ -17,7 +19,8 @@ NEUTRAL = {name: np.zeros(NUM_ROWS) for name in ("advantage_sum", "repetition", 
 def chosen(*, num_tokens: int = 800, seed: int = 1, step: int = 1, scores: Any = None, **numbers: Any) -> Any:
     columns = {"length": np.full(NUM_ROWS, LENGTH), **NEUTRAL, **numbers}
     scores = make_scores(np.zeros(NUM_ROWS, np.float32)) if scores is None else scores
-    return choose(columns, scores, num_samples=NUM_SAMPLES, num_tokens=num_tokens, seed=seed, step=step)
+    budget = {"tracking__rollouts__tokens_per_step": num_tokens, "run__seed": seed}
+    return choose(columns, scores, record_config(Path("run"), num_samples=NUM_SAMPLES, **budget), step)
 
 
 def test_half_of_the_tokens_are_whole_groups_drawn_by_seed_and_step() -> None:

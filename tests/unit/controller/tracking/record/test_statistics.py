@@ -36,7 +36,7 @@ def test_a_histogram_of_few_different_values_counts_all(values: list[float]) -> 
 def test_the_statistics_of_a_step_agree_with_float64_sums_over_its_tokens(tmp_path: Path) -> None:
     experience, scores = random_experience(record_config(tmp_path), [16, 3, 0, 40, 5])
     tokens = StepTokens.of(experience)
-    found = step_statistics(tokens, tokens.numbers(), scores.scores, seed=1, step=2)
+    found = step_statistics(tokens, scores.scores)
     values, returns, old, ref = (
         experience.batch[name].values.astype(np.float64)
         for name in ("values", "returns", "old_log_probs", "ref_log_probs")
@@ -69,30 +69,57 @@ def test_a_step_without_values_or_without_learned_tokens_has_statistics_all_the_
     for lengths in ([3, 4], [0, 0]):
         experience, scores = random_experience(config, lengths, columns=("old_log_probs",))
         tokens = StepTokens.of(experience)
-        found = step_statistics(tokens, tokens.numbers(), scores.scores, seed=1, step=1)
+        found = step_statistics(tokens, scores.scores)
         assert "calibration" not in found
         assert sum(found["by_position"]["count"]) == sum(lengths)
 
 
-def test_the_interval_of_the_explained_variance_covers_the_true_one(tmp_path: Path) -> None:
-    """Values and returns of 128 responses of 4 tokens, which share an error; the true explained variance is 0.5."""
-    experience, _ = random_experience(record_config(tmp_path), [4] * 128)
-    tokens, random, num_covered, num_critics = StepTokens.of(experience), np.random.default_rng(0), 0, 400
-    for critic in range(num_critics):
-        values = np.repeat(random.standard_normal(128), 4)
-        tokens.lists["value"][:] = values  # type: ignore[index]
-        tokens.lists["ret"][:] = values + np.repeat(random.standard_normal(128), 4)  # type: ignore[index]
-        found = explained_variance(tokens, seed=1, step=critic)
-        num_covered += found["low"] <= 0.5 <= found["high"]
-        assert found["low"] <= found["high"]
-    assert 0.91 <= num_covered / num_critics <= 0.98
+def drawn(kind: str, num: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Values and returns of responses, whose true explained variance is that of TRUE."""
+    if kind == "normal":
+        values = random.standard_normal(num)
+        return values, values + random.standard_normal(num)
+    values = random.uniform(*((0.1, 0.9) if kind == "outcome" else (0.9, 1.0)), num)
+    return values, (random.random(num) < values).astype(np.float64)
 
 
-def test_the_bootstrap_is_the_same_for_the_same_seed_and_step(tmp_path: Path) -> None:
-    experience, _ = random_experience(record_config(tmp_path), [4] * 20)
+# An outcome of probability p has the variance m (1 - m), with m the mean of p, of which var(p) is explained.
+TRUE = {"normal": 0.5, "outcome": (0.8**2 / 12) / 0.25, "rare failures": (0.1**2 / 12) / (0.95 * 0.05)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [
+        ("normal", [4] * 48),
+        ("normal", [1 + row % 21 for row in range(256)]),
+        ("outcome", [8] * 256),
+        ("rare failures", [8] * 256),
+    ],
+)
+def test_the_interval_of_the_explained_variance_covers_the_true_one(
+    kind: str, lengths: list[int], tmp_path: Path
+) -> None:
+    """Of 1,000 critics; the tokens of a response share value and return."""
+    experience, _ = random_experience(record_config(tmp_path), lengths)
+    tokens, random, num_covered = StepTokens.of(experience), np.random.default_rng(0), 0
+    for _ in range(1000):
+        values, returns = drawn(kind, len(lengths), random)
+        tokens.lists["value"][:] = np.repeat(values, lengths)  # type: ignore[index]
+        tokens.lists["ret"][:] = np.repeat(returns, lengths)  # type: ignore[index]
+        found = explained_variance(tokens)
+        num_covered += found["low"] <= TRUE[kind] <= found["high"]
+    assert 930 <= num_covered <= 970
+
+
+@pytest.mark.parametrize("errors", [[0.0] * 4, [0.0, 0.0, 0.0, 5.0], [2.0]])
+def test_an_interval_is_finite_where_few_responses_err(errors: list[float], tmp_path: Path) -> None:
+    experience, _ = random_experience(record_config(tmp_path), [3] * len(errors))
     tokens = StepTokens.of(experience)
-    assert explained_variance(tokens, seed=1, step=3) == explained_variance(tokens, seed=1, step=3)
-    assert explained_variance(tokens, seed=1, step=3) != explained_variance(tokens, seed=1, step=4)
+    tokens.lists["value"][:] = tokens.lists["ret"] - np.repeat(errors, 3)  # type: ignore[index]
+    found = explained_variance(tokens)
+    assert all(np.isfinite([*found.values()]))
+    assert found["low"] <= found["value"] <= found["high"]
+    assert found["se"] >= 0.0
 
 
 def test_the_auc_is_the_share_of_pairs_in_order() -> None:
