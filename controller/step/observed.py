@@ -5,6 +5,7 @@ It serves the record alone: whatever fails here is missing there, and the run go
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -23,29 +24,31 @@ async def observed_rows(step: StepContext) -> Batch:
 
     They are chosen in a thread, as large steps take a while.
     """
-    record, nothing = step.record, Batch(step.record.experience.batch.num_rows, {})
-    if not step.config.tracking.rollouts.enable:
-        return nothing
+    record = step.record
 
     def chosen() -> Batch:
         why_B = choose(record.tokens.numbers, record.scores, step.config, step.number)
         return Batch.from_rows(observed=(why_B != 0)[:, None].astype(np.uint8))
 
-    try:
-        return await asyncio.to_thread(chosen)
-    except Exception as error:  # noqa: BLE001 - the record must not end a run
-        log.warning("step %d: no response is observed in the update: %s", step.number, error)
-        return nothing
+    rows = await _unless_it_fails(step, "what the actor's update observes", lambda: asyncio.to_thread(chosen))
+    return rows or Batch(record.experience.batch.num_rows, {})
 
 
 async def observed_columns(step: StepContext) -> Batch | None:
     """Fetches the log-probs and entropies of the update that the actor has just made; None if it has none."""
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step.number)
+    names = ["update_log_probs", "update_entropy"]
+    return await _unless_it_fails(
+        step, "the numbers of the actor's update", lambda: step.workers.actor.get_batch(slot, names)
+    )
+
+
+async def _unless_it_fails(step: StepContext, name: str, ask: Callable[[], Awaitable[Batch]]) -> Batch | None:
     if not step.config.tracking.rollouts.enable:
         return None
-    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step.number)
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            return await step.workers.actor.get_batch(slot, ["update_log_probs", "update_entropy"])
+            return await ask()
     except Exception as error:  # noqa: BLE001 - the record must not end a run
-        log.info("step %d: the record lacks the numbers of the actor's update: %s", step.number, error)
+        log.info("step %d: the record lacks %s: %s", step.number, name, error)
         return None

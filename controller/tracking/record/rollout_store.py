@@ -24,9 +24,7 @@ class RolloutStore:
     def put(self, split: str, step: int, content: Any) -> None:
         """Writes the file of a step or a validation, and makes room if the limit is exceeded."""
         sizes = self._known()
-        path = self._folder / split / f"{step}.parquet"
-        write_atomically(path, memoryview(content).tobytes())
-        sizes[path] = len(content)
+        self._write(self._folder / split / f"{step}.parquet", content)
         for _ in range(_MAX_THINNED):
             if sum(sizes.values()) <= self._max_bytes or not self._thin():
                 break
@@ -58,6 +56,9 @@ class RolloutStore:
         self._thinned.add(step)
         content = without_tokens(path.read_bytes())
         if len(content) < sizes[path]:
-            write_atomically(path, memoryview(content).tobytes())
-            sizes[path] = len(content)
+            self._write(path, content)
         return True
+
+    def _write(self, path: Path, content: Any) -> None:
+        write_atomically(path, memoryview(content).tobytes())
+        self._known()[path] = len(content)

@@ -118,30 +118,26 @@ class RunRecord:
         """Records a step whose updates have ended."""
         step = record.step
         self.event("step", step=step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
-
-        def content() -> Any:
-            from controller.tracking.record.rollout_file import train_file  # slow to import
-
-            assert self._tokenizer is not None
-            return train_file(record, self._config.at_step(step), self._tokenizer)
-
-        self._put(f"step {step}", "train", step, content)
+        config, tokenizer = self._config.at_step(step), self._tokenizer
+        self._put(f"step {step}", "train", step, lambda files: files.train_file(record, config, tokenizer))
 
     def validation(self, step: int, validation: ValidationResult, split: str) -> None:
         """Records a validation of the policy of a step in the folder `split`."""
         seconds = validation.timings_s.get("testing")
         self.event("validation", step=step, accuracy=validation.accuracy.overall, seconds=seconds)
+        name = f"the validation after step {step}"
+        self._put(name, split, step, lambda files: files.val_file(validation, self._config, step))
 
-        def content() -> Any:
-            from controller.tracking.record.rollout_file import val_file  # slow to import
+    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any]) -> None:
+        """Has a file written, whose content `content` makes with the module `rollout_file`."""
 
-            return val_file(validation, self._config, step)
+        def put() -> None:
+            from controller.tracking.record import rollout_file  # slow to import
 
-        self._put(f"the validation after step {step}", split, step, content)
+            self._store.put(split, step, content(rollout_file))
 
-    def _put(self, name: str, split: str, step: int, content: Callable[[], Any]) -> None:
         if self._has_started and self._config.tracking.rollouts.enable:
-            self._worker.submit_or_drop(name, lambda: self._store.put(split, step, content()))
+            self._worker.submit(name, put, is_large=True)
 
     def checkpoint_begins(self, step: int) -> None:
         """Notes when the checkpoint of a step begins."""

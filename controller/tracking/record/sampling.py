@@ -60,10 +60,10 @@ def choose(numbers: Numbers, scores: Scores, config: Config, step: int) -> NDArr
 
 def _ranked(numbers: Numbers, scores: Scores, order_B: NDArray[np.int64]) -> Iterator[tuple[Why, NDArray[np.int64]]]:
     """Yields each reason with the responses for which it holds most, the most extreme first; ties in a random order."""
-    differ = bool(len(order_B)) and scores.scores.max() > scores.scores.min()
+    scores_B = scores.scores
     keys = {
-        Why.HIGH_SCORE: scores.scores if differ else None,
-        Why.LOW_SCORE: -scores.scores if differ else None,
+        Why.HIGH_SCORE: scores_B - scores_B.min(initial=np.inf),
+        Why.LOW_SCORE: scores_B.max(initial=-np.inf) - scores_B,
         Why.LONGEST: numbers["length"],
         Why.KL: numbers.get("kl"),
         Why.VALUE_ERROR: numbers.get("value_error"),
@@ -77,5 +77,4 @@ def _ranked(numbers: Numbers, scores: Scores, order_B: NDArray[np.int64]) -> Ite
         if key_B is not None:
             shuffled = key_B.astype(np.float64)[order_B]
             rows = order_B[np.argsort(-shuffled, kind="stable")]
-            is_score = reason in (Why.HIGH_SCORE, Why.LOW_SCORE)
-            yield reason, rows[np.isfinite(key_B[rows]) & (is_score | (key_B[rows] > 0))][:_PER_REASON]
+            yield reason, rows[np.isfinite(key_B[rows]) & (key_B[rows] > 0)][:_PER_REASON]

@@ -1,6 +1,7 @@
 """Computes what the footer of a step's record says about all tokens that are learned from, recorded or not."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from controller.tracking.step_metrics import explained_share
 
 _NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS = 48, 16, 10
 _SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
+_POSITIONED = {"value": "value", "ret": "ret", "advantage": "advantage"}
+_POSITIONED |= {"log_ratio_ref": "kl", "log_ratio_rollout": "mismatch"}
 # Of the interval: the normal distribution's 97.5 % quantile, and limits for a step whose error is that of one response.
 _OF_NORMAL, _LEAST_SHARE, _MOST_SHIFT = 1.96, 1e-9, 2.0
 
@@ -22,16 +25,14 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
     Without values there are no entries about them.
     """
     learned = tokens.learned
-    d_ref, d_rollout = tokens.difference("old", "ref"), tokens.difference("old", "rollout")
-    shown = {name: tokens.lists.get(name) for name in ("value", "ret", "advantage", "reward", "old")}
-    shown |= {"log_ratio_ref": d_ref, "log_ratio_rollout": d_rollout}
-    values: dict[str, NDArray[Any]] = {
-        name: values_N[learned] for name, values_N in shown.items() if values_N is not None
-    }
-    values |= {"length": tokens.lengths, "score": scores_B}
+    lists: dict[str, NDArray[Any] | None]
+    lists = {name: tokens.lists.get(name) for name in ("value", "ret", "advantage", "reward", "old")}
+    lists |= {f"log_ratio_{name}": tokens.difference("old", name) for name in ("ref", "rollout")}
+    values: dict[str, NDArray[Any]] = {name: those[learned] for name, those in lists.items() if those is not None}
+    shown = {**values, "length": tokens.lengths, "score": scores_B}
     statistics: dict[str, Any] = {
-        "histograms": {name: histogram(those) for name, those in values.items() if np.isfinite(those).any()},
-        "by_position": _by_position(tokens, d_ref, d_rollout),
+        "histograms": {name: histogram(those) for name, those in shown.items() if np.isfinite(those).any()},
+        "by_position": _by_position(tokens, values),
     }
     if "value" in tokens.lists and learned.any():
         statistics["calibration"] = _calibration(values["value"], values["ret"])
@@ -56,8 +57,11 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
     return {"edges": [_short(edge) for edge in edges], "counts": counts.tolist()}
 
 
-def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s | None) -> dict[str, Any]:
-    """Averages numbers of tokens by the share of the response that lies before them; null for a share without one."""
+def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Averages numbers of tokens by the share of the response that lies before them; null for a share without one.
+
+    `values` has the numbers of the tokens that are learned from.
+    """
     learned = tokens.learned
     bins = (tokens.places[learned] * _NUM_POSITIONS) // tokens.lengths[tokens.row_of[learned]]
     count = np.bincount(bins, minlength=_NUM_POSITIONS)
@@ -65,12 +69,8 @@ def _by_position(tokens: StepTokens, d_ref: Float64s | None, d_rollout: Float64s
     def mean(values_N: NDArray[Any]) -> Float64s:
         return np.asarray(np.bincount(bins, values_N, _NUM_POSITIONS) / np.where(count, count, np.nan))
 
-    taken: dict[str, NDArray[Any]] = {
-        name: tokens.lists[name][learned] for name in ("value", "ret", "advantage") if name in tokens.lists
-    }
-    taken |= {} if d_ref is None else {"kl": d_ref[learned]}
-    taken |= {} if d_rollout is None else {"mismatch": np.abs(d_rollout[learned])}
-    means = {name: mean(values_N) for name, values_N in taken.items()}
+    taken = {_POSITIONED[name]: those for name, those in values.items() if name in _POSITIONED}
+    means = {name: mean(np.abs(those) if name == "mismatch" else those) for name, those in taken.items()}
     if "value" in taken:
         means["ev"] = explained_share(
             *(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))

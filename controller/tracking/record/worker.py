@@ -21,30 +21,22 @@ class RecordWorker:
 
     def __init__(self, on_idle: Job, on_failure: Callable[[str], None]) -> None:
         self._on_idle, self._on_failure = on_idle, on_failure
-        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, Job, bool] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending, self._is_failing = threading.Semaphore(_MAX_PENDING), False
 
-    def submit(self, name: str, job: Job) -> None:
-        """Hands a job to the thread; `name` says what it records."""
+    def submit(self, name: str, job: Job, *, is_large: bool = False) -> None:
+        """Hands a job to the thread; `name` says what it records.
+
+        A large job is left out if the thread is some of them behind: memory must not grow.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="record", daemon=True)
             self._thread.start()
-        self._jobs.put((name, job))
-
-    def submit_or_drop(self, name: str, job: Job) -> None:
-        """Hands a job to the thread, or leaves it out if the thread is some jobs behind: memory must not grow."""
-
-        def do() -> None:
-            try:
-                job()
-            finally:
-                self._pending.release()
-
-        if self._pending.acquire(blocking=False):
-            self.submit(name, do)
+        if is_large and not self._pending.acquire(blocking=False):
+            self._jobs.put((name, lambda: self._failed(name, "what came before is still being written"), False))
         else:
-            self.submit(name, lambda: self._failed(name, "what came before is still being written"))
+            self._jobs.put((name, job, is_large))
 
     def close(self, timeout_s: float) -> None:
         """Waits until all jobs are done, for at most `timeout_s` seconds."""
@@ -61,11 +53,13 @@ class RecordWorker:
                 continue
             if item is None:
                 break
-            name, job = item
+            name, job, is_large = item
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without it
                 self._failed(name, f"{type(error).__name__}: {error}")
+            if is_large:
+                self._pending.release()
             self._on_idle()
         self._on_idle()
 

@@ -46,7 +46,7 @@ def test_steps_are_left_out_while_an_earlier_one_does_not_end() -> None:
     worker = RecordWorker(nothing, failures.append)
     worker.submit("slow", lambda: (go_on.wait(30.0), None)[1])
     for number in range(100):
-        worker.submit_or_drop(f"step {number}", lambda number=number: done.append(number))  # type: ignore[misc]
+        worker.submit(f"step {number}", lambda number=number: done.append(number), is_large=True)  # type: ignore[misc]
     go_on.set()
     worker.close(timeout_s=30.0)
     assert len(done) == 4
