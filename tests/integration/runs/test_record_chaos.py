@@ -19,7 +19,7 @@ from tests.support.viewer_client import ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
 
-# One of each role twice; the ends of the controller in between and as the last.
+# Ranks of all roles, and the controller in between and as the last.
 VICTIMS = [
     *(("actor", 1), ("critic", 0), ("reward", 0), ("controller", 0), ("actor", 0)),
     *(("reward", 0), ("critic", 0), ("actor", 1), ("critic", 0), ("controller", 0)),
