@@ -24,7 +24,7 @@ VICTIMS = [
     *(("actor", 1), ("critic", 0), ("reward", 0), ("controller", 0), ("actor", 0)),
     *(("reward", 0), ("critic", 0), ("actor", 1), ("critic", 0), ("controller", 0)),
 ]
-STEPS_PER_KILL = 6
+STEPS_PER_KILL = 5
 
 
 def counters(folder: RunFolder) -> tuple[int, int]:
@@ -64,8 +64,9 @@ def test_the_record_of_a_run_with_ten_kills_names_each_and_its_sums_are_the_coun
     assert folder.steps == list(range(1, num_steps + 1))
     facts = asyncio.run(ask([folder.path], "/api/runs/0")).json
     assert facts["train"] == folder.steps  # also those whose first file was of a step that was done again
-    events = facts["events"]
-    assert events == [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    sent = [{**event, "spans": len(event["spans"])} if "spans" in event else event for event in events]
+    assert facts["events"] == sent  # the viewer counts the spans
 
     lost = [event for event in events if event["kind"] == "group_lost"]
     killed = [one for one in VICTIMS if one[0] != "controller"]
@@ -86,6 +87,7 @@ def test_the_record_of_a_run_with_ten_kills_names_each_and_its_sums_are_the_coun
         repeated = [event["repeated_steps"] for event in of_start if event["kind"] == "recovered"]
         sums.append((len(repeated), sum(repeated)))
     assert sums == counted
+    assert sum(repeated for _, repeated in sums) > 0
     cut = {span[2] for event in events if event["kind"] == "cut" for span in event["spans"]}
     assert cut  # the work that was lost
 
