@@ -25,6 +25,8 @@ STATIC = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 MAX_COLUMNS = 200
 MAX_EVENTS = 5_000
+# Of a table of responses: its steps, and the characters of a text that is searched in them.
+MAX_STEPS, MAX_TEXT = 20, 1_000
 _GZIP_FROM_BYTES = 2_000
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -41,17 +43,14 @@ def make_app(
     def run_of(request: Request) -> Run:
         number: int = request.path_params["run"]
         if number >= len(runs):
-            raise HTTPException(404)
+            raise HTTPException(404, f"There is no run {number}: the viewer shows {len(runs)}, and counts from 0.")
         return runs[number]
 
     def of_run(answer: Callable[[Run, Request], Any]) -> Handler:
         """Makes a handler of a function that returns the value to send, or raises Unreadable."""
 
         async def handle(request: Request) -> Response:
-            try:
-                value = await anyio.to_thread.run_sync(answer, run_of(request), request)
-            except Unreadable as error:
-                return _json(request, {"error": str(error)}, 422)
+            value = await anyio.to_thread.run_sync(answer, run_of(request), request)
             if isinstance(value, bytes):
                 return _packed(request, value, "application/octet-stream")
             return _json(request, value)
@@ -67,12 +66,16 @@ def make_app(
         news = events(run_of(request), _since(request), generation, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 422
+        return _json(request, {"error": error.detail if isinstance(error, HTTPException) else str(error)}, status)
+
     app = Starlette(
         routes=[
             Route("/api/runs", all_runs),
             Route("/api/runs/{run:int}", of_run(lambda run, _: _facts(run))),
             Route("/api/runs/{run:int}/columns", of_run(_columns)),
-            Route("/api/runs/{run:int}/critic", of_run(lambda run, request: run.footers.critic(_since(request)))),
+            Route("/api/runs/{run:int}/recorded", of_run(lambda run, request: run.footers.curves(_since(request)))),
             Route("/api/runs/{run:int}/live", live),
             *(
                 Route(f"/api/runs/{{run:int}}/{kind}/{{step:int}}{rest}", of_run(_step_handler(kind, has_row)))
@@ -80,7 +83,8 @@ def make_app(
                 for rest, has_row in (("", False), ("/{row:int}", True))
             ),
             *_static_routes(),
-        ]
+        ],
+        exception_handlers={Unreadable: refuse, HTTPException: refuse},
     )
     return Guard(app, token=token, allowed_hosts=allowed_hosts)
 
@@ -117,7 +121,12 @@ def _columns(run: Run, request: Request) -> bytes:
 
 def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
     def scalars(run: Run, request: Request) -> Any:
-        return read_scalars(run.folder, kind, request.path_params["step"])
+        first, query = request.path_params["step"], request.query_params
+        last = _integer(query.get("to"), first)
+        steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
+        if not 1 <= len(steps) <= MAX_STEPS:
+            raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
+        return read_scalars(run.folder, kind, steps, query.get("text", "")[:MAX_TEXT])
 
     def row(run: Run, request: Request) -> Any:
         step = request.path_params["step"]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_TOKENS = 1_000_000
+MAX_TABLE_ROWS = 20_000
 SCALARS = (
     *("row", "prompt_index", "sample", "data_source", "place", "score", "reward", "extra", "failure", "length"),
     *("prompt_length", "has_eos", "is_truncated", "learned", "turns", "lost", "kl", "k3", "entropy", "mismatch"),
@@ -30,17 +31,40 @@ TOKEN_LISTS = (
 TURN_LISTS = ("turn_rewards", "turn_ends")
 
 
-def read_scalars(folder: RunDir, kind: str, step: int) -> dict[str, Any]:
-    """Reads the columns of all rows of a step: {"footer": {...}, "columns": {name: [...]}}.
+def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = "") -> dict[str, Any]:
+    """Reads the columns of all rows of some steps, one after the other; a column that a step lacks has None there.
 
-    `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
+    Returns {"step", "footer": {...}, "columns": {name: [...]}}; step and footer are those of the last one. Two columns
+    are not in the files: `step`, and, if a text is given, `found`: True for rows whose recorded texts have it, in
+    capitals or not. `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
+
+    Raises:
+        Unreadable: a file cannot be read, or these are more rows than one table may have.
     """
-    with _parquet(folder, kind, step) as (file, reader):
-        columns = reader.read(columns=[name for name in SCALARS if name in reader.schema_arrow.names])
-        values = {name: plain(columns[name]) for name in columns.column_names}
+    parts = list[dict[str, list[Any]]]()
+    for step in steps:
+        with _parquet(folder, kind, step) as (file, reader):
+            wanted = (*SCALARS, *TEXTS) if text else SCALARS
+            columns = reader.read(columns=[name for name in wanted if name in reader.schema_arrow.names])
+            values, footer = {name: plain(columns[name]) for name in columns.column_names}, _footer(reader, file)
+            texts = [values.pop(name) for name in TEXTS if name in values]
+            values["step"] = [step] * columns.num_rows
         if "text_hash" in values:
             values["text_hash"] = [None if value is None else str(value) for value in values["text_hash"]]
-        return {"step": step, "footer": _footer(reader, file), "columns": values}
+        if text:
+            together = zip(*texts, strict=True) if texts else [()] * columns.num_rows
+            values["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
+        parts.append(values)
+    num_rows = sum(len(values["step"]) for values in parts)
+    if len(parts) > 1 and num_rows > MAX_TABLE_ROWS:
+        raise Unreadable(f"These steps have {num_rows:,} responses; a table of several has at most {MAX_TABLE_ROWS:,}.")
+    names = dict.fromkeys(name for values in parts for name in values)
+    all_columns = {name: [one for values in parts for one in _column(values, name)] for name in names}
+    return {"step": steps[-1], "footer": footer, "columns": all_columns}
+
+
+def _column(values: Mapping[str, list[Any]], name: str) -> list[Any]:
+    return values.get(name) or [None] * len(values["step"])
 
 
 def read_footer(folder: RunDir, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Summaries over the recorded steps of a run: the critic's curve, and the scales of colours."""
+"""Summaries over the recorded steps of a run: curves of the critic and of lengths, and the scales of colours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,14 +45,15 @@ class Footers:
             self._known[step] = stamp, kept
         return kept
 
-    def critic(self, since: int = -1) -> dict[str, Any]:
-        """Returns what the steps after `since` say about the critic, as columns over the steps."""
+    def curves(self, since: int = -1) -> dict[str, Any]:
+        """Returns what the steps after `since` say about the critic and about lengths, as columns over the steps."""
         steps = [step for step in self._folder.steps("train")[-MAX_FOOTERS:] if step > since]
         footers = [self.get(step) for step in steps]
-        explained = [_mapping(footer, "explained_variance") for footer in footers]
+        explained, lengths = ([_mapping(one, key) for one in footers] for key in ("explained_variance", "lengths"))
         return {
             "steps": steps,
             **{name: [finite(found.get(name)) for found in explained] for name in ("value", "low", "high")},
+            **{name: [finite(found.get(name)) for found in lengths] for name in ("p10", "p50", "p90")},
             "auc": [finite(footer.get("auc_first_value")) for footer in footers],
             "by_position": [_rounded(_mapping(footer, "by_position").get("ev")) for footer in footers],
             "errors": [footer["error"] for footer in footers if "error" in footer][:5],

@@ -355,6 +355,8 @@ def footer(rows: Sequence[Mapping[str, Any]], step: int, seed: int, shape: Shape
         point = explained(value, ret) or 0.0
         found["explained_variance"] = {"value": point, "se": 0.05, "low": point - 0.1, "high": point + 0.1}
         found["auc_first_value"] = auc(np.array([row["value_first"] for row in rows]), scores > scores.mean())
+    lengths = np.quantile(lists["length"], (0.1, 0.5, 0.9)).tolist()
+    found["lengths"] = dict(zip(("p10", "p50", "p90"), lengths, strict=True))
     histograms = {name: np.histogram(values, BINS) for name, values in lists.items()}
     found["histograms"] = {
         name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in histograms.items()

@@ -14,9 +14,9 @@ export function Critic({ data, at, theme }) {
   const step = at.step ?? facts.train.at(-1) ?? null;
   useEffect(() => {
     data.want(["critic/vf_explained_var", "critic/vf_loss", "critic/values/mean", "critic/returns/mean"]);
-    data.wantCritic();
+    data.wantRecorded();
   }, [data]);
-  const { critic } = data;
+  const { recorded: critic } = data;
   const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
   const address = (one) => `/run/${at.run}/critic/train/${one}`;
   const onStep = (one) => go(address(facts.train.length ? nearest(facts.train, one) : one));
@@ -29,7 +29,7 @@ export function Critic({ data, at, theme }) {
     ${!facts.train.length && html`<${Sentence}>This run has recorded no responses, so there is no interval, no calibration and no position: tracking.rollouts.enable turns their record on.<//>`}
     ${critic?.steps.length > 0 && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
     <div class="cards">
-      ${hasValues ? html`<${Explained} critic=${critic} height=${200} ...${shared} />`
+      ${hasValues ? html`<${Explained} recorded=${critic} height=${200} ...${shared} />`
       : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" range=${[-1, 1]} ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Heat} critic=${critic} step=${step} ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>

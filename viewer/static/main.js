@@ -16,12 +16,13 @@ const KEYS = [
   ["← →", "a token, or a point of a curve"], ["Enter", "open the point"], ["/", "search"], ["?", "these keys"],
 ];
 
-// #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, row: 17}
+// #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, to: null, row: 17}; 120-130 has a `to`.
 export function parseAddress(hash) {
-  const [, first, run, page = "overview", kind, step, row] = hash.split("/");
-  if (first !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
+  const [, begin, run, page = "overview", kind, step, row] = hash.split("/");
+  if (begin !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
   const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
-  return { page, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(step), row: whole(row) };
+  const [first, last] = (step ?? "").split("-");
+  return { page, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
 }
 
 function useTheme() {

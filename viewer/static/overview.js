@@ -4,11 +4,12 @@ import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { go, useKeys } from "./parts.js";
 import { clock, duration, number, visible } from "./text.js";
 
+// [title, metrics], and the card that replaces them if the recorded steps have a column.
 const CARDS = [
   ["Score and held-out accuracy", ["critic/score/mean", "val/accuracy"]],
   ["KL, nats", ["actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]],
-  ["Explained variance of the critic", ["critic/vf_explained_var"]],
-  ["Length of responses, tokens", ["response_length/mean", "response_length/max", "response_length/min"]],
+  ["Explained variance of the critic", ["critic/vf_explained_var"], Explained, "value"],
+  ["Length of responses, tokens", ["response_length/mean", "response_length/max", "response_length/min"], Lengths, "p50"],
   ["Share at the limit, without EOS", ["response_length/clip_ratio", "response/no_eos_ratio"]],
   ["Entropy, nats", ["actor/entropy"]],
   ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
@@ -21,18 +22,18 @@ export function Overview({ data, at, theme }) {
   const { facts } = data;
   useEffect(() => {
     data.want([...CARDS.flatMap(([, names]) => names), ...AXES]);
-    data.wantCritic();
+    data.wantRecorded();
   }, [data]);
-  const { critic } = data;
+  const { recorded } = data;
   const x = axis === "step" ? data.steps : data.axis(axis);
-  const recorded = facts.train.length > 0;
-  const onStep = (step) => go(recorded ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
+  const hasResponses = facts.train.length > 0;
+  const onStep = (step) => go(hasResponses ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
   return html`<div class="bar"><h1>Overview</h1><label>x: <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
       ${["step", "tokens", "time"].map((kind) => html`<option>${kind}</option>`)}</select></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
-      ${CARDS.map(([title, names]) => names[0] === "critic/vf_explained_var" && critic?.value.some((one) => one !== null)
-        ? html`<${Explained} critic=${critic} theme=${theme} onStep=${onStep} />`
+      ${CARDS.map(([title, names, Better, column]) => Better && recorded?.[column].some((one) => one !== null)
+        ? html`<${Better} recorded=${recorded} theme=${theme} onStep=${onStep} />`
         : html`<${Card} title=${title} names=${names} ...${{ data, x, theme, onStep }} />`)}
       <${Events} facts=${facts} />
     </div>
@@ -55,15 +56,22 @@ function shortened(name, names) {
   return names.length > 1 && new Set(names.map((one) => one.split("/").slice(0, -1).join())).size === 1 ? parts.at(-1) : name;
 }
 
-export function Explained({ critic, theme, onStep, height }) {
+export function Explained({ recorded, theme, onStep, height }) {
   const series = [
-    { label: "explained variance", values: critic.value, width: 2 },
-    { label: "97.5 %", values: critic.high, width: 0.5, colour: "--c1" },
-    { label: "2.5 %", values: critic.low, width: 0.5, colour: "--c1" },
-    { label: "0", values: critic.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
+    { label: "explained variance", values: recorded.value, width: 2 },
+    { label: "97.5 %", values: recorded.high, width: 0.5, colour: "--c1" },
+    { label: "2.5 %", values: recorded.low, width: 0.5, colour: "--c1" },
+    { label: "0", values: recorded.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
   ];
   return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval; from −1 on</h2>
-    <${Chart} x=${critic.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
+    <${Chart} x=${recorded.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
+}
+
+// Of ten responses, one is longer than p90, and one shorter than p10.
+function Lengths({ recorded, theme, onStep }) {
+  const series = ["p90", "p50", "p10"].map((label) => ({ label, values: recorded[label], width: label === "p50" ? 2 : 0.5, colour: "--c1" }));
+  return html`<section class="card" data-card="response_length/mean"><h2>Length of responses, tokens: percentiles 10, 50, 90</h2>
+    <${Chart} x=${recorded.steps} ...${{ series, theme, onStep }} band=${["p90", "p10"]} label="percentiles of the length of responses" /></section>`;
 }
 
 function Events({ facts }) {

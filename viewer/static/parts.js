@@ -45,7 +45,7 @@ export function ErrorSentence({ text }) {
 }
 
 // ◂ step ▸ among the steps that have a file.
-export function StepChooser({ steps, step, address }) {
+export function StepChooser({ steps, step, to, address }) {
   const place = steps.indexOf(step);
   const previous = place < 0 ? steps.findLast((one) => one < step) : steps[place - 1];
   const next = place < 0 ? steps.find((one) => one > step) : steps[place + 1];
@@ -58,6 +58,7 @@ export function StepChooser({ steps, step, address }) {
   return html`<span class="chooser">
     <button disabled=${previous === undefined} onClick=${() => open(previous)} aria-label="previous step">◂</button>
     <label>step <input type="number" value=${step} onChange=${onInput} /></label>
+    ${to !== undefined && html`<label>to <input type="number" value=${to} onChange=${(event) => go(address(`${step}-${event.target.value}`))} /></label>`}
     <button disabled=${next === undefined} onClick=${() => open(next)} aria-label="next step">▸</button>
     <span class="dim">of ${steps.length} recorded</span></span>`;
 }

@@ -1,4 +1,4 @@
-// All responses of a step: a table to sort, a scatter to choose from. Reasons are listed; none is a verdict.
+// All responses of a step or of several: a table to sort, a scatter to choose from. Reasons are listed; none is a verdict.
 import { colour, useDrawn } from "./chart.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
@@ -6,7 +6,7 @@ import { number, reasons, visible } from "./text.js";
 
 // [column, title]
 const COLUMNS = [
-  ["row", "row"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"],
+  ["row", "row"], ["step", "step"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"],
   ["kl", "KL"], ["entropy", "entropy"], ["mismatch", "mismatch"], ["value_first", "V₀"], ["value_error", "value error"], ["advantage_sum", "Σ adv"], ["repetition", "repetition"],
 ];
 const PAGE = 200;
@@ -15,14 +15,16 @@ export function Responses({ data, at }) {
   const { facts } = data;
   const steps = facts[at.kind];
   const step = at.step ?? steps.at(-1) ?? null;
-  const { value, error } = useValue(step === null ? null : `runs/${at.run}/${at.kind}/${step}`, steps.length);
+  const to = Math.max(at.to ?? step, step);
+  const [text, setText] = useState("");
+  const { value, error } = useValue(step === null ? null : `runs/${at.run}/${at.kind}/${step}?to=${to}&text=${encodeURIComponent(text)}`, steps.length);
   const address = (kind) => (one) => `/run/${at.run}/responses/${kind}/${one}`;
   const chooser = html`<div class="bar"><h1>Responses</h1>
     ${["train", "val"].map((kind) => html`<button aria-pressed=${at.kind === kind} disabled=${!facts[kind].length} onClick=${() => go(address(kind)(facts[kind].at(-1)))}>${kind === "val" ? "validation" : "training"}</button>`)}
-    ${step !== null && html`<${StepChooser} steps=${steps} step=${step} address=${address(at.kind)} />`}</div>`;
+    ${step !== null && html`<${StepChooser} steps=${steps} step=${step} to=${to} address=${address(at.kind)} />`}</div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;
   if (error) return html`${chooser}<${ErrorSentence} text=${error} />`;
-  return html`${chooser}${value && html`<${Table} key=${`${at.kind}${value.step}`} columns=${value.columns} at=${at} step=${step} />`}`;
+  return html`${chooser}${value && html`<${Table} key=${`${at.kind}${step}-${to}`} columns=${value.columns} at=${at} text=${text} setText=${setText} />`}`;
 }
 
 // One object per response, with the scorer's fields as columns of their own, and the reasons to look at it.
@@ -34,6 +36,7 @@ export function rowsOf(columns) {
     if (row.text_hash) prompts.set(row.text_hash, (prompts.get(row.text_hash) ?? new Set()).add(row.prompt_index));
   }
   for (const row of rows) {
+    row.key = `${row.step}/${row.row}`;
     row.fields = fieldsOf(row.extra);
     row.others = row.text_hash ? prompts.get(row.text_hash).size - 1 : 0;
     row.reasons = [
@@ -56,38 +59,40 @@ function fieldsOf(extra) {
   }
 }
 
-function Table({ columns, at, step }) {
+function Table({ columns, at, text, setText }) {
   const [sort, setSort] = useState(["row", 1]);
   const [shown, setShown] = useState(PAGE);
   const [box, setBox] = useState(null);
-  const [search, setSearch] = useState("");
+  const [search, setSearch] = useState(text);
   const input = useRef(null);
   useKeys({ "/": () => input.current.focus() });
   const rows = useMemo(() => rowsOf(columns), [columns]);
   const fields = useMemo(() => [...new Set(rows.flatMap((row) => row.fields.map(([name]) => name)))].slice(0, 12), [rows]);
-  const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && (name !== "turns" || value > 1))), ...fields.map((name) => [`extra:${name}`, name])];
+  const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && isNews(name, value, columns))), ...fields.map((name) => [`extra:${name}`, name])];
   const valueOf = (row, name) => (name === "reasons" ? row.reasons.length : name.startsWith("extra:") ? Number(row.fields.find(([one]) => one === name.slice(6))?.[1] ?? NaN) : row[name]);
   const words = search.toLowerCase().split(" ").filter(Boolean);
-  const chosen = rows.filter((row) => (!box || box.has(row.row)) && words.every((word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word)));
+  const chosen = rows.filter((row) => (!box || box.has(row.key)) && (row.found || words.every((word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word))));
   chosen.sort((one, other) => compared(valueOf(one, sort[0]), valueOf(other, sort[0])) * sort[1]);
   const head = (name, title, isNumber = true) => html`<th class=${isNumber ? "n" : ""} aria-sort=${sort[0] === name ? (sort[1] > 0 ? "ascending" : "descending") : null}>
     <button onClick=${() => setSort([name, sort[0] === name ? -sort[1] : -1])}>${visible(title)}${sort[0] === name ? (sort[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`;
   const numeric = titles.filter(([name]) => name !== "data_source");
-  return html`<${Scatter} rows=${rows} names=${numeric} valueOf=${valueOf} onChoose=${(found) => setBox(found)} onOpen=${(row) => go(address(at, step, row))} />
-    <div class="bar"><input ref=${input} type="search" aria-label="search responses" placeholder="source, file, reason" value=${search} onInput=${(event) => setSearch(event.target.value)} />
+  return html`<${Scatter} rows=${rows} names=${numeric} valueOf=${valueOf} onChoose=${(found) => setBox(found)} onOpen=${(row) => go(address(at, row))} />
+    <div class="bar"><input ref=${input} type="search" aria-label="search responses" placeholder="source, file, reason; Enter: texts" value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
       <span class="dim">${chosen.length} of ${rows.length} responses, ${rows.filter((row) => isRecorded(at, row)).length} with their text</span>
       ${box && html`<button onClick=${() => setBox(null)}>show all</button>`}</div>
     <div class="wide"><table class="responses"><thead><tr>${titles.map(([name, title]) => head(name, title, name !== "data_source"))}${head("reasons", "reasons to look", false)}</tr></thead>
-    <tbody>${chosen.slice(0, shown).map((row) => html`<tr key=${row.row}>${titles.map(([name]) => html`<td class=${name === "data_source" ? "" : "n"}>${cell(row, name, valueOf, at, step)}</td>`)}
+    <tbody>${chosen.slice(0, shown).map((row) => html`<tr key=${row.key}>${titles.map(([name]) => html`<td class=${name === "data_source" ? "" : "n"}>${cell(row, name, valueOf, at)}</td>`)}
       <td>${visible(row.reasons.join(", "))}</td></tr>`)}</tbody></table></div>
     ${chosen.length > shown && html`<button onClick=${() => setShown(shown + PAGE)}>${chosen.length - shown} more</button>`}`;
 }
 
 const isRecorded = (at, row) => (at.kind === "train" ? row.why > 0 : row.fixed);
-const address = (at, step, row) => `/run/${at.run}/tokens/${at.kind}/${step}/${row.row}`;
+const address = (at, row) => `/run/${at.run}/tokens/${at.kind}/${row.key}`;
+// Columns that are the same everywhere in most tables.
+const isNews = (name, value, columns) => (name === "turns" ? value > 1 : name !== "step" || value !== columns.step[0]);
 
-function cell(row, name, valueOf, at, step) {
-  if (name === "row") return isRecorded(at, row) ? html`<a href=${`#${address(at, step, row)}`}>${row.row}</a>` : row.row;
+function cell(row, name, valueOf, at) {
+  if (name === "row") return isRecorded(at, row) ? html`<a href=${`#${address(at, row)}`}>${row.row}</a>` : row.row;
   return name === "data_source" ? html`<bdi>${visible(row.data_source)}</bdi>` : number(valueOf(row, name));
 }
 
@@ -117,7 +122,7 @@ function Scatter({ rows, names, valueOf, onChoose, onOpen }) {
       return;
     }
     const inside = (value, one, other) => value >= Math.min(one, other) && value <= Math.max(one, other);
-    onChoose(new Set(places.current.filter((dot) => inside(dot.x, from[0], to[0]) && inside(dot.y, from[1], to[1])).map((dot) => dot.row.row)));
+    onChoose(new Set(places.current.filter((dot) => inside(dot.x, from[0], to[0]) && inside(dot.y, from[1], to[1])).map((dot) => dot.row.key)));
   };
   const select = (place) => html`<select aria-label=${place ? "y axis" : "x axis"} value=${axes[place]} onChange=${(event) => setAxes(axes.map((old, at) => (at === place ? event.target.value : old)))}>
     ${names.map(([name, title]) => html`<option value=${name}>${visible(title)}</option>`)}</select>`;

@@ -12,8 +12,8 @@ export class RunData {
     this.steps = [];
     this.columns = new Map();
     this.wanted = new Set();
-    this.critic = null;
-    this.wantsCritic = false;
+    this.recorded = null;
+    this.wantsRecorded = false;
     this.waiting = Promise.resolve();
     this.loadFacts().then(() => {
       if (this.facts && !this.isClosed) this.stop = listen(number, () => this.position(), (name, value) => this.on(name, value), (ok, why) => this.tell(ok, why));
@@ -45,16 +45,16 @@ export class RunData {
     return this.enqueue(() => this.fill(names.filter((name) => !this.columns.has(name))));
   }
 
-  // What the recorded steps say about the critic, as columns over them; later steps are added.
-  wantCritic() {
-    this.wantsCritic = true;
-    return this.enqueue(() => this.critic ?? this.loadCritic());
+  // What the recorded steps say about critic and lengths, as columns over them; later steps are added.
+  wantRecorded() {
+    this.wantsRecorded = true;
+    return this.enqueue(() => this.recorded ?? this.loadRecorded());
   }
 
-  async loadCritic() {
-    const since = this.critic?.steps.at(-1);
-    const more = await get(`runs/${this.number}/critic?since=${since ?? ""}`);
-    this.critic = this.critic ? Object.fromEntries(Object.entries(more).map(([name, values]) => [name, [...this.critic[name], ...values]])) : more;
+  async loadRecorded() {
+    const since = this.recorded?.steps.at(-1);
+    const more = await get(`runs/${this.number}/recorded?since=${since ?? ""}`);
+    this.recorded = this.recorded ? Object.fromEntries(Object.entries(more).map(([name, values]) => [name, [...this.recorded[name], ...values]])) : more;
   }
 
   enqueue(work) {
@@ -98,11 +98,11 @@ export class RunData {
     if (isReset) {
       this.steps = [];
       this.columns.clear();
-      this.critic = null;
+      this.recorded = null;
     }
     if (this.columns.size) await this.append();
     await this.fill([...this.wanted].filter((name) => !this.columns.has(name)));
-    if (this.wantsCritic) await this.loadCritic();
+    if (this.wantsRecorded) await this.loadRecorded();
   }
 
   tell(isConnected, why) {

@@ -33,6 +33,7 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
     statistics: dict[str, Any] = {
         "histograms": {name: histogram(those) for name, those in shown.items() if np.isfinite(those).any()},
         "by_position": _by_position(tokens, values),
+        "lengths": dict(zip(("p10", "p50", "p90"), np.quantile(tokens.lengths, (0.1, 0.5, 0.9)).tolist(), strict=True)),
     }
     if "value" in tokens.lists and learned.any():
         statistics["calibration"] = _calibration(values["value"], values["ret"])

@@ -139,7 +139,7 @@ def test_a_score_that_is_won_by_length_rises_without_accuracy_and_sorts_as_lengt
     shown = way.caption('[data-card="critic/score/mean"]')
     assert shown["critic/score/mean"] > 0.5
     assert shown["val/accuracy"] == 0.25
-    assert way.caption('[data-card="response_length/mean"]')["mean"] > 50
+    assert way.caption('[data-card="response_length/mean"]')["p50"] > 50
     way.click('[data-card="response_length/mean"] .u-over')
     way.click("table.responses th button", "score")
     way.page.until(lambda: way.page.all('th[aria-sort="descending"]'), "the order")

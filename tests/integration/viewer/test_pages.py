@@ -145,6 +145,24 @@ def test_the_table_of_responses_sorts_and_lists_reasons(page: Page, tmp_path: Pa
     page.until(lambda: "/responses/val/12" in page.driver.current_url, "validation")
 
 
+def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_path: Path) -> None:
+    rows = {step: rows_of(tmp_path, step) for step in (3, 4)}
+    page.go("run/0/responses/train/3")
+    page.one("table.responses")
+    assert "step" not in page.one("table.responses thead").text.split()
+    last = page.all(".chooser input")[1]
+    last.send_keys(Keys.CONTROL + "a")
+    last.send_keys("4", Keys.ENTER)
+    page.until_shown(f"of {len(rows[3]) + len(rows[4])} responses")
+    assert page.driver.current_url.endswith("/responses/train/3-4")
+    recorded = [row for row in rows[4] if row["response"]]
+    page.one('input[type="search"]').send_keys(str(recorded[-1]["response"]), Keys.ENTER)
+    page.until(lambda: len(page.all("table.responses tbody tr")) == 1, "the response that was searched")
+    page.one("table.responses tbody a").click()
+    page.one(".tok")
+    assert page.driver.current_url.endswith(f"/tokens/train/4/{recorded[-1]['row']}")
+
+
 def test_what_a_run_does_not_have_is_one_sentence(page: Page) -> None:
     page.go("run/4/overview")
     page.until_shown("This run has no events.jsonl")

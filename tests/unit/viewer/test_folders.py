@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +59,7 @@ async def test_a_torn_parquet_is_a_sentence_and_the_rest_works(run: Path, conten
     answer = await ask([run], "/api/runs/0/train/2")
     assert answer.status == 422
     assert "rollouts/train/2.parquet" in answer.json["error"]
-    critic = (await ask([run], "/api/runs/0/critic")).json
+    critic = (await ask([run], "/api/runs/0/recorded")).json
     assert critic["steps"] == [1, 2, 3]
     assert [value is None for value in critic["value"]] == [False, True, False]
     assert len(critic["errors"]) == 1
@@ -184,7 +185,7 @@ async def test_nothing_in_the_folder_is_changed(run: Path) -> None:
         return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in [run, *run.rglob("*")]}
 
     before = facts()
-    for path in ("/api/runs", "/api/runs/0", "/api/runs/0/critic", "/api/runs/0/train/1", "/api/runs/0/train/1/0"):
+    for path in ("/api/runs", "/api/runs/0", "/api/runs/0/recorded", "/api/runs/0/train/1", "/api/runs/0/train/1/0"):
         assert (await ask([run], path)).status == 200
     assert facts() == before
 
@@ -221,7 +222,7 @@ async def test_values_of_any_kind_end_no_answer(run: Path, value: object) -> Non
         live = ("unix_s", "pid", "pid_started", "host", "phase", "pools", "step", "total_steps")
         (run / "live.json").write_text(json.dumps(dict.fromkeys(live, value)))
         (run / "summary.json").write_text(json.dumps({"exit_reason": value}))
-        for path in ("", "/critic", "/train/1", "/train/1/0", "/columns?metrics=0,1"):
+        for path in ("", "/recorded", "/train/1", "/train/1/0", "/columns?metrics=0,1"):
             assert (await ask([run], f"/api/runs/0{path}")).status in (200, 422), path
 
 
@@ -234,3 +235,34 @@ async def test_columns_of_any_type_end_no_answer(run: Path, value: object) -> No
         pq.write_table(whole.set_column(whole.column_names.index(name), name, column), file)
         for path in ("", "/0"):
             assert (await ask([run], f"/api/runs/0/train/1{path}")).status in (200, 422), name
+
+
+async def test_a_table_of_several_steps_has_those_that_are_recorded_and_what_one_of_them_lacks(run: Path) -> None:
+    file = run / "rollouts" / "train" / "2.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["kl"]), file)
+    columns = (await ask([run], "/api/runs/0/train/2?to=9")).json["columns"]
+    assert columns["step"] == [2] * 4 + [3] * 4
+    assert columns["row"] == [0, 1, 2, 3] * 2
+    assert [value is None for value in columns["kl"]] == [True] * 4 + [False] * 4
+    assert "found" not in columns
+
+
+async def test_too_many_steps_and_steps_without_a_record_are_a_sentence(run: Path) -> None:
+    for step in range(4, 23):
+        os.link(run / "rollouts" / "train" / "1.parquet", run / "rollouts" / "train" / f"{step}.parquet")
+    error = (await ask([run], "/api/runs/0/train/1?to=999")).json["error"]
+    assert error == "22 recorded steps from 1 to 999: expected 1 to 20."
+    assert "0 recorded steps from 50 to 60" in (await ask([run], "/api/runs/0/train/50?to=60")).json["error"]
+    assert (await ask([run], "/api/runs/0/train/1?to=x")).json["columns"]["step"] == [1] * 4
+
+
+async def test_a_text_is_found_in_what_is_recorded_of_a_response(run: Path) -> None:
+    rows = pq.read_table(run / "rollouts" / "train" / "1.parquet").to_pylist()
+    [*_, wanted] = [row for row in rows if row["response"]]
+    part = wanted["response"][3:15]
+    for text in (part.upper(), part.lower()):
+        found = (await ask([run], f"/api/runs/0/train/1?text={quote(text)}")).json["columns"]["found"]
+        assert found == [part.casefold() in (row["response"] or "").casefold() for row in rows]
+        assert any(found)
+    assert not any((await ask([run], f"/api/runs/0/train/1?text={quote('.*')}")).json["columns"]["found"])

@@ -85,6 +85,15 @@ async def test_addresses_hold_numbers_and_known_names_alone(run: Path, path: str
     assert (await ask([run], path)).status == 404
 
 
+async def test_a_run_that_there_is_not_is_named(run: Path) -> None:
+    for path in ("/api/runs/7", "/api/runs/7/train/1", "/api/runs/7/live"):
+        answer = await ask([run], path)
+        assert (answer.status, answer.json["error"]) == (
+            404,
+            "There is no run 7: the viewer shows 1, and counts from 0.",
+        )
+
+
 async def test_every_answer_forbids_what_a_page_does_not_need(run: Path) -> None:
     for path, token in (("/", None), ("/api/runs", "the-token"), ("/api/runs", None), ("/nothing", None)):
         answer = await ask([run], path, token=token)

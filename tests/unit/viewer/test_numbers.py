@@ -74,8 +74,9 @@ async def test_the_critics_curve_is_that_of_the_footers(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Shape(steps=3))
     rows = add_step(tmp_path_of(tmp_path, 2), 2, Shape())
     value, ret = (np.concatenate([row[name][row["flags"] > 0] for row in rows]) for name in ("value", "ret"))
-    critic = (await ask([run], "/api/runs/0/critic")).json
+    critic = (await ask([run], "/api/runs/0/recorded")).json
     assert critic["steps"] == [1, 2, 3]
     assert critic["value"][1] == pytest.approx(1 - np.var(ret - value) / np.var(ret))
     assert critic["low"][1] < critic["value"][1] < critic["high"][1]
-    assert (await ask([run], "/api/runs/0/critic?since=2")).json["steps"] == [3]
+    assert critic["p50"][1] == np.median([row["length"] for row in rows])
+    assert (await ask([run], "/api/runs/0/recorded?since=2")).json["steps"] == [3]

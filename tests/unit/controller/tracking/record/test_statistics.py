@@ -57,6 +57,7 @@ def test_the_statistics_of_a_step_agree_with_float64_sums_over_its_tokens(tmp_pa
     assert set(found["histograms"]) == {
         *("value", "ret", "advantage", "reward", "old", "log_ratio_ref", "log_ratio_rollout", "length", "score")
     }
+    assert found["lengths"] == pytest.approx({"p10": 1.2, "p50": 5.0, "p90": 30.4})
     calibration, order = found["calibration"], np.argsort(values)
     assert sum(calibration["count"]) == 64
     assert calibration["value"][0] == pytest.approx(values[order[:7]].mean())
