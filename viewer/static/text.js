@@ -21,7 +21,7 @@ export function signed(value) {
 }
 
 export function duration(seconds) {
-  if (!(seconds >= 0)) return "–";
+  if (typeof seconds !== "number" || !(seconds >= 0)) return "–";
   if (seconds < 100) return `${Math.round(seconds)} s`;
   return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }

@@ -1,0 +1,77 @@
+"""The functions of the pages that only compute, called in the browser that runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.browser import Page
+
+pytestmark = pytest.mark.browser
+
+CALL = """
+const [file, name, all, done] = arguments;
+const call = (module) => all.map((given) => module[name](...given) ?? null);
+import(`/static/${file}`).then(call).then(done, (error) => done(String(error)));
+"""
+ROWS = {"row": [0, 1, 2], "step": [4, 4, 4], "prompt_index": [7, 7, 8], "text_hash": ["a", "a", "a"], "why": [2, 1, 0]}
+SHARED = "same text for 1 other prompt"
+# (file, function): [(arguments, result), ...]
+CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
+    ("text.js", "visible"): [
+        (["a\nb\tc"], "a\nb\tc"),
+        (["\u202eabc\u0000"], "⟨202E⟩abc⟨0000⟩"),
+        ([None], ""),
+        (["é🙂"], "é🙂"),
+    ],
+    ("text.js", "number"): [
+        ([1234567], "1,234,567"),
+        ([0.00012], "1.2e-4"),
+        ([0.12345], "0.123"),
+        ([12.3456], "12.35"),
+        ([None], "–"),
+        (["7"], "–"),
+    ],
+    ("text.js", "duration"): [([59.6], "60 s"), ([600], "10 min"), ([7200], "2.0 h"), ([None], "–"), ([-1], "–")],
+    ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
+    ("overview.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3)],
+    # The first is greater than, like, or less than the second; a missing number comes after all others.
+    ("responses.js", "compared"): [([2, 1], 1), ([1, 1], 0), ([None, -5], -1), ([0, None], 1), (["a", "b"], -1)],
+    ("main.js", "parseAddress"): [
+        (["#/"], {"page": "runs"}),
+        (["#/run/x/tokens"], {"page": "runs"}),
+        (["#/run/2"], {"page": "overview", "run": 2, "kind": "train", "step": None, "to": None, "row": None}),
+        (
+            ["#/run/0/responses/val/3-7"],
+            {"page": "responses", "run": 0, "kind": "val", "step": 3, "to": 7, "row": None},
+        ),
+        (
+            ["#/run/0/tokens/../3/-1"],
+            {"page": "tokens", "run": 0, "kind": "train", "step": 3, "to": None, "row": None},
+        ),
+    ],
+    ("api.js", "parseEvent"): [
+        (['event: steps\ndata: {"last": 3}'], {"name": "steps", "value": {"last": 3}}),
+        (['event: a\ndata: {"text": "b: c"}'], {"name": "a", "value": {"text": "b: c"}}),
+        ([": still here"], None),
+    ],
+    # Ends count code points, not UTF-16 units.
+    ("tokens.js", "splitTokens"): [
+        (["a🙂bc", [1, 2, 4]], ["a", "🙂", "bc"]),
+        (["", []], []),
+        (["ab", [0, 2]], ["", "ab"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("function", CASES, ids="/".join)
+def test_a_function_of_the_pages_gives(page: Page, function: tuple[str, str]) -> None:
+    given, wanted = zip(*CASES[function], strict=True)
+    assert page.driver.execute_async_script(CALL, *function, given) == list(wanted)
+
+
+def test_rows_have_reasons_and_name_texts_that_other_prompts_have(page: Page) -> None:
+    [rows] = page.driver.execute_async_script(CALL, "responses.js", "rowsOf", [[ROWS]])
+    assert [row["key"] for row in rows] == ["4/0", "4/1", "4/2"]
+    assert [row["reasons"] for row in rows] == [["high score", SHARED], [SHARED], [SHARED]]
