@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _USER_ERROR
     token = secrets.token_urlsafe(24)
-    app = make_app(runs, token=token, allowed_hosts=options.allowed_host, is_ending=lambda: server.should_exit)
+    app = make_app(
+        runs, token=token, allowed_hosts=[options.host, *options.allowed_host], is_ending=lambda: server.should_exit
+    )
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"{len(runs)} run{'s' * (len(runs) != 1)}: http://{name}:{port}/#token={token}\n")
@@ -78,9 +80,9 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise OSError(f"--port {port}: {error.strerror}; --port 0 takes a free one") from error
+        raise OSError(f"--port {port}: {getattr(error, 'strerror', error)}; --port 0 takes a free one") from error
     listener.listen()
     return listener
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_STEP_FILE = re.compile(r"(\d{1,9})\.parquet")
+_STEP_FILE = re.compile(r"(0|[1-9][0-9]{0,8})\.parquet")
 MAX_JSON_BYTES = 16 << 20
 MAX_LINES_BYTES = 512 << 20
 MAX_LINE_BYTES = 4 << 20
+MAX_DEPTH = 64
 MAX_PARQUET_BYTES = 512 << 20
+_MARK_BYTES = 1 << 10
 
 
 class Unreadable(Exception):
@@ -65,7 +67,7 @@ class RunDir:
     def json(self, *names: str) -> dict[str, Any]:
         """Reads a file that holds one JSON object, else raises Unreadable."""
         with self.open(*names) as file:
-            return _json_object(file.read(), "/".join(names))
+            return json_object(file.read(), "/".join(names))
 
     def stamp(self, *names: str) -> tuple[int, int, int] | None:
         """Returns (inode, bytes, time of the last change) of a file, by which a change is noticed; None without it."""
@@ -95,33 +97,37 @@ class Tail:
         self.lines_broken = 0
         self._folder, self._name = folder, name
         self._inode = self._offset = 0
+        self._mark = b""  # the bytes before the offset; a file that is replaced twice may have its first inode again
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Returns (True if the file is another one than before, the objects of its new whole lines)."""
         try:
             with self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
                 facts = os.fstat(file.fileno())
-                is_new = facts.st_ino != self._inode or facts.st_size < self._offset
-                if is_new:
-                    self._inode, self._offset, self.lines_broken = facts.st_ino, 0, 0
+                file.seek(max(0, self._offset - len(self._mark)))
+                is_same = facts.st_ino == self._inode and file.read(len(self._mark)) == self._mark
+                if not is_same:
+                    self._inode, self._offset, self._mark, self.lines_broken = facts.st_ino, 0, b"", 0
                 file.seek(self._offset)
-                content = file.read(facts.st_size - self._offset)
+                content = file.read(max(0, facts.st_size - self._offset))
         except Unreadable:
             is_new = self._inode != 0
-            self._inode = self._offset = 0
+            self._inode, self._offset, self._mark = 0, 0, b""
             return is_new, []
         whole = content.rfind(b"\n") + 1
         self._offset += whole
+        self._mark = (self._mark + content[:whole])[-_MARK_BYTES:]
         rows: list[dict[str, Any]] = []
         for line in filter(bytes.strip, content[:whole].split(b"\n")):
             try:
-                rows.append(_json_object(line, self._name))
+                rows.append(json_object(line, self._name))
             except Unreadable:
                 self.lines_broken += 1
-        return is_new, rows
+        return not is_same, rows
 
 
-def _json_object(content: bytes, name: str) -> dict[str, Any]:
+def json_object(content: bytes, name: str) -> dict[str, Any]:
+    """Reads one JSON object, else raises Unreadable."""
     if len(content) > MAX_JSON_BYTES or (name.endswith("l") and len(content) > MAX_LINE_BYTES):
         raise Unreadable(f"{name} has a value of {len(content):,} bytes, which is too much.")
     try:
@@ -130,7 +136,14 @@ def _json_object(content: bytes, name: str) -> dict[str, Any]:
         raise Unreadable(f"{name} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise Unreadable(f"{name} holds {type(value).__name__}, not an object.")
+    if _is_deeper(value, MAX_DEPTH):
+        raise Unreadable(f"{name} has a value that is nested more than {MAX_DEPTH} times.")
     return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_is_deeper(item, depth - 1) for item in inner if isinstance(item, dict | list))
 
 
 def finite(value: Any) -> float | None:

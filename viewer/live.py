@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from viewer.files import Unreadable
 from viewer.run import Run
 
 POLL_S = 0.5
@@ -48,8 +49,17 @@ def _event(name: str, value: Any) -> bytes:
 
 
 def dump(value: Any) -> str:
-    """Makes strict JSON of ASCII characters, with null in place of numbers that are not finite."""
-    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    """Makes strict JSON of ASCII characters, with null in place of numbers that are not finite.
+
+    Raises:
+        Unreadable: a value is of a type that JSON has not.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    except TypeError as error:
+        raise Unreadable(f"A file of this run holds what no run writes: {error}.") from error
 
 
 def _finite(value: Any) -> Any:

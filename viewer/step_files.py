@@ -1,15 +1,16 @@
 """Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run_folder.md describes them."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable
+from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 
 FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
@@ -47,6 +48,8 @@ def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = ""
             wanted = (*SCALARS, *TEXTS) if text else SCALARS
             columns = reader.read(columns=[name for name in wanted if name in reader.schema_arrow.names])
             values, footer = {name: plain(columns[name]) for name in columns.column_names}, _footer(reader, file)
+            if "row" not in values:
+                raise Unreadable(f"{file} has no column `row`.")
             texts = [values.pop(name) for name in TEXTS if name in values]
             values["step"] = [step] * columns.num_rows
         if "text_hash" in values:
@@ -105,7 +108,11 @@ def _check_lists(values: Mapping[str, Any], place: str) -> None:
     if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > MAX_TOKENS:
         raise Unreadable(f"{place}: the lists of its tokens differ in length: {lengths}.")
     ends, flags = ([0, *lists.get(name, [])] for name in ("ends", "flags"))
-    if not all(isinstance(number, int) for number in (*ends, *flags)) or sorted(ends) != ends or len(ends) > len(flags):
+    if (
+        not all(isinstance(number, int) and number < 1 << 31 for number in (*ends, *flags))
+        or sorted(ends) != ends
+        or len(ends) > len(flags)
+    ):
         raise Unreadable(f"{place}: the ends of its tokens do not rise, or it has no flags.")
 
 
@@ -127,19 +134,27 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:
-    content = (reader.schema_arrow.metadata or {}).get(FOOTER_KEY, b"{}")
-    footer = json.loads(content)
-    if not isinstance(footer, dict):
-        raise Unreadable(f"{name}: its footer is no JSON object.")
-    return footer
+    return json_object((reader.schema_arrow.metadata or {}).get(FOOTER_KEY, b"{}"), f"{name}: its footer")
 
 
 def plain(column: Any) -> list[Any]:
     """Makes Python values of a column; numbers that are not finite become None, broken UTF-8 is replaced."""
     kind = column.type
+    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+        return [
+            None if one.values is None else finite_list(one.values.to_numpy(zero_copy_only=False)) for one in column
+        ]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = column.cast(pa.large_binary())
     return [_plain(value) for value in column.to_pylist()]
+
+
+def finite_list(values: NDArray[Any]) -> list[float | None]:
+    """Makes a list of numbers, with None in place of those that are not finite."""
+    numbers = values.astype(np.float64)
+    found = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return list(found)
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from viewer.step_files import finite_list
+
 COUNTS, LEARNED = 1, 2
 Float64s = npt.NDArray[np.float64]
 
@@ -47,4 +49,4 @@ def _array(values: Sequence[float | None] | None) -> Float64s | None:
 
 
 def _masked(values: Float64s, counts: npt.NDArray[np.bool_]) -> list[float | None]:
-    return [float(value) if kept and np.isfinite(value) else None for value, kept in zip(values, counts, strict=True)]
+    return finite_list(np.where(counts, values, np.nan))

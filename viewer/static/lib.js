@@ -2,6 +2,6 @@
 import { h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 
-export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+export { useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 export { render };
 export const html = htm.bind(h);

@@ -1,8 +1,9 @@
 // Chooses the page by the address, and holds what all pages share: the head line, the theme, the run that is watched.
 import { takeToken } from "./api.js";
 import { Critic } from "./critic.js";
-import { html, render, useEffect, useLayoutEffect, useState } from "./lib.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./lib.js";
 import { Overview } from "./overview.js";
+import { ErrorSentence } from "./parts.js";
 import { Responses } from "./responses.js";
 import { RunData } from "./run_data.js";
 import { Runs } from "./runs.js";
@@ -104,8 +105,15 @@ export function State({ facts }) {
 function Page(shared) {
   if (shared.at.page === "runs") return html`<${Runs} ...${shared} />`;
   if (!shared.data?.facts) return html`<p class="dim">${shared.data?.error ? "" : "…"}</p>`;
-  const Chosen = { overview: Overview, responses: Responses, tokens: Tokens, critic: Critic }[shared.at.page];
-  return Chosen ? html`<${Chosen} key=${shared.at.run} ...${shared} />` : html`<p>There is no such page.</p>`;
+  const Chosen = new Map([["overview", Overview], ["responses", Responses], ["tokens", Tokens], ["critic", Critic]]).get(shared.at.page);
+  return Chosen ? html`<${Careful} key=${`${shared.at.page}${shared.at.run}`} Chosen=${Chosen} shared=${shared} />` : html`<p>There is no such page.</p>`;
+}
+
+// A page; one sentence, until another address is opened, if it meets what no run writes.
+function Careful({ Chosen, shared }) {
+  const [error, reset] = useErrorBoundary();
+  useLayoutEffect(reset, [shared.at]);
+  return error ? html`<${ErrorSentence} text=${`This page cannot show what the run folder holds: ${error}`} />` : html`<${Chosen} ...${shared} />`;
 }
 
 takeToken();

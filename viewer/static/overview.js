@@ -78,11 +78,19 @@ function Events({ facts }) {
   const shown = facts.events.filter((event) => !["step", "cut"].includes(event.kind)).slice(-200).reverse();
   return html`<section class="card"><h2>Events</h2>
     ${facts.has_events ? "" : html`<p class="dim">This run has no events.jsonl: it is older than this record.</p>`}
-    <ul class="events" tabindex="0" aria-label="events">${shown.map((event) => html`<li class=${event.kind}><time>${clock(event.unix_s)}</time> <b>${visible(event.kind)}</b> ${visible(said(event))}</li>`)}</ul></section>`;
+    <ul class="events" tabindex="0" aria-label="events">${shown.map((event) => html`<li class=${visible(event.kind)}><time>${clock(event.unix_s)}</time> <b>${visible(event.kind)}</b> ${visible(said(event))}</li>`)}</ul></section>`;
 }
 
-// One event as a text, by its kind.
+// One event as a text: by its kind, or as it stands in the file if that is not what a run writes.
 function said(event) {
+  try {
+    return sentence(event);
+  } catch {
+    return JSON.stringify(event);
+  }
+}
+
+function sentence(event) {
   const seconds = typeof event.seconds === "number" ? ` in ${duration(event.seconds)}` : "";
   const texts = {
     start: () => (event.resumed_at ? `after step ${event.resumed_at}` : "from the initial models") + (event.changes?.length ? `; changed: ${[event.changes].flat().map(plain).join(", ")}` : ""),
@@ -94,7 +102,7 @@ function said(event) {
     recovered: () => `step ${event.to_step}${seconds}; ${event.repeated_steps} steps again`,
     end: () => `${event.reason}, exit status ${event.exit_status}`,
   };
-  return texts[event.kind]?.() ?? [event.cause, event.why].filter(Boolean).map(plain).join(" ");
+  return Object.hasOwn(texts, event.kind) ? texts[event.kind]() : [event.cause, event.why].filter(Boolean).map(plain).join(" ");
 }
 
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));

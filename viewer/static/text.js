@@ -4,13 +4,15 @@
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/gu;
 
 export function visible(text) {
-  return String(text ?? "").replace(HIDDEN, (char) => `\u27e8${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
+  const plain = typeof text === "object" && text !== null ? JSON.stringify(text) : String(text ?? "");
+  return plain.replace(HIDDEN, (char) => `\u27e8${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
 }
 
 export function number(value, digits = 3) {
   if (typeof value !== "number" || Number.isNaN(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
+  if (Number.isSafeInteger(value)) return value.toLocaleString("en");
+  if (size >= 1e15) return value.toExponential(1);
   if (size >= 10000) return Math.round(value).toLocaleString("en");
   if (size < 0.001) return value.toExponential(1);
   return String(Number(value.toPrecision(size >= 1 ? digits + 1 : digits)));
@@ -27,7 +29,7 @@ export function duration(seconds) {
 }
 
 export function clock(unixSeconds) {
-  return typeof unixSeconds === "number" ? new Date(unixSeconds * 1000).toISOString().slice(0, 19).replace("T", " ") : "–";
+  return Math.abs(unixSeconds) < 1e11 ? new Date(unixSeconds * 1000).toISOString().slice(0, 19).replace("T", " ") : "–";
 }
 
 // Why the tokens of a row are recorded, by the bits of its column `why`.

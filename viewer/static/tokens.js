@@ -76,7 +76,7 @@ function Legend({ name, limits }) {
 
 // Splits the text of a response at the ends of its tokens, which count code points.
 export function splitTokens(response, ends) {
-  const points = Array.from(response);
+  const points = Array.from(response ?? "");
   return ends.map((end, at) => points.slice(at ? ends[at - 1] : 0, end).join(""));
 }
 

@@ -30,10 +30,12 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([0.00012], "1.2e-4"),
         ([0.12345], "0.123"),
         ([12.3456], "12.35"),
+        ([1e300], "1.0e+300"),
         ([None], "–"),
         (["7"], "–"),
     ],
     ("text.js", "duration"): [([59.6], "60 s"), ([600], "10 min"), ([7200], "2.0 h"), ([None], "–"), ([-1], "–")],
+    ("text.js", "clock"): [([0], "1970-01-01 00:00:00"), ([1e300], "–"), (["now"], "–")],
     ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
     ("overview.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3)],
     # The first is greater than, like, or less than the second; a missing number comes after all others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.support.browser import DEADLINE_S, Page
+from tests.support.browser import DEADLINE_S, Page, viewer
 from tests.support.hostile_texts import HOSTILE
+from tests.support.viewed_runs import Shape, make_run
 from viewer.__main__ import listen
 from viewer.app import make_app
 from viewer.run import Run
@@ -91,3 +93,21 @@ def test_a_page_without_the_token_says_how_to_get_one(open_page: Callable[[str],
     page.until_shown("open the address that the viewer printed")
     # The browser itself logs each 401; nothing else may be there.
     assert [fault for fault in page.faults() if "401" not in fault] == []
+
+
+def test_events_of_any_kind_are_shown_and_end_no_page(open_page: Callable[[str], Page], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(steps=2))
+    events: list[dict[str, object]] = [
+        {"kind": "start", "unix_s": 1e300, "changes": {"a": {"toString": 0}}},
+        {"kind": "__proto__", "unix_s": "now", "cause": "first"},
+        {"kind": "constructor", "cause": {"toString": 0}},
+        {"kind": "group_lost", "role": {"toString": 0}},
+        {"kind": {"toString": 0}, "unix_s": -1e300, "why": "last"},
+    ]
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    with viewer([run]) as address:
+        page = open_page(address)
+        page.go("run/0/overview")
+        page.until_shown("last")
+        assert len(page.all(".events li")) >= len(events)

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import ask
-from viewer.files import RunDir, Unreadable
+from viewer.__main__ import main
+from viewer.files import RunDir, Tail, Unreadable
 from viewer.metrics import meaning
 from viewer.run import Run, find_runs
 
@@ -266,3 +267,56 @@ async def test_a_text_is_found_in_what_is_recorded_of_a_response(run: Path) -> N
         assert found == [part.casefold() in (row["response"] or "").casefold() for row in rows]
         assert any(found)
     assert not any((await ask([run], f"/api/runs/0/train/1?text={quote('.*')}")).json["columns"]["found"])
+
+
+async def test_a_file_that_was_replaced_twice_and_has_its_first_inode_again_is_another_one(tmp_path: Path) -> None:
+    file, tail = tmp_path / "metrics.jsonl", Tail(RunDir(tmp_path), "metrics.jsonl")
+    file.write_text("".join(f'{{"step": {step}, "x": 1}}\n' for step in range(1, 6)))
+    assert tail.read() == (True, [{"step": step, "x": 1} for step in range(1, 6)])
+    with file.open("a") as more:
+        more.write('{"step": 6, "x": 1}\n')
+    assert tail.read() == (False, [{"step": 6, "x": 1}])
+    lines = [f'{{"step": {step}, "x": {1 if step < 3 else 2}}}\n' for step in range(1, 10)]
+    with file.open("r+") as same:  # the inode stays, and the file is longer than before
+        same.write("".join(lines))
+    is_new, rows = tail.read()
+    assert is_new
+    assert [row["x"] for row in rows] == [1, 1, *[2] * 7]
+
+
+async def test_a_run_with_a_value_that_is_nested_deeply_takes_no_other_run_away(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", Shape(steps=1))
+    for depth in (10, 100, *range(800, 1000, 20)):  # somewhere there, JSON could be read, but not written again
+        (other / "live.json").write_text('{"phase": ' + '{"a": ' * depth + "1" + "}" * (depth + 1))
+        first, second = (await ask([run, other], "/api/runs")).json["runs"]
+        assert (first["step"], second["name"]) == (3, "other")
+        assert (await ask([run, other], "/api/runs/1")).status in (200, 422)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1] * 4, pa.timestamp("s")),
+        pa.array([{"a": b"x"}] * 4),
+        pa.array([1] * 4, pa.decimal128(5)),
+    ],
+    ids=str,
+)
+async def test_a_column_of_a_type_that_no_run_writes_is_a_sentence(run: Path, column: object) -> None:
+    file = run / "rollouts" / "train" / "1.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.column_names.index("score"), "score", column), file)
+    for address in ("/api/runs/0/train/1", "/api/runs/0/train/1/0"):
+        answer = await ask([run], address)
+        assert (answer.status, "what no run writes" in answer.json["error"]) == (422, True)
+
+
+async def test_a_file_without_rows_numbers_is_a_sentence(run: Path) -> None:
+    pq.write_table(pa.table({"score": [1.0]}), run / "rollouts" / "train" / "1.parquet")
+    assert "has no column `row`" in (await ask([run], "/api/runs/0/train/1")).json["error"]
+
+
+@pytest.mark.parametrize("port", [-1, 70_000, 10**20])
+def test_a_port_that_is_none_is_one_sentence(run: Path, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--port", str(port)]) == 2
+    assert f"error: --port {port}" in capsys.readouterr().err
