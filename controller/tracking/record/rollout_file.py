@@ -6,6 +6,7 @@ pyarrow is slow to import: who needs this file imports it where it is needed.
 import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,11 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
         "response": _strings(scores.texts, rows, lambda text: text.response),
     }
     return _parquet(columns, step)
+
+
+def has_tokens(path: Path) -> bool:
+    """Returns False for the file of a step that has lost its lists of tokens."""
+    return not set(TOKEN_LISTS).isdisjoint(pq.read_schema(path).names)
 
 
 def without_tokens(content: Any) -> Any:

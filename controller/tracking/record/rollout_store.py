@@ -34,6 +34,7 @@ class RolloutStore:
         for path in [path for path in self._known() if int(path.stem) > restored_step]:
             path.unlink(missing_ok=True)
         self._sizes = None
+        self._thinned.clear()
 
     def _known(self) -> dict[Path, int]:
         if self._sizes is None:
@@ -42,22 +43,20 @@ class RolloutStore:
         return self._sizes
 
     def _thin(self) -> bool:
-        """Removes the tokens of one step; returns False if no step may lose any."""
-        from controller.tracking.record.rollout_file import without_tokens
+        """Removes the tokens of one step; returns False if no step may lose any. A start finds some without them."""
+        from controller.tracking.record.rollout_file import has_tokens, without_tokens
 
         sizes = self._known()
         validated = {int(path.stem) for path in sizes if path.parent.name != "train"}
         steps = sorted(int(path.stem) for path in sizes if path.parent.name == "train")
         older = [step for step in steps[1:-_NUM_RECENT] if step not in validated | self._thinned]
-        if not older:
-            return False
-        step = min(older, key=lambda step: (step & -step, step))
-        path = self._folder / "train" / f"{step}.parquet"
-        self._thinned.add(step)
-        content = without_tokens(path.read_bytes())
-        if len(content) < sizes[path]:
-            self._write(path, content)
-        return True
+        for step in sorted(older, key=lambda step: (step & -step, step)):
+            path = self._folder / "train" / f"{step}.parquet"
+            self._thinned.add(step)
+            if has_tokens(path):
+                self._write(path, without_tokens(path.read_bytes()))
+                return True
+        return False
 
     def _write(self, path: Path, content: Any) -> None:
         write_atomically(path, memoryview(content).tobytes())

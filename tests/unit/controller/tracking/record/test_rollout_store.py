@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from controller.tracking.record.rollout_file import train_file
+from controller.tracking.record.rollout_file import train_file, without_tokens
 from controller.tracking.record.rollout_store import RolloutStore
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 
@@ -64,3 +64,16 @@ def test_a_start_with_a_lower_limit_goes_on_where_the_last_one_ended(tmp_path: P
     for step in range(61, 65):
         second.put("train", step, content)
     assert steps_with_tokens(tmp_path) == [1, *range(15, 65)]
+
+
+def test_starts_in_a_row_hold_the_limit(tmp_path: Path, content: Any) -> None:
+    """Each of them makes 5 steps, and finds those without tokens that the ones before it have made."""
+    without = len(without_tokens(memoryview(content).tobytes()))
+    limit = 60 * len(content) + 60 * without
+    for start in range(22):
+        store = RolloutStore(tmp_path, limit)
+        for step in range(5 * start + 1, 5 * start + 8):
+            store.put("train", step, content)
+        store.cut_back(5 * start + 5)
+    assert len(steps_with_tokens(tmp_path)) < 100
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) <= limit
