@@ -90,7 +90,7 @@ function Calibration({ found }) {
 }
 
 function Worst({ columns, at, step }) {
-  const rows = rowsOf(columns).sort((one, other) => compared(other.value_error, one.value_error)).slice(0, WORST);
+  const rows = rowsOf(columns).sort((one, other) => compared(one.value_error, other.value_error, -1)).slice(0, WORST);
   return html`<h2>Worst judged responses of step ${step}</h2><div class="wide"><table class="worst">
     <thead><tr><th class="n">row</th><th class="n">value error</th><th class="n">V₀</th><th class="n">return</th><th class="n">score</th><th class="n">tokens</th><th>reasons to look</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr><td class="n">${row.why > 0 ? html`<a href=${`#/run/${at.run}/tokens/train/${step}/${row.row}`}>${row.row}</a>` : row.row}</td>

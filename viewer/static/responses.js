@@ -71,8 +71,11 @@ function Table({ columns, at, text, setText }) {
   const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && isNews(name, value, columns))), ...fields.map((name) => [`extra:${name}`, name])];
   const valueOf = (row, name) => (name === "reasons" ? row.reasons.length : name.startsWith("extra:") ? Number(row.fields.find(([one]) => one === name.slice(6))?.[1] ?? NaN) : row[name]);
   const words = search.toLowerCase().split(" ").filter(Boolean);
-  const chosen = rows.filter((row) => (!box || box.has(row.key)) && (row.found || words.every((word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word))));
-  chosen.sort((one, other) => compared(valueOf(one, sort[0]), valueOf(other, sort[0])) * sort[1]);
+  const has = (row, word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word);
+  // What was found belongs to the text that was searched, not to one that is being typed.
+  const isFound = (row) => (row.found && search === text) || words.every((word) => has(row, word));
+  const chosen = rows.filter((row) => (!box || box.has(row.key)) && isFound(row));
+  chosen.sort((one, other) => compared(valueOf(one, sort[0]), valueOf(other, sort[0]), sort[1]));
   const head = (name, title, isNumber = true) => html`<th class=${isNumber ? "n" : ""} aria-sort=${sort[0] === name ? (sort[1] > 0 ? "ascending" : "descending") : null}>
     <button onClick=${() => setSort([name, sort[0] === name ? -sort[1] : -1])}>${visible(title)}${sort[0] === name ? (sort[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`;
   const numeric = titles.filter(([name]) => name !== "data_source");
@@ -96,11 +99,11 @@ function cell(row, name, valueOf, at) {
   return name === "data_source" ? html`<bdi>${visible(row.data_source)}</bdi>` : number(valueOf(row, name));
 }
 
-// Missing values come last, whatever the direction.
-export function compared(one, other) {
-  if (typeof one === "string" || typeof other === "string") return String(one).localeCompare(String(other));
+// Missing values come last, whatever the direction: 1 rises, -1 falls.
+export function compared(one, other, direction) {
+  if (typeof one === "string" || typeof other === "string") return String(one).localeCompare(String(other)) * direction;
   const [left, right] = [Number.isFinite(one), Number.isFinite(other)];
-  return left && right ? one - other : Number(left) - Number(right);
+  return left && right ? (one - other) * direction : Number(right) - Number(left);
 }
 
 const HEIGHT = 220, EDGE = 34;

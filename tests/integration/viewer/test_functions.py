@@ -38,8 +38,17 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
     ("text.js", "clock"): [([0], "1970-01-01 00:00:00"), ([1e300], "–"), (["now"], "–")],
     ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
     ("overview.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3)],
-    # The first is greater than, like, or less than the second; a missing number comes after all others.
-    ("responses.js", "compared"): [([2, 1], 1), ([1, 1], 0), ([None, -5], -1), ([0, None], 1), (["a", "b"], -1)],
+    # The first comes after (1), beside or before (-1) the second; a missing number is last in both directions.
+    ("responses.js", "compared"): [
+        ([2, 1, 1], 1),
+        ([2, 1, -1], -1),
+        ([1, 1, 1], 0),
+        ([None, -5, 1], 1),
+        ([None, -5, -1], 1),
+        ([0, None, 1], -1),
+        (["a", "b", 1], -1),
+        (["a", "b", -1], 1),
+    ],
     ("main.js", "parseAddress"): [
         (["#/"], {"page": "runs"}),
         (["#/run/x/tokens"], {"page": "runs"}),

@@ -158,6 +158,9 @@ def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_pa
     recorded = [row for row in rows[4] if row["response"]]
     page.one('input[type="search"]').send_keys(str(recorded[-1]["response"]), Keys.ENTER)
     page.until(lambda: len(page.all("table.responses tbody tr")) == 1, "the response that was searched")
+    page.one('input[type="search"]').send_keys("?")
+    page.until(lambda: not page.all("table.responses tbody tr"), "nothing, for a text that was not searched")
+    page.one('input[type="search"]').send_keys(Keys.BACK_SPACE)
     page.one("table.responses tbody a").click()
     page.one(".tok")
     assert page.driver.current_url.endswith(f"/tokens/train/4/{recorded[-1]['row']}")
