@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 from selenium_axe_python import Axe
 
 from tests.support.browser import Page
 
+MOST_KEYS = 60
+# Whether the focused element is the wanted one, and whether a frame shows where the focus is.
+FOCUS = """
+const style = getComputedStyle(document.activeElement);
+return [document.activeElement.matches(arguments[0]),
+        style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0, document.activeElement.outerHTML];
+"""
 pytestmark = pytest.mark.browser
 
 PAGES = {
@@ -34,3 +42,43 @@ def test_no_page_breaks_a_rule_of_axe(page: Page, theme: str) -> None:
         nodes = [(rule["id"], node) for rule in result["violations"] for node in rule["nodes"]]
         found |= {f"{address} {node['target']} {rule}": node["failureSummary"] for rule, node in nodes}
     assert found == {}
+
+
+def press(page: Page, *keys: str) -> None:
+    page.driver.switch_to.active_element.send_keys(*keys)
+
+
+def tab_to(page: Page, selector: str, *tab: str) -> None:
+    """Presses Tab until that element has the focus; each one on the way must show that it has it."""
+    page.one(selector)
+    for _ in range(MOST_KEYS):
+        press(page, *(tab or (Keys.TAB,)))
+        is_there, is_seen, element = page.script(FOCUS, selector)
+        assert is_seen or element.startswith("<body"), element
+        if is_there:
+            return
+    raise AssertionError(f"{selector} is not reached within {MOST_KEYS} keys; the last was {element}")
+
+
+def test_keys_alone_lead_from_the_runs_to_a_token_and_to_the_critic(page: Page) -> None:
+    tab_to(page, "table.runs tbody a")
+    press(page, Keys.ENTER)
+    tab_to(page, '[data-card="critic/score/mean"] .plot')
+    press(page, Keys.ARROW_LEFT)
+    press(page, Keys.ENTER)
+    page.one("table.responses")
+    press(page, "/")
+    assert page.script(FOCUS, 'input[type="search"]')[:2] == [True, True]
+    tab_to(page, "table.responses tbody a")
+    press(page, Keys.ENTER)
+    tab_to(page, ".tokens")
+    press(page, Keys.ARROW_RIGHT)
+    page.until_shown("token 1 «")
+    press(page, "4")
+    page.until(lambda: page.one('button[aria-pressed="true"]').text == "4 kl", "the colour")
+    tab_to(page, 'nav a[href$="critic"]', Keys.SHIFT, Keys.TAB)
+    press(page, Keys.ENTER)
+    page.one("canvas.heat")
+    tab_to(page, "table.worst tbody a")
+    press(page, Keys.ENTER)
+    page.one(".tok")
