@@ -133,8 +133,7 @@ def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
         found = read_row(run.folder, kind, step, request.path_params["row"])
         footer = run.footers.get(step) if kind == "train" else {}
         gamma = finite(footer.get("gamma"))
-        given = {name: footer.get(name) for name in ("adv_estimator", "gamma", "lam", "clip_low", "clip_high")}
-        return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma), **given}
+        return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
 
     return row if has_row else scalars
 

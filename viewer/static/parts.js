@@ -3,13 +3,13 @@ import { get } from "./api.js";
 import { html, useEffect, useState } from "./lib.js";
 import { visible } from "./text.js";
 
-// {value, error, address} of an address of the server; an address of null asks for nothing.
+// {value, error} of an address of the server; an address of null asks for nothing.
 export function useValue(address, stamp) {
   const [found, setFound] = useState({});
   useEffect(() => {
     if (!address) return setFound({});
     const stop = new AbortController();
-    get(address, stop.signal).then((value) => setFound({ value, address }), (error) => stop.signal.aborted || setFound({ error: error.message, address }));
+    get(address, stop.signal).then((value) => setFound({ value }), (error) => stop.signal.aborted || setFound({ error: error.message }));
     return () => stop.abort();
   }, [address, stamp]);
   return found;

@@ -79,7 +79,7 @@ function Table({ columns, at, text, setText }) {
   const head = (name, title, isNumber = true) => html`<th class=${isNumber ? "n" : ""} aria-sort=${sort[0] === name ? (sort[1] > 0 ? "ascending" : "descending") : null}>
     <button onClick=${() => setSort([name, sort[0] === name ? -sort[1] : -1])}>${visible(title)}${sort[0] === name ? (sort[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`;
   const numeric = titles.filter(([name]) => name !== "data_source");
-  return html`<${Scatter} rows=${rows} names=${numeric} valueOf=${valueOf} onChoose=${(found) => setBox(found)} onOpen=${(row) => go(address(at, row))} />
+  return html`<${Scatter} rows=${rows} names=${numeric} valueOf=${valueOf} onChoose=${setBox} onOpen=${(row) => go(address(at, row))} />
     <div class="bar"><input ref=${input} type="search" aria-label="search responses" placeholder="source, file, reason; Enter: texts" value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
       <span class="dim">${chosen.length} of ${rows.length} responses, ${rows.filter((row) => isRecorded(at, row)).length} with their text</span>
       ${box && html`<button onClick=${() => setBox(null)}>show all</button>`}</div>
