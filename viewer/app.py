@@ -25,8 +25,7 @@ STATIC = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 MAX_COLUMNS = 200
 MAX_EVENTS = 5_000
-# Of a table of responses: its steps, and the characters of a text that is searched in them.
-MAX_STEPS, MAX_TEXT = 20, 1_000
+MAX_STEPS = 20  # of one table of responses
 _GZIP_FROM_BYTES = 2_000
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -126,7 +125,7 @@ def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
         steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
         if not 1 <= len(steps) <= MAX_STEPS:
             raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
-        return read_scalars(run.folder, kind, steps, query.get("text", "")[:MAX_TEXT])
+        return read_scalars(run.folder, kind, steps, query.get("text", ""))
 
     def row(run: Run, request: Request) -> Any:
         step = request.path_params["step"]

@@ -86,7 +86,7 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.not_needed("{use_chunked_topk,chunked_topk_chunk_size}", "logits are always made in chunks")
     by_source = needless(("data_source", None), "teachers are chosen by data_source", "put it into data_source")
     yield distillation.checked("teacher_key", "data_source", by_source, "data_source")
-    yield distillation.not_needed("teacher_models.*.{model_path,key}", "the section `teacher`")
+    yield distillation.not_needed("teacher_models.*.{model_path,key}", "teacher.model or teacher.models by data_source")
     yield distillation.not_needed("{n_gpus_per_node,nnodes,teacher_models.**,strategy}", _POOL)
 
 

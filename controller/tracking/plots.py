@@ -57,9 +57,8 @@ PHASES = {
     "save_checkpoint": ("checkpoint", "#9d755d", True),
     "load_checkpoint": ("restore", "#54a24b", True),
 }
-_SAMPLING = frozenset(
-    {"gen", "update_weights", "environment", "score", "reward_model"}
-)  # the spans of a step's responses
+# The spans of a step's responses.
+_SAMPLING = frozenset({"gen", "update_weights", "environment", "score", "reward_model"})
 _MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title

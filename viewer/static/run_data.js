@@ -100,6 +100,8 @@ export class RunData {
       this.columns.clear();
       this.recorded = null;
     }
+    // After a recovery the files of lost steps go later than their lines.
+    if (this.recorded?.steps.at(-1) > (this.facts.train.at(-1) ?? -1)) this.recorded = null;
     if (this.columns.size) await this.append();
     await this.fill([...this.wanted].filter((name) => !this.columns.has(name)));
     if (this.wantsRecorded) await this.loadRecorded();

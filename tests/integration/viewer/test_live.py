@@ -50,6 +50,20 @@ def test_a_run_that_goes_back_takes_the_page_with_it(page: Page, live: Path) -> 
     page.until(lambda: page.script(STEPS) == "step 2", "step 2 again")
 
 
+def test_recorded_steps_that_go_later_than_their_lines_leave_the_page_too(page: Page, live: Path) -> None:
+    caption = STEPS.replace("critic/score/mean", "explained")
+    page.until(lambda: page.script(caption) == "step 3", "the interval of step 3")
+    files = {step: (live / "rollouts" / "train" / f"{step}.parquet") for step in (2, 3)}
+    kept = {step: file.read_bytes() for step, file in files.items()}
+    go_back(live, 1)
+    for step, file in files.items():
+        file.write_bytes(kept[step])
+    page.until_shown("The run went back to step 1.")
+    for file in files.values():
+        file.unlink()
+    page.until(lambda: page.script(caption) == "step 1", "the interval of step 1 alone")
+
+
 def test_a_controller_without_a_heartbeat_is_quiet_and_a_dead_one_is_gone(page: Page, live: Path) -> None:
     write_live(live, step=3, total=9, phase="training", age_s=40)
     page.until_shown("quiet for 4")
