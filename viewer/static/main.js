@@ -40,7 +40,7 @@ function useTheme() {
 function App() {
   const [at, setAt] = useState(parseAddress(location.hash));
   const [theme, nextTheme] = useTheme();
-  const [data, setData] = useState(null);
+  const [held, hold] = useState(null);
   const [, redraw] = useState(0);
   const [hasHelp, setHelp] = useState(false);
 
@@ -59,12 +59,14 @@ function App() {
   }, []);
 
   useEffect(() => {
-    if (at.run === undefined) return setData(null);
+    if (at.run === undefined) return hold(null);
     const made = new RunData(at.run, () => redraw((count) => count + 1));
-    setData(made);
+    hold(made);
     return () => made.close();
   }, [at.run]);
 
+  // Until the effect above has run, what is held belongs to the run that was left.
+  const data = held?.number === at.run ? held : null;
   const isDark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
   const shared = { at, data, theme: isDark ? "dark" : "light" };
   return html`

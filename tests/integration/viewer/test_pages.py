@@ -193,6 +193,15 @@ def test_back_and_forward_and_an_address_that_is_opened_later_lead_to_the_same_p
     assert page.driver.current_url.endswith("#/run/0/tokens/train/3/0")
 
 
+def test_from_run_to_run_nothing_of_the_first_is_asked_of_the_second(page: Page) -> None:
+    page.go("run/0/critic")
+    page.until_shown("Worst judged responses of step 12")
+    page.go("run/2/critic")
+    page.until_shown("uses no critic")
+    asked = page.script("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert [url for url in asked if "/runs/2/train/" in url] == [page.origin + "/api/runs/2/train/2"]
+
+
 def test_keys_lead_through_responses_steps_and_prompts(page: Page, tmp_path: Path) -> None:
     recorded = [row for row in rows_of(tmp_path, 3) if row["why"]]
     page.go(f"run/0/tokens/train/3/{recorded[0]['row']}")
