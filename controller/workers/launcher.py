@@ -36,6 +36,7 @@ STOP_GRACE_S = 30.0
 LIFELINE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 30.0  # a process inside a GPU driver may need long to end
 CULPRIT_TIMEOUT_S = 15.0  # torchrun names the rank that failed first after the other ranks have ended
+LOST_RANK_TIMEOUT_S = 1.0
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 TORCHRUN = (sys.executable, "-m", "services.runtime.group.torchrun")
@@ -111,6 +112,17 @@ class LocalGroup:
         """True if the worker group cannot answer any more: torchrun or one of the announced ranks has ended."""
         num_ranks = len(self.endpoint.processes) if self.endpoint else 0
         return self.has_ended or len(self._living_ranks()) < num_ranks
+
+    async def lost_rank(self) -> int | None:
+        """Returns the rank that ended first; None if several have ended, and torchrun does not soon say which one."""
+        living = {rank.pid for rank in self._living_ranks()}
+        processes = self.endpoint.processes if self.endpoint else ()
+        ended = [process["rank"] for process in processes if process["pid"] not in living]
+        if len(ended) == 1:
+            return int(ended[0])
+        await self._ended_within(LOST_RANK_TIMEOUT_S)
+        culprit = _CULPRIT.search(_read(self._torchrun_log))
+        return int(culprit[2]) if culprit else None
 
     def _living_ranks(self) -> list[psutil.Process]:
         return [rank for rank in self._ranks if is_running(rank)]

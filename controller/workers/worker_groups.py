@@ -14,7 +14,7 @@ from controller.workers.client import Caller, WorkerClient
 from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
 from controller.workers.critic_client import CriticClient
-from controller.workers.launcher import GroupFailed, LocalLauncher
+from controller.workers.launcher import GroupFailed, LocalGroup, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
 from controller.workers.reward_client import RewardClient
 from controller.workers.rollout_client import RolloutClient
@@ -183,12 +183,12 @@ class WorkerGroups:
 
         After the loss of a rollout group it goes on as it is, else from the last checkpoint that all roles have.
         """
-        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles(roles)))
+        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone(roles)))
 
-    def _gone_roles(self, roles: Collection[str] = ROLES) -> set[str]:
-        """Returns those of `roles` whose groups were started here and of which at least one process has ended."""
+    def _gone(self, roles: Collection[str] = ROLES) -> dict[RoleName, LocalGroup]:
+        """Returns the groups of `roles` that were started here and of which at least one process has ended."""
         groups = self._launcher.groups if self._launcher else {}
-        return {role for role, group in groups.items() if role in roles and group.is_gone}
+        return {role: group for role, group in groups.items() if role in roles and group.is_gone}
 
     async def oom_kill(self) -> str | None:
         """Returns a message that names a rank that the kernel killed because memory ran out; None without one."""
@@ -215,8 +215,8 @@ class WorkerGroups:
             Unavailable: a group that was started here has ended, or one of its ranks has.
         """
         while True:
-            for role in self._gone_roles(roles):
-                raise Unavailable("the group has ended", Place(role=role))
+            for role, group in self._gone(roles).items():
+                raise Unavailable("the group has ended", Place(role=role, rank=await group.lost_rank()))
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:
@@ -228,7 +228,7 @@ class WorkerGroups:
         if self._launcher is None:
             await self._close_channels()
             return
-        lost = self._gone_roles()
+        lost: set[str] = set(self._gone())
         if isinstance(error, LOST_GROUP):
             lost.add(error.place.role)
         elif isinstance(error, GroupFailed):

@@ -218,6 +218,7 @@ async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
     os.kill(int(endpoints["critic"].instance_id), signal.SIGKILL)
     wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
     assert not launcher.groups["actor"].is_gone
+    assert await launcher.groups["critic"].lost_rank() == 0
 
 
 # Its rank is a process of its own that hears no end of the group.
