@@ -87,13 +87,15 @@ def choose_lock(
     """Returns the lock that `lock` means on this machine.
 
     Args:
-        lock: one of LOCKS, or auto: cuda if the driver runs it, or if the environment holds it, else cpu.
+        lock: one of LOCKS, or auto: cuda if the driver runs it, or if the environment holds it, else cpu; with vLLM if
+            the environment has it.
         with_vllm: take the lock with vLLM.
         installed: the files that the environment was made from.
         driver_cuda: the CUDA version of this machine's driver; None without a GPU.
     """
     if lock == "auto":
         lock = "cuda" if was_for_gpus(installed) or has_gpu(driver_cuda()) else "cpu"
+        with_vllm = with_vllm or "vllm.txt" in installed or "vllm-cpu.txt" in installed
     if not with_vllm:
         return lock
     if lock not in WITH_VLLM:
@@ -149,6 +151,8 @@ def make_venv(venv: Path, *, anew: bool) -> Path:
     python = venv / "bin" / "python"
     if python.exists() and not anew:
         return python
+    if venv.is_symlink():
+        stop(f"{venv} is a link to an environment that was made from another lock: remove the link, or name that lock")
     if sys.version_info < MIN_PYTHON:
         stop(f"{sys.executable} is older than Python 3.11; call make with PYTHON=python3.11 or newer")
     if subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=False).returncode:

