@@ -1,6 +1,5 @@
 """The addresses of the viewer. They hold integers and names of this file alone."""
 
-import gzip
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,12 @@ import anyio.to_thread
 import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from viewer.files import Unreadable, finite
 from viewer.guard import Guard
@@ -22,7 +24,6 @@ from viewer.step_files import read_row, read_scalars
 from viewer.tokens import derived
 
 STATIC = Path(__file__).parent / "static"
-_KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 MAX_COLUMNS = 200
 MAX_EVENTS = 5_000
 MAX_STEPS = 20  # of one table of responses
@@ -50,24 +51,25 @@ def make_app(
 
         async def handle(request: Request) -> Response:
             value = await anyio.to_thread.run_sync(answer, run_of(request), request)
-            if isinstance(value, bytes):
-                return _packed(request, value, "application/octet-stream")
-            return _json(request, value)
+            return Response(value, media_type="application/octet-stream") if isinstance(value, bytes) else _json(value)
 
         return handle
 
-    async def all_runs(request: Request) -> Response:
+    async def all_runs(_: Request) -> Response:
         lines = await anyio.to_thread.run_sync(lambda: [run.overview() for run in runs])
-        return _json(request, {"runs": lines})
+        return _json({"runs": lines})
 
     async def live(request: Request) -> Response:
         generation = _integer(request.query_params.get("generation"), -1)
         news = events(run_of(request), _since(request), generation, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
-    async def refuse(request: Request, error: Exception) -> Response:
+    async def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def refuse(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422
-        return _json(request, {"error": error.detail if isinstance(error, HTTPException) else str(error)}, status)
+        return _json({"error": error.detail if isinstance(error, HTTPException) else str(error)}, status)
 
     app = Starlette(
         routes=[
@@ -81,8 +83,10 @@ def make_app(
                 for kind in ("train", "val")
                 for rest, has_row in (("", False), ("/{row:int}", True))
             ),
-            *_static_routes(),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/", page),
         ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=1)],
         exception_handlers={Unreadable: refuse, HTTPException: refuse},
     )
     return Guard(app, token=token, allowed_hosts=allowed_hosts)
@@ -137,29 +141,8 @@ def _step_handler(kind: str, has_row: bool) -> Callable[[Run, Request], Any]:
     return row if has_row else scalars
 
 
-def _static_routes() -> list[Route]:
-    """Makes one route for each file that lies in static/ now; there is no other."""
-
-    def route(address: str, content: bytes, kind: str) -> Route:
-        async def send(request: Request) -> Response:
-            return _packed(request, content, kind)
-
-        return Route(address, send)
-
-    files = sorted(file for file in STATIC.rglob("*") if file.suffix in _KINDS)
-    routes = [route(f"/static/{file.relative_to(STATIC)}", file.read_bytes(), _KINDS[file.suffix]) for file in files]
-    return [route("/", (STATIC / "index.html").read_bytes(), _KINDS[".html"]), *routes]
-
-
-def _json(request: Request, value: Any, status: int = 200) -> Response:
-    return _packed(request, dump(value).encode(), "application/json", status)
-
-
-def _packed(request: Request, content: bytes, kind: str, status: int = 200) -> Response:
-    headers = {}
-    if len(content) > _GZIP_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
-        content, headers = gzip.compress(content, 1), {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Response(content, status, headers, kind)
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(dump(value), status, media_type="application/json")
 
 
 def _since(request: Request) -> int:

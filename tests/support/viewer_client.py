@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -57,9 +58,10 @@ async def ask(
         "server": ("127.0.0.1", 8265),
     }
     messages: list[Message] = []
+    requests: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return requests.pop() if requests else await asyncio.Future()  # a client that stays
 
     async def send(message: Message) -> None:
         messages.append(message)
