@@ -56,7 +56,7 @@ ifneq ($(filter-out 0,$(VIEW)),)
 # The viewer outlives the run, until Ctrl-C.
 define WITH_VIEWER
 $(PY) -m viewer --wait runs/quickstart & viewer=$$!; trap 'kill $$viewer 2>/dev/null' EXIT; $(1); status=$$?; \
-  echo "the viewer goes on; Ctrl-C ends it"; wait $$viewer; exit $$status
+  echo "the viewer goes on, at its address above; Ctrl-C ends it"; wait $$viewer; exit $$status
 endef
 else
 WITH_VIEWER = $(1)

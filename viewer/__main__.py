@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -38,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USER_ERROR
     token = secrets.token_urlsafe(24)
     app = make_app(
-        runs, token=token, allowed_hosts=[options.host, *options.allowed_host], is_ending=lambda: server.should_exit
+        runs,
+        token=token,
+        allowed_hosts=[options.host, *options.allowed_host],
+        find=partial(_found_now, options.runs),
+        is_ending=lambda: server.should_exit,
     )
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
@@ -63,6 +68,12 @@ def runs_of(paths: Sequence[Path], *, wait: bool) -> Sequence[Path]:
             time.sleep(_WAIT_S)
 
 
+def _found_now(paths: Sequence[Path]) -> Sequence[Path]:
+    with suppress(Unreadable):
+        return find_runs(paths)
+    return ()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Opens the socket of the server; port 0 takes a free one.
 
@@ -82,7 +93,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((address, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise OSError(f"--port {port}: {getattr(error, 'strerror', error)}; --port 0 takes a free one") from error
+        reason = error.strerror if isinstance(error, OSError) else "expected 0 to 65535"
+        raise OSError(f"--port {port}: {reason}; --port 0 takes a free one") from error
     listener.listen()
     return listener
 

@@ -36,9 +36,14 @@ def make_app(
     *,
     token: str,
     allowed_hosts: Collection[str] = (),
+    find: Callable[[], Sequence[Path]] = tuple,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> Guard:
-    """Makes the application that shows these runs; pages that listen are let go once `is_ending` returns True."""
+    """Makes the application that shows these runs; pages that listen are let go once `is_ending` returns True.
+
+    `find` returns run folders whenever the table of runs is asked for: new ones join it, at its end.
+    """
+    runs = list(runs)
 
     def run_of(request: Request) -> Run:
         number: int = request.path_params["run"]
@@ -56,6 +61,9 @@ def make_app(
         return handle
 
     async def all_runs(_: Request) -> Response:
+        known = {run.folder.path for run in runs}
+        new = [path for path in await anyio.to_thread.run_sync(find) if path not in known]
+        runs.extend(Run(number, path) for number, path in enumerate(new, len(runs)))
         lines = await anyio.to_thread.run_sync(lambda: [run.overview() for run in runs])
         return _json({"runs": lines})
 

@@ -130,7 +130,7 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
             yield name, reader
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise Unreadable(f"{name} is torn or no parquet file of a run: {reason}.") from error
+            raise Unreadable(f"{name} is torn or no parquet file of a run: {reason.rstrip('.')}.") from error
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class Stack:
 
 # Of .env: those of whoever runs the tests do not count, nor what make has been told (LOCK=...).
 SETTINGS = (
-    *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "REVISION"),
+    *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "VIEWER_PORT", "REVISION"),
     *("RECIPE", "MODEL_DIR", "DATA_DIR", "RUNS_DIR", "RUN", "OVERRIDES", "SECRETS_DIR", "VERSION"),
     *(f"{group}_{what}" for group in map(str.upper, GROUPS) for what in ("CPUS", "GPUS", "PORT")),
     *("COMPOSE_FILE", "COMPOSE_PROFILES"),

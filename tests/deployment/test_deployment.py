@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -18,7 +22,7 @@ from splitppo import __version__
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.deployment.stack import REWARD_GROUP, Stack, docker
 from tests.support import hostile_code
-from tests.support.groups import PROJECT
+from tests.support.groups import PROJECT, free_address
 from tests.support.ports import is_loopback, read_tables
 from tests.support.runs import RunFolder
 
@@ -43,6 +47,8 @@ class Story:
     listening: dict[str, set[str]] = field(default_factory=dict)
     restarts_after_kill: dict[str, int] = field(default_factory=dict)
     exit_codes_after_stop: dict[str, int] = field(default_factory=dict)
+    viewed: list[dict[str, Any]] = field(default_factory=list)
+    status_of_viewer_without_token: int = 0
     num_drained: dict[str, int] = field(default_factory=dict)
     step_when_stopped: int = 0
     saved_when_stopped: list[int] = field(default_factory=list)
@@ -95,6 +101,7 @@ def tell(stack: Stack, folder: Path) -> Story:
     stack.up()
     story.exit_code = stack.wait_controller()
     stack.fetch_run()
+    view(story)
     prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
     start_with_all_groups(stack, folder)  # meanwhile:
     story.undisturbed = run_locally(folder / "undisturbed", prepared, LONGER)
@@ -125,6 +132,24 @@ def ask_from_outside(story: Story, folder: Path) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=60)
             story.status_without_token[role] = refused.value.code()
+
+
+def view(story: Story) -> None:
+    """Asks the viewer's container from this machine, as a browser does with the address that the log has."""
+    stack = story.stack
+    stack.environment["VIEWER_PORT"] = free_address().rpartition(":")[2]
+    stack.compose("--profile", "viewer", "up", "--detach", "--no-build", "viewer")
+    said = stack.wait_for(
+        lambda: re.search(r"(http://127\.0\.0\.1:\d+)/#token=(\S+)", stack.logs("viewer")), "the address"
+    )
+    with pytest.raises(HTTPError) as refused:
+        urlopen(f"{said[1]}/api/runs", timeout=60)
+    story.status_of_viewer_without_token = refused.value.code
+    for path in ("runs", "runs/0", f"runs/0/train/{NUM_STEPS}"):
+        asked = Request(f"{said[1]}/api/{path}", headers={"Authorization": f"Bearer {said[2]}"})
+        with urlopen(asked, timeout=60) as answer:
+            story.viewed.append(json.load(answer))
+    stack.compose("rm", "--stop", "--force", "viewer")
 
 
 def start_with_all_groups(stack: Stack, folder: Path) -> None:
@@ -200,6 +225,18 @@ def test_the_next_up_goes_on_and_the_quickstart_learns(story: Story) -> None:
     summary = story.run.summary
     assert (summary["exit_reason"], summary["global_step"]) == ("completed", NUM_STEPS)
     assert summary["validation"]["after"]["overall"] >= 0.85
+
+
+def test_the_viewers_container_shows_the_run_and_asks_for_the_token(story: Story) -> None:
+    assert story.status_of_viewer_without_token == 401
+    listed, run, step = story.viewed
+    assert [(line["name"], line["step"], line["state"]) for line in listed["runs"]] == [
+        ("quickstart", NUM_STEPS, "ended")
+    ]
+    assert run["train"] == [step for step in story.run.steps if step]  # that of step 0 is a validation
+    losses = {event["role"] for event in run["events"] if event["kind"] == "group_lost"}
+    assert losses == {"actor", "critic"}
+    assert any(step["columns"]["why"])
 
 
 def test_the_weights_are_those_of_an_undisturbed_run_without_containers(story: Story) -> None:

@@ -29,7 +29,8 @@ export function useDrawn(draw, needs) {
   return ref;
 }
 
-const missing = (values) => Array.from(values, (value) => (Number.isFinite(value) ? value : null));
+// What is drawn: nothing for a missing number, the edge of the range for one beyond it.
+export const drawn = (values, [low, high] = [-Infinity, Infinity]) => Array.from(values, (value) => (Number.isFinite(value) ? Math.max(low, Math.min(high, value)) : null));
 
 // series: [{label, values, width?, colour?}]; band: [label of the upper curve, of the lower one].
 export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, range }) {
@@ -49,13 +50,13 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
-      axes: [{ ...axis, size: 32 }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
-        label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: x.length < 3 },
+        label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },
       }))],
       bands: band ? [{ series: band.map((name) => names.indexOf(name) + 1), fill: colour("--band") }] : [],
       hooks: { setCursor: [(self) => setPlace(self.cursor.idx ?? null)] },
-    }, [x, ...series.map((one) => missing(one.values))], holder.current);
+    }, [x, ...series.map((one) => drawn(one.values, range))], holder.current);
     plot.current = made;
     let pressed = null;
     made.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
@@ -66,7 +67,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
     return () => { watch.disconnect(); made.destroy(); };
   }, [shape]);
 
-  useEffect(() => { plot.current?.setData([x, ...series.map((one) => missing(one.values))]); }, [x, x.length, ...series.map((one) => one.values)]);
+  useEffect(() => { plot.current?.setData([x, ...series.map((one) => drawn(one.values, range))]); }, [x, x.length, ...series.map((one) => one.values)]);
 
   const onKey = (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

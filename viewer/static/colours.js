@@ -18,6 +18,14 @@ export function numbersOf(name, found) {
   return (SOURCES[name] ? found.row[SOURCES[name]] : found.derived[name]) ?? null;
 }
 
+// The limits of one response by itself; those of a ratio lie around 1.
+export function ownLimits(name, found) {
+  const [low, high] = (numbersOf(name, found) ?? []).filter(Number.isFinite).reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [Infinity, -Infinity]);
+  if (low >= high) return undefined;
+  const reach = Math.max(high, 1 / low);
+  return name === "ratio" ? [1 / reach, reach] : [low, high];
+}
+
 // A function from a number to a CSS colour; "" for what has no number.
 export function scaleOf(name, limits) {
   const kind = COLOURINGS.find(([one]) => one === name)[2];

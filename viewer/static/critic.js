@@ -36,7 +36,7 @@ export function Critic({ data, at, theme }) {
         <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />
         <p class="dim">How often a response with a score above the mean began with a larger value than one below it. 0.5: chance.</p></section>`}
       ${chosen.value?.footer.calibration && html`<section class="card"><h2>Calibration at step ${step}</h2><${Calibration} found=${chosen.value.footer.calibration} /></section>`}
-      ${series.length > 0 && html`<section class="card"><h2>Mean value and mean return</h2><${Chart} x=${data.steps} series=${series} label="mean value and mean return" ...${shared} /></section>`}
+      ${series.length > 0 && html`<section class="card"><h2>Mean ${series.length > 1 ? "value and mean " : ""}return</h2><${Chart} x=${data.steps} series=${series} label="mean value and mean return" ...${shared} /></section>`}
       ${losses.length > 0 && html`<section class="card"><h2>Value loss</h2><${Chart} x=${data.steps} series=${losses} label="value loss" ...${shared} /></section>`}
     </div>
     ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}

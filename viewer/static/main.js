@@ -13,8 +13,8 @@ import { Tokens } from "./tokens.js";
 const THEMES = ["light dark", "light", "dark"];
 const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
 const KEYS = [
-  ["j k", "next, previous response"], ["[ ]", "previous, next step"], ["g", "next prompt"], ["1–8", "colour of tokens"],
-  ["← →", "a token, or a point of a curve"], ["Enter", "open the point"], ["/", "search"], ["?", "these keys"],
+  ["j k", "next, previous response (Tokens)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step"],
+  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["/", "search (Overview, Responses)"], ["?", "these keys"],
 ];
 
 // #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, to: null, row: 17}; 120-130 has a `to`.
@@ -67,6 +67,7 @@ function App() {
 
   // Until the effect above has run, what is held belongs to the run that was left.
   const data = held?.number === at.run ? held : null;
+  const broken = data?.facts?.lines_broken && `${data.facts.lines_broken} lines of metrics.jsonl cannot be read and are left out.`;
   const isDark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
   const shared = { at, data, theme: isDark ? "dark" : "light" };
   return html`
@@ -76,7 +77,7 @@ function App() {
       <button onClick=${() => setHelp(!hasHelp)} aria-expanded=${hasHelp}>keys ?</button>
     </header>
     ${hasHelp && html`<dl class="help" role="dialog" aria-label="keys">${KEYS.map(([key, what]) => html`<dt>${key}</dt><dd>${what}</dd>`)}</dl>`}
-    ${[data?.error, data?.lost, data?.notice].filter(Boolean).map((text) => html`<p class="notice" role="status">${visible(text)}</p>`)}
+    ${[data?.error, data?.facts?.error, data?.lost, data?.notice, broken].filter(Boolean).map((text) => html`<p class="notice" role="status">${visible(text)}</p>`)}
     <main><${Page} ...${shared} /></main>`;
 }
 
@@ -101,7 +102,7 @@ export function State({ facts }) {
   const pools = facts.state === "live" ? Object.entries(facts.live?.pools ?? {}) : [];
   return html`<span class=${`state ${facts.state}`}>${sentence}</span>
     ${facts.state === "live" && html`<span class="dim">step ${facts.live.step}/${facts.live.total_steps}</span>`}
-    ${pools.map(([role, pool]) => html`<span class="pool">${visible(role)}: ${visible(pool?.phase || pool?.method || "idle")}${pool?.phase && pool.total ? ` ${pool.done}/${pool.total}` : ""}</span>`)}`;
+    ${pools.map(([role, pool]) => html`<span class="pool">${visible(role)}: ${visible(pool?.phase || pool?.method || (pool?.state === "lost" ? "lost" : "idle"))}${pool?.phase && pool.total ? ` ${pool.done}/${pool.total}` : ""}</span>`)}`;
 }
 
 function Page(shared) {

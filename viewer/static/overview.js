@@ -1,4 +1,4 @@
-// Is the run healthy? Eight cards, then every metric.
+// Is the run healthy? Nine cards, then every metric.
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { go, useKeys } from "./parts.js";
@@ -13,6 +13,7 @@ const CARDS = [
   ["Share at the limit, without EOS", ["response_length/clip_ratio", "response/no_eos_ratio"]],
   ["Entropy, nats", ["actor/entropy"]],
   ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
+  ["Learning rates", ["actor/lr", "critic/lr"]],
   ["Seconds of a step and its parts, which may overlap", ["timing_s/step", "timing_s/gen", "timing_s/reward", "timing_s/ref", "timing_s/values", "timing_s/update_actor", "timing_s/update_critic"]],
 ];
 const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
@@ -29,11 +30,11 @@ export function Overview({ data, at, theme }) {
   const hasResponses = facts.train.length > 0;
   const onStep = (step) => go(hasResponses ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
   return html`<div class="bar"><h1>Overview</h1><label>x: <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
-      ${["step", "tokens", "time"].map((kind) => html`<option>${kind}</option>`)}</select></label>
+      ${["step", "tokens", "time"].map((kind) => html`<option value=${kind}>${kind === "time" ? "seconds" : kind}</option>`)}</select></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
       ${CARDS.map(([title, names, Better, column]) => Better && recorded?.[column].some((one) => one !== null)
-        ? html`<${Better} recorded=${recorded} theme=${theme} onStep=${onStep} />`
+        ? html`<${Better} ...${{ recorded, theme, onStep }} x=${recorded.steps.map((step) => x[data.steps.indexOf(step)] ?? null)} />`
         : html`<${Card} title=${title} names=${names} ...${{ data, x, theme, onStep }} />`)}
       <${Events} facts=${facts} />
     </div>
@@ -47,7 +48,7 @@ export function nearest(steps, wanted) {
 function Card({ title, names, data, x, theme, onStep }) {
   const series = names.filter((name) => data.column(name)).map((name) => ({ label: shortened(name, names), values: data.column(name) }));
   return html`<section class="card" data-card=${names[0]}><h2>${title}</h2>
-    ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep }} label=${title} />` : html`<p class="dim">This run has none of ${names.join(", ")}.</p>`}</section>`;
+    ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep }} label=${title} />` : html`<p class="dim">${data.facts.step === null ? "no step yet" : `This run has none of ${names.join(", ")}.`}</p>`}</section>`;
 }
 
 // The end of a name that tells it from the others of its card.
@@ -56,22 +57,22 @@ function shortened(name, names) {
   return names.length > 1 && new Set(names.map((one) => one.split("/").slice(0, -1).join())).size === 1 ? parts.at(-1) : name;
 }
 
-export function Explained({ recorded, theme, onStep, height }) {
+export function Explained({ recorded, x = recorded.steps, theme, onStep, height }) {
   const series = [
     { label: "explained variance", values: recorded.value, width: 2 },
     { label: "97.5 %", values: recorded.high, width: 0.5, colour: "--c1" },
     { label: "2.5 %", values: recorded.low, width: 0.5, colour: "--c1" },
     { label: "0", values: recorded.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
   ];
-  return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval; from −1 on</h2>
-    <${Chart} x=${recorded.steps} ...${{ series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
+  return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval; −1 stands for all below</h2>
+    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
 }
 
 // Of ten responses, one is longer than p90, and one shorter than p10.
-function Lengths({ recorded, theme, onStep }) {
+function Lengths({ recorded, x, theme, onStep }) {
   const series = ["p90", "p50", "p10"].map((label) => ({ label, values: recorded[label], width: label === "p50" ? 2 : 0.5, colour: "--c1" }));
   return html`<section class="card" data-card="response_length/mean"><h2>Length of responses, tokens: percentiles 10, 50, 90</h2>
-    <${Chart} x=${recorded.steps} ...${{ series, theme, onStep }} band=${["p90", "p10"]} label="percentiles of the length of responses" /></section>`;
+    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep }} band=${["p90", "p10"]} label="percentiles of the length of responses" /></section>`;
 }
 
 function Events({ facts }) {
@@ -99,7 +100,7 @@ function sentence(event) {
     checkpoint: () => `step ${event.step}${seconds}`,
     group_lost: () => `${event.role}${event.rank === null || event.rank === undefined ? "" : ` rank ${event.rank}`} at step ${event.step}${event.method ? ` in ${event.method}` : ""}: ${event.cause}`,
     recovery: () => `from step ${event.from_step} back to ${event.to_step}; restarted: ${[event.restarted].flat().join(", ")}`,
-    recovered: () => `step ${event.to_step}${seconds}; ${event.repeated_steps} steps again`,
+    recovered: () => `step ${event.to_step}${seconds}; complete steps done again: ${event.repeated_steps}`,
     end: () => `${event.reason}, exit status ${event.exit_status}`,
   };
   return Object.hasOwn(texts, event.kind) ? texts[event.kind]() : [event.cause, event.why].filter(Boolean).map(plain).join(" ");
@@ -119,7 +120,7 @@ function AllMetrics({ data, x, theme, onStep }) {
     data.want([name]);
   };
   return html`<section><h2>All metrics</h2>
-    <input ref=${input} type="search" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
+    <input ref=${input} type="search" size="30" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
     <span class="dim"> ${found.length} of ${data.facts.metrics.length}; a click draws one</span>
     <div class="cards">${chosen.map((name) => html`<${Card} key=${name} title=${visible(name)} names=${[name]} ...${{ data, x, theme, onStep }} />`)}</div>
     <div class="wide scroll"><table><tbody>${found.slice(0, 400).map(([name, section, unit, meaning]) => html`<tr>

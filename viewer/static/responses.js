@@ -74,13 +74,14 @@ function Table({ columns, at, text, setText }) {
   const has = (row, word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word);
   // What was found belongs to the text that was searched, not to one that is being typed.
   const isFound = (row) => (row.found && search === text) || words.every((word) => has(row, word));
-  const chosen = rows.filter((row) => (!box || box.has(row.key)) && isFound(row));
+  const sought = rows.filter(isFound);
+  const chosen = sought.filter((row) => !box || box.has(row.key));
   chosen.sort((one, other) => compared(valueOf(one, sort[0]), valueOf(other, sort[0]), sort[1]));
   const head = (name, title, isNumber = true) => html`<th class=${isNumber ? "n" : ""} aria-sort=${sort[0] === name ? (sort[1] > 0 ? "ascending" : "descending") : null}>
     <button onClick=${() => setSort([name, sort[0] === name ? -sort[1] : -1])}>${visible(title)}${sort[0] === name ? (sort[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`;
   const numeric = titles.filter(([name]) => name !== "data_source");
-  return html`<${Scatter} rows=${rows} names=${numeric} valueOf=${valueOf} onChoose=${setBox} onOpen=${(row) => go(address(at, row))} />
-    <div class="bar"><input ref=${input} type="search" aria-label="search responses" placeholder="source, file, reason; Enter: texts" value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
+  return html`<${Scatter} rows=${sought} names=${numeric} valueOf=${valueOf} onChoose=${setBox} onOpen=${(row) => go(address(at, row))} />
+    <div class="bar"><input ref=${input} type="search" aria-label="search responses" size="34" placeholder="source, file, reason; Enter: texts" value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
       <span class="dim">${chosen.length} of ${rows.length} responses, ${rows.filter((row) => isRecorded(at, row)).length} with their text</span>
       ${box && html`<button onClick=${() => setBox(null)}>show all</button>`}</div>
     <div class="wide"><table class="responses"><thead><tr>${titles.map(([name, title]) => head(name, title, name !== "data_source"))}${head("reasons", "reasons to look", false)}</tr></thead>
@@ -129,7 +130,7 @@ function Scatter({ rows, names, valueOf, onChoose, onOpen }) {
   };
   const select = (place) => html`<select aria-label=${place ? "y axis" : "x axis"} value=${axes[place]} onChange=${(event) => setAxes(axes.map((old, at) => (at === place ? event.target.value : old)))}>
     ${names.map(([name, title]) => html`<option value=${name}>${visible(title)}</option>`)}</select>`;
-  return html`<div class="bar">${select(1)} <span class="dim">over</span> ${select(0)} <span class="dim">filled: recorded with text; drag to choose, click to open</span></div>
+  return html`<div class="bar">${select(1)} <span class="dim">over</span> ${select(0)} <span class="dim">filled: recorded with text; larger: several; drag to choose, click to open</span></div>
     <canvas ref=${canvas} class="scatter" height=${HEIGHT} role="img" aria-label="scatter of the responses; the table below has the same numbers" onMouseDown=${(event) => { start.current = spot(event); }} onMouseUp=${onUp}></canvas>`;
 }
 
@@ -153,12 +154,15 @@ function drawDots(canvas, rows, axes, valueOf) {
     pen.fillText(number(limits[0][1]), width - 44, HEIGHT - 4);
   }
   pen.strokeStyle = pen.fillStyle = colour("--c1");
+  const spots = new Map();
   for (const dot of dots) {
     dot.x = EDGE + 8 + share(0, dot.values[0]) * (width - EDGE - 24);
     dot.y = HEIGHT - 26 - share(1, dot.values[1]) * (HEIGHT - 42);
+    const spot = `${Math.round(dot.x)} ${Math.round(dot.y)}`;
+    spots.set(spot, (spots.get(spot) ?? 0) + 1);
     pen.beginPath();
-    pen.arc(dot.x, dot.y, 3.5, 0, 7);
-    pen.globalAlpha = 0.7;
+    pen.arc(dot.x, dot.y, Math.min(14, 3 * spots.get(spot) ** 0.3), 0, 7);
+    pen.globalAlpha = spots.get(spot) > 1 ? 0.15 : 0.7;
     if (dot.row.why > 0 || dot.row.fixed) pen.fill();
     else pen.stroke();
   }

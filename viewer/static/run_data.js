@@ -88,7 +88,11 @@ export class RunData {
   on(name, value) {
     if (name === "state") this.facts = { ...this.facts, ...value };
     if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...value.events] };
-    if (name === "reset") this.notice = value.step < 0 ? null : `The run went back to step ${value.step}.`;
+    if (name === "steps" && value.last > this.wentBackTo) this.notice = null;
+    if (name === "reset") {
+      this.wentBackTo = value.step;
+      this.notice = value.step < 0 ? null : `The run went back to step ${value.step}.`;
+    }
     if (name === "reset" || name === "steps") this.enqueue(() => this.follow(name === "reset"));
     else this.changed();
   }

@@ -1,6 +1,6 @@
 // One response: its tokens coloured by what the models thought of them, and the numbers of a chosen token.
 import { colour, useDrawn } from "./chart.js";
-import { COLOURINGS, limitsOf, numbersOf, scaleOf, shade } from "./colours.js";
+import { COLOURINGS, limitsOf, numbersOf, ownLimits, scaleOf, shade } from "./colours.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
 import { number, reasons, signed, visible } from "./text.js";
@@ -43,10 +43,12 @@ function Response({ found, scales, theme }) {
   const { row } = found;
   const [name, setName] = useState(localStorage.getItem("splitppo-colour") ?? "value");
   const [chosen, setChosen] = useState(null);
+  const [isOwn, setOwn] = useState(false);
   useEffect(() => setChosen(null), [found]);
   const choose = (one) => { localStorage.setItem("splitppo-colour", one); setName(one); };
   const isThere = (one) => numbersOf(one, found) !== null;
   const shown = isThere(name) ? name : COLOURINGS.map(([one]) => one).find(isThere) ?? name;
+  const limits = useMemo(() => (isOwn ? ownLimits(shown, found) : scales[shown]), [isOwn, shown, found, scales]);
   useKeys(Object.fromEntries(COLOURINGS.map(([one], place) => [String(place + 1), () => isThere(one) && choose(one)])));
   const facts = [
     ["score", number(row.score)], ["reward", number(row.reward)], ["KL", number(row.kl)], ["V₀", number(row.value_first)], ["return", number(row.return_first)],
@@ -57,8 +59,9 @@ function Response({ found, scales, theme }) {
       <span><span class="dim">source</span> <bdi>${visible(row.data_source)}</bdi> <span class="dim">${visible(row.place)}</span></span>${notes.map((note) => html`<b class="error">${visible(note)}</b>`)}</div>
     ${row.extra && html`<p class="dim">scorer: <bdi>${visible(row.extra)}</bdi></p>`}
     <div class="bar" role="group" aria-label="colour of the tokens">colour:${COLOURINGS.map(([one, what], place) => html`<button title=${isThere(one) ? what : `${what}: not recorded`} aria-pressed=${one === shown} disabled=${!isThere(one)} onClick=${() => choose(one)}>${place + 1} ${one}</button>`)}
-      ${isThere(shown) && html`<${Legend} name=${shown} limits=${scales[shown]} />`}</div>
-    ${row.ends ? html`<${Text} ...${{ found, shown, scales, chosen, setChosen }} />
+      ${isThere(shown) && html`<${Legend} name=${shown} limits=${limits} />`}
+      <button aria-pressed=${isOwn} title="the smallest and the largest number of this response, instead of those of the whole run" onClick=${() => setOwn(!isOwn)}>own scale</button></div>
+    ${row.ends ? html`<${Text} ...${{ found, shown, limits, chosen, setChosen }} />
       <${Strips} ...${{ found, chosen, setChosen, theme }} />
       <${Details} found=${found} chosen=${chosen} />`
     : html`<${Sentence}>The tokens of this response are not recorded${row.response === null ? ", nor is its text" : ", only its text"}.<//>${row.response !== null && html`<div class="text">${visible(row.response)}</div>`}`}
@@ -81,7 +84,7 @@ export function splitTokens(response, ends) {
 }
 
 // The tokens as elements, made once for a response; another colour changes only their backgrounds.
-function Text({ found, shown, scales, chosen, setChosen }) {
+function Text({ found, shown, limits, chosen, setChosen }) {
   const holder = useRef(null);
   const elements = useRef([]);
   const { row } = found;
@@ -93,10 +96,10 @@ function Text({ found, shown, scales, chosen, setChosen }) {
     holder.current.replaceChildren(...parts);
   }, [found]);
   useLayoutEffect(() => {
-    const scale = scaleOf(shown, scales[shown]);
+    const scale = scaleOf(shown, limits);
     const numbers = numbersOf(shown, found);
     elements.current.forEach((token, at) => { token.style.backgroundColor = numbers && row.flags[at] & COUNTS ? scale(numbers[at]) : ""; });
-  }, [found, shown, scales]);
+  }, [found, shown, limits]);
   useLayoutEffect(() => {
     const token = elements.current[chosen];
     token?.classList.add("chosen");
@@ -143,7 +146,7 @@ function Strips({ found, chosen, setChosen, theme }) {
   const { row } = found;
   const length = row.ends.length;
   const canvas = useDrawn((node) => drawStrip(node, row, chosen), [found, chosen, theme]);
-  if (!row.value && !row.advantage) return null;
+  if (!row.value && !row.advantage?.some(Boolean)) return row.advantage && html`<p class="dim">No value, and the advantage is 0 at every token, which GRPO gives if all samples of a prompt score the same.</p>`;
   const onClick = (event) => setChosen(Math.max(0, Math.min(length - 1, Math.floor((event.offsetX / canvas.current.clientWidth) * length))));
   return html`<canvas ref=${canvas} class="strip" role="img" aria-label="value and advantage along the response" onClick=${onClick}></canvas>
     <p class="dim"><i class="key" style=${{ background: "var(--c1)" }}></i>value <i class="key" style=${{ background: "var(--c3)" }}></i>return <i class="key" style=${{ background: "var(--c2)" }}></i>|advantage|, bars</p>`;

@@ -47,6 +47,11 @@ class LiveFile:
             self._pools = {**self._pools, role: new}
             self._has_changed = True
 
+    def idle(self, lost: str) -> None:
+        """Says that a group is lost, and that the others work no more until the run goes on."""
+        for role in {*self._pools, lost}:
+            self.set_pool(role, **(_UNKNOWN | {"state": "lost"} if role == lost else IDLE))
+
     def end(self) -> None:
         """Says that the run has ended, and that no group works any more."""
         self.set(phase="ended")

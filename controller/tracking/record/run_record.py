@@ -88,6 +88,7 @@ class RunRecord:
     def lost(self, place: Place, cause: str, pause_s: float | str) -> None:
         """Records the loss of a group, with the pause before it is started again, or why it is not."""
         self.live.set(phase="preparing")
+        self.live.idle(place.role)
         where = {name: getattr(place, name) or None for name in ("method", "phase")}
         self.event("group_lost", role=place.role, rank=place.rank, **where, cause=cause)
         self._lost = self._lost or (time.time(), self.live.step, pause_s)

@@ -12,6 +12,7 @@ from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
 
 _NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS = 48, 16, 10
+_DIGITS_OF_VALUE = 6
 _SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
 _POSITIONED = {"value": "value", "ret": "ret", "advantage": "advantage"}
 _POSITIONED |= {"log_ratio_ref": "kl", "log_ratio_rollout": "mismatch"}
@@ -133,9 +134,11 @@ def _ev_of(sums_K: Float64s) -> Float64s:
 def auc(values_B: NDArray[Any], is_high_B: Mask) -> float | None:
     """Computes how often a response with a high score has a larger value than one with a low score; ties count half.
 
+    Values that differ by less than rounding are ties.
+
     Returns None if all scores are alike.
     """
-    known = np.isfinite(values_B)
+    known, values_B = np.isfinite(values_B), values_B.round(_DIGITS_OF_VALUE)
     high, low = values_B[known & is_high_B], np.sort(values_B[known & ~is_high_B])
     if not len(high) or not len(low):
         return None

@@ -37,6 +37,13 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
     ("text.js", "duration"): [([59.6], "60 s"), ([600], "10 min"), ([7200], "2.0 h"), ([None], "–"), ([-1], "–")],
     ("text.js", "clock"): [([0], "1970-01-01 00:00:00"), ([1e300], "–"), (["now"], "–")],
     ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
+    ("chart.js", "drawn"): [([[-4, None, 0.5, 2], [-1, 1]], [-1, None, 0.5, 1]), ([[-4, None]], [-4, None])],
+    ("colours.js", "ownLimits"): [
+        (["reward", {"row": {"rewards": [1, None, -2]}, "derived": {}}], [-2, 1]),
+        (["ratio", {"row": {}, "derived": {"ratio": [0.5, 1.5]}}], [0.5, 2]),
+        (["kl", {"row": {}, "derived": {"kl": [1, 1]}}], None),
+        (["kl", {"row": {}, "derived": {"kl": None}}], None),
+    ],
     ("overview.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3)],
     # The first comes after (1), beside or before (-1) the second; a missing number is last in both directions.
     ("responses.js", "compared"): [

@@ -48,6 +48,7 @@ def test_a_run_that_goes_back_takes_the_page_with_it(page: Page, live: Path) -> 
     page.until(lambda: page.script(STEPS) == "step 1", "step 1")
     add_step(live, 2, SMALL, seed=5)
     page.until(lambda: page.script(STEPS) == "step 2", "step 2 again")
+    page.until(lambda: "The run went back" not in page.text(), "the end of the notice")
 
 
 def test_recorded_steps_that_go_later_than_their_lines_leave_the_page_too(page: Page, live: Path) -> None:
@@ -75,6 +76,20 @@ def test_a_run_that_ends_says_how(page: Page, live: Path) -> None:
     (live / "summary.json").write_text('{"exit_reason": "interrupted"}')
     write_live(live, step=3, total=9, phase="ended")
     page.until(lambda: "interrupted" in page.one("header").text, "the end")
+
+
+def test_a_run_that_begins_later_joins_the_table_and_keeps_the_addresses_of_the_others(
+    open_page: Callable[[str], Page], tmp_path: Path
+) -> None:
+    make_run(tmp_path / "b", SMALL)
+    with viewer([tmp_path]) as address:
+        page = open_page(address)
+        page.one("table.runs tbody a")
+        make_run(tmp_path / "a", SMALL)
+        page.until(lambda: len(page.all("table.runs tbody tr")) == 2, "the second run")
+        addresses = {link.text: link.get_attribute("href").partition("#")[2] for link in page.all("table.runs a")}
+        assert addresses == {"b": "/run/0/overview", "a": "/run/1/overview"}
+        page.driver.get("about:blank")
 
 
 def test_a_hidden_tab_rests_and_catches_up(page: Page, live: Path) -> None:

@@ -109,6 +109,9 @@ async def test_a_way_back_removes_files_and_keeps_the_evidence(run: Run) -> None
     run.record.lost(
         Place(role="critic", rank=1, step=4, method="Update", phase="update"), "it died; by the kernel", 2.5
     )
+    run.record.live.write_if_due(at_once=True)
+    pools = json.loads((run.folder / "live.json").read_text())["pools"]
+    assert (pools["critic"]["state"], pools["critic"]["method"]) == ("lost", "")
     run.record.groups_up([client("actor", "a"), client("critic", "d")], 1)
     run.recorder.restart_at(1, [], None)
     run.step(2)

@@ -127,4 +127,5 @@ def test_the_auc_is_the_share_of_pairs_in_order() -> None:
     values, is_high = np.array([0.1, 0.4, 0.35, 0.8, np.nan]), np.array([False, False, True, True, True])
     assert auc(values, is_high) == pytest.approx(3 / 4)
     assert auc(np.zeros(4), np.array([True, False, True, False])) == pytest.approx(0.5)
+    assert auc(np.array([0.0, 1e-9]), np.array([False, True])) == pytest.approx(0.5)  # equal but for rounding
     assert auc(values, np.zeros(5, np.bool_)) is None
