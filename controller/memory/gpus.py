@@ -119,8 +119,8 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
     if term in ("activations", "logits", "kv_cache"):
         if generates:
             return "lower rollout.max_batch_size"
-        keeps_all = isinstance(computed, TrainedModelConfig) and not computed.gradient_checkpointing
-        if term == "activations" and group.peak_phase == "backward" and keeps_all:
+        keeps = isinstance(computed, TrainedModelConfig) and computed.gradient_checkpointing is not True
+        if term == "activations" and group.peak_phase == "backward" and keeps:
             return f"set {section}.gradient_checkpointing to true"
         return _smaller_micro_batches(config, section, computed)
     return _offload(group, term) or _fewer_bytes_per_rank(config, group, term)

@@ -13,6 +13,7 @@ from math import ceil
 from controller.memory.model_shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
+from splitppo.config.sections.models import Checkpointing
 from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES, KV_ROOM, MAX_LOGITS
 
 _LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
@@ -52,14 +53,15 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
     return tokens * (4 * wide + bytes_each * narrow)
 
 
-def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
+def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: Checkpointing) -> int:
     """Returns the size in bytes of activations that all layers and the last norm keep at the end of a forward pass.
 
     layers:                  L x layer_activations        last norm: T D (4 + c), 4 T D if its weights are frozen
-    gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
+    gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again; selective: L c T H more
     """
     layer = layer_activations(model, tokens, bytes_each)
-    layers = model.num_layers * (bytes_each * tokens * model.hidden if checkpointing else layer)
+    width = model.hidden + (model.attention if checkpointing == "selective" else 0)
+    layers = model.num_layers * (bytes_each * tokens * width if checkpointing else layer)
     last_norm = tokens * model.hidden * (4 if model.num_frozen else 4 + bytes_each)
     return layers + last_norm + (layer if checkpointing else 0)
 

@@ -35,7 +35,8 @@ class FrozenModel:
     ) -> None:
         strategy = strategy or build_strategy(device)
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
-        self.model: Any = build_model(config.model, kind, dtype=dtype, override_config=config.override_config)
+        settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}
+        self.model: Any = build_model(config.model, kind, **settings)
         self.model.requires_grad_(requires_grad=False)
         limits = micro_batch_limits(config, self.model)
         strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)

@@ -89,6 +89,7 @@ class TrainEngine:
             kind,
             dtype=torch.bfloat16 if is_frozen_bf16 else torch.float32,
             gradient_checkpointing=config.gradient_checkpointing,
+            fp32_head=config.has_fp32_head,
             override_config=config.override_config,
         )
         self.num_parameters: int = self.model.num_parameters()

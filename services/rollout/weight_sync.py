@@ -39,7 +39,8 @@ class SyncedWeights:
         self._published: PublishedWeights | None = None
         actor = config.actor
         # Its weights need gradients like the actor's, although none is computed: torch rounds otherwise without.
-        self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, override_config=actor.override_config)
+        settings: Any = {"fp32_head": actor.has_fp32_head, "override_config": actor.override_config}
+        self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, **settings)
         self.num_parameters: int = self.model.num_parameters()
         if holds_copy:
             parallel.materialise(self.model, context.device)

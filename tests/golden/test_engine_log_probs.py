@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from services.engine.frozen_model import FrozenModel
 from services.engine.model.forward import policy_forward, value_forward
 from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
-from tests.support.engines import make_batch, make_engine, silent
+from splitppo.config import ActorConfig
+from tests.support.engines import CPU, make_batch, make_engine, silent
 from tests.support.models import save_policy, save_value_model
 
 BATCH = make_batch(8)
@@ -82,9 +84,9 @@ def test_most_likely_tokens_are_those_of_the_highest_logits_among_known_ids(
     generator = torch.Generator().manual_seed(4)
     hidden, weight, bias = (torch.randn(shape, generator=generator) for shape in [(7, 5), (30, 5), (30,)])
     logits = hidden @ weight.T + (bias if has_bias else 0.0)
-    found = most_likely_tokens(hidden, weight, bias if has_bias else None, 6, num_ids, max_logits)
+    found = most_likely_tokens(hidden, weight, bias if has_bias else None, 6, num_ids, max_logits=max_logits)
     assert found.tolist() == logits[:, :num_ids].argsort(-1, descending=True)[:, :6].tolist()
-    assert most_likely_tokens(hidden[:0], weight, None, 6, num_ids, max_logits).shape == (0, 6)
+    assert most_likely_tokens(hidden[:0], weight, None, 6, num_ids, max_logits=max_logits).shape == (0, 6)
 
 
 def test_bf16_inputs_give_fp32_results() -> None:
@@ -95,6 +97,29 @@ def test_bf16_inputs_give_fp32_results() -> None:
     for output, expected in zip(outputs, expected_outputs, strict=True):
         assert output.dtype == torch.float32
         torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("fp32_lm_head", "least", "largest"), [(True, 0.0, 1e-5), (False, 1e-4, 0.1)])
+def test_a_bf16_policy_with_an_fp32_head_has_the_log_probs_of_a_float64_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, fp32_lm_head: bool, least: float, largest: float
+) -> None:
+    errors = []
+
+    def spy(hidden, weight, targets, **settings):
+        outputs = log_probs_and_entropy(hidden, weight, targets, **settings)
+        for output, expected in zip(outputs, reference(hidden, weight, targets, temperature=0.8), strict=True):
+            errors.extend((output.double() - expected).abs().flatten().tolist())
+        assert (hidden.dtype, weight.dtype) == (torch.bfloat16, torch.bfloat16)
+        return outputs
+
+    monkeypatch.setattr("services.engine.model.forward.log_probs_and_entropy", spy)
+    folder = save_policy(tmp_path / "policy", tie_word_embeddings=tied)
+    config = ActorConfig.model_validate({"model": str(folder), "dtype": "bf16", "fp32_lm_head": fp32_lm_head})
+    FrozenModel(config, device=CPU).compute(
+        BATCH, policy_forward(0.8), outputs=["log_probs", "entropy"], progress=silent
+    )
+    assert least <= max(errors) <= largest
 
 
 @pytest.mark.parametrize("packed", [True, False])

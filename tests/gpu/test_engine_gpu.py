@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from services.engine.frozen_model import FrozenModel
+from services.engine.model.linear import fp32_product
 from services.engine.train_engine import TrainEngine
 from splitppo.config import ActorConfig
 from splitppo.config.sections.models import CriticConfig
@@ -70,6 +71,22 @@ def test_bf16_varlen_log_probs_are_near_fp32(policy: Path) -> None:
     frozen = FrozenModel(engine_of(policy, dtype="bf16").config, device=torch.device("cuda", 0))
     reference = frozen.compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
     np.testing.assert_allclose(reference, bf16, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_an_fp32_head_has_the_logits_of_a_float64_one(has_bias: bool) -> None:
+    hidden, weight, bias = (torch.randn(*shape, device="cuda").bfloat16() for shape in [(3, 7, 64), (500, 64), (500,)])
+    found = fp32_product(hidden, weight, bias if has_bias else None)
+    expected = hidden.double() @ weight.double().T + (bias.double() if has_bias else 0.0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_selective_checkpointing_changes_no_gradient(policy: Path) -> None:
+    plain, selective = (
+        gradients(engine_of(policy, dtype="bf16", gradient_checkpointing=how), BATCH) for how in (True, "selective")
+    )
+    assert all(torch.equal(plain[name], selective[name]) for name in plain)
 
 
 def test_update_save_and_load_on_the_device(policy: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Groups:
         actor: str = "",
         share: float | None = None,
         lora_rank: int = 0,
+        dtype: str = "fp32",
         **vllm: Any,
     ) -> Found:
         """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm.
@@ -57,7 +58,7 @@ class Groups:
                 rollout["share"] = share
                 services.setdefault("rollout", {})
             run = {"dir": str(self._run_dir(actor or name)), "total_steps": 1}
-            trained = {"lora_rank": lora_rank, "lr": 3e-2 if lora_rank else 3e-3}
+            trained = {"lora_rank": lora_rank, "lr": 3e-2 if lora_rank else 3e-3, "dtype": dtype}
             tree = {"run": run, "rollout": rollout, "services": services, "actor": trained}
             self.results[name] = self._run(name, (role, *scenarios), world_size, model, tree)
         return self.results[name]

@@ -35,6 +35,13 @@ def test_greedy_tokens_are_the_policys_before_and_after_each_update(alone: Alone
     check_greedy([{"greedy": alone("greedy")}])
 
 
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.extended)])
+def test_logits_of_a_bf16_policy_are_fp32_with_tied_and_with_separate_embeddings(groups: Groups, model: str) -> None:
+    [found] = groups.run(f"head_{model}", "head", model=model, dtype="bf16")
+    assert found["head"]["logit_error"] <= 1e-5
+    assert found["head"]["log_prob_diff"] <= 0.05  # hidden states are bf16 on both sides, and rounded differently
+
+
 def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_each_update(groups: Groups) -> None:
     """Two ranks that share an engine, on a model with an output layer of its own, which has no adapter."""
     options: dict[str, Any] = {"world_size": 2, "tensor_model_parallel_size": 2, "model": "llama", "lora_rank": 8}

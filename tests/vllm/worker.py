@@ -146,6 +146,23 @@ def greedy(actor: Actor) -> dict[str, Any]:
     return {"steps": found}
 
 
+def head(actor: Actor) -> dict[str, Any]:
+    """Compares the logits that vLLM makes of bf16 hidden states with those of a float64 output layer."""
+    backend = actor.role._generation._backend
+    processor = backend._engine.model_executor.driver_worker.model_runner.model.logits_processor
+    apply, errors = processor._apply_head, []
+
+    def spy(lm_head: Any, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        logits = apply(lm_head, hidden, bias)
+        errors.append(float((logits - hidden.double() @ lm_head.weight.double().T).abs().max()))
+        return logits
+
+    processor._apply_head = spy
+    _, rollouts = actor.generate(make_prompts())
+    diff = np.abs(actor.log_probs(rollouts) - rollouts["rollout_log_probs"].values)
+    return {"logit_error": max(errors), "log_prob_diff": float(diff.max(initial=0.0))}
+
+
 def skipped_sync(actor: Actor) -> dict[str, Any]:
     """Tries an engine that gets the number of a new version and keeps its old weights."""
     actor.generate(make_prompts(), temperature=0.0)
@@ -354,6 +371,7 @@ def draws() -> list[float]:
 SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
+        head,
         random_state,
         greedy,
         skipped_sync,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,8 +18,21 @@ ATTENTION = "splitppo_causal"
 
 # Options that change a score or a weight and are not implemented here.
 _UNSUPPORTED = ("s_aux", "softcap", "position_bias")
+_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 # A varlen_attn without this option takes grouped heads as they are.
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+# What these compute is kept by `keep_attention`: attention on GPUs, packed and padded, and on CPUs.
+_KEPT = [
+    torch.ops.torch_attn._varlen_attn.default,  # noqa: SLF001
+    *(getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in _KERNELS),
+]
+
+
+def keep_attention() -> Any:
+    """Returns the contexts of a checkpointed layer that computes all again in its backward pass but attention."""
+    return create_selective_checkpoint_contexts(_KEPT)  # type: ignore[no-untyped-call]
 
 
 class PackedCalls:

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
+from services.engine.model.linear import Fp32Head, fp32_product
 from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
 
 # The method that every model gets; FSDP gathers weights for it as for `forward`.
@@ -52,9 +53,10 @@ def response_log_probs(
     head, config = self.get_output_embeddings(), self.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     hidden_ND = _hidden_states(self, micro_batch, micro_batch.previous)
+    product = fp32_product if isinstance(head, Fp32Head) else functional.linear
     top_ids_NK = micro_batch.tokens.columns.get("teacher_top_ids")
     if top_k:
-        top_ids_NK = most_likely_tokens(hidden_ND, head.weight, head.bias, top_k, num_ids)
+        top_ids_NK = most_likely_tokens(hidden_ND, head.weight, head.bias, top_k, num_ids, product)
     log_probs_N, entropy_N, top_log_probs_NK = log_probs_and_entropy(
         hidden_ND,
         head.weight,
@@ -63,6 +65,7 @@ def response_log_probs(
         bias_V=head.bias,
         softcap=getattr(config, "final_logit_softcapping", None),
         others_NK=top_ids_NK,
+        product=product,
     )
     outputs = {"log_probs": log_probs_N, "entropy": entropy_N}
     return outputs if top_ids_NK is None else {**outputs, "top_log_probs": top_log_probs_NK, "top_ids": top_ids_NK}

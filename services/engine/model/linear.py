@@ -1,6 +1,7 @@
-"""Linear layers that use oneDNN on a CPU for products over many rows, where oneDNN is faster than MKL.
+"""Linear layers that compute otherwise than torch's: with oneDNN on a CPU, or fp32 logits from bf16 weights.
 
-PyTorch uses MKL for float32 products. Nothing else changes: not the weights, their names or their number.
+On a CPU PyTorch uses MKL for float32 products; oneDNN is faster over many rows. Neither kind changes the weights, their
+names or their number.
 """
 
 from typing import Any
@@ -21,6 +22,26 @@ class OneDnnLinear(nn.Linear):
             return functional.linear(input, self.weight, self.bias)
         output: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output
+
+
+class Fp32Head(nn.Linear):
+    """An output layer whose logits are float32, although its weights and inputs may be bfloat16."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
+        return fp32_product(input, self.weight, self.bias)
+
+
+def fp32_product(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Computes input W^T + b, summed up in float32 and not rounded afterwards; input [..., I], W [O, I], b [O]."""
+    if rows.is_cuda and rows.dtype != torch.float32:
+        product = torch.mm(rows.flatten(0, -2), weight_OI.T, out_dtype=torch.float32).view(*rows.shape[:-1], -1)
+        return product if bias_O is None else product + bias_O
+    return functional.linear(rows.float(), weight_OI.float(), None if bias_O is None else bias_O.float())
+
+
+def use_fp32_head(model: Any) -> None:
+    """Turns the output layer of a language model into an `Fp32Head`."""
+    model.get_output_embeddings().__class__ = Fp32Head
 
 
 def use_onednn(model: nn.Module) -> None:

@@ -14,11 +14,11 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from transformers.utils import logging as hf_logging
 
 from services.engine.model.adapters import base_parameters
-from services.engine.model.attention import ATTENTION
+from services.engine.model.attention import ATTENTION, keep_attention
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
-from services.engine.model.linear import use_onednn
+from services.engine.model.linear import use_fp32_head, use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
-from splitppo.config.sections.models import is_dropout
+from splitppo.config.sections.models import Checkpointing, is_dropout
 from splitppo.model_folder import local_folder
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -48,15 +48,16 @@ def build_model(
     kind: Kind,
     *,
     dtype: torch.dtype = torch.float32,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = False,
+    fp32_head: bool = False,
     override_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """Builds a Hugging Face model without weights: parameters are on the meta device, buffers on the CPU.
 
-    `override_config` replaces attributes of the folder's config. The model is in eval mode, with all dropout 0 and a
-    `RESPONSE_METHOD`. A policy is a causal language model; a value model is a token classifier with one label; a reward
-    model is a decoder that classifies sequences, and its folder has one label. A `Strategy` then gives the weights
-    memory, `fill_model` their values.
+    `fp32_head` makes the logits of a policy float32 whatever its weights are. `override_config` replaces attributes of
+    the folder's config. The model is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal
+    language model; a value model is a token classifier with one label; a reward model is a decoder that classifies
+    sequences, and its folder has one label. A `Strategy` then gives the weights memory, `fill_model` their values.
 
     Raises:
         ValueError: no model has this name and kind; or a replaced attribute is unknown, or changes shapes.
@@ -81,14 +82,21 @@ def build_model(
             raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
     except Exception as error:  # wrong sizes in a config may raise anything in transformers
         raise _unusable(name, kind, error) from error
+    _set_computation(model, gradient_checkpointing, fp32_head=fp32_head and kind == "policy")
+    setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
+    return model.eval()
+
+
+def _set_computation(model: PreTrainedModel, checkpointing: Checkpointing, *, fp32_head: bool) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if checkpointing:
+        keeps = {"context_fn": keep_attention} if checkpointing == "selective" else {}
+        model.gradient_checkpointing_enable({"use_reentrant": False, **keeps})
     use_onednn(model)
-    setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
-    return model.eval()
+    if fp32_head:
+        use_fp32_head(model)
 
 
 def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:

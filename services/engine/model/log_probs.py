@@ -3,6 +3,7 @@
 Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk, K other tokens at the same position.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitppo.machine.memory_limits import MAX_LOGITS
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def log_probs_and_entropy(
@@ -21,6 +24,7 @@ def log_probs_and_entropy(
     bias_V: Tensor | None = None,
     softcap: float | None = None,
     others_NK: Tensor | None = None,
+    product: Product = functional.linear,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes for each token log p(target), the entropy of softmax(logits / temperature), and log p of other tokens.
@@ -28,7 +32,7 @@ def log_probs_and_entropy(
         logits = softcap * tanh((hidden W^T + b) / softcap);   without softcap: hidden W^T + b
 
     Logits are made chunk by chunk along the tokens, at most `max_logits` at once, in the forward pass and again in the
-    backward pass.
+    backward pass. `product` computes hidden W^T + b.
 
     Returns:
         (log_probs [N], entropy [N], log-probs of `others_NK` [N, K]; K is 0 without them), each float32 (float64 for
@@ -38,21 +42,25 @@ def log_probs_and_entropy(
     if others_NK is None:
         others_NK = targets_N.new_empty(len(targets_N), 0)
     outputs: tuple[Tensor, Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, others_NK, temperature, softcap, chunk
+        hidden_ND, weight_VD, bias_V, targets_N, others_NK, temperature, softcap, chunk, product
     )
     return outputs
 
 
 @torch.no_grad()
 def most_likely_tokens(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, top_k: int, num_ids: int, max_logits: int = MAX_LOGITS
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    top_k: int,
+    num_ids: int,
+    product: Product = functional.linear,
+    max_logits: int = MAX_LOGITS,
 ) -> Tensor:
     """Finds the `top_k` tokens of the highest logits, hidden W^T + b, among the ids below `num_ids`; [N, top_k]."""
     chunk = max(1, max_logits // weight_VD.shape[0])
     parts = (hidden_ND[start : start + chunk] for start in range(0, max(1, len(hidden_ND)), chunk))
-    return torch.cat(
-        [functional.linear(part, weight_VD, bias_V)[:, :num_ids].float().topk(top_k).indices for part in parts]
-    )
+    return torch.cat([product(part, weight_VD, bias_V)[:, :num_ids].float().topk(top_k).indices for part in parts])
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -69,11 +77,12 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         softcap: float | None,
         chunk: int,
+        product: Product,
     ) -> tuple[Tensor, Tensor, Tensor]:
         log_probs, entropies, of_others, normalisers = [], [], [], []
         for start in range(0, max(1, len(hidden_ND)), chunk):
             part = slice(start, start + chunk)
-            logits_CV, _ = _scaled_logits(hidden_ND[part], weight_VD, bias_V, temperature, softcap)
+            logits_CV, _ = _scaled_logits(product(hidden_ND[part], weight_VD, bias_V), temperature, softcap)
             normaliser_C = logits_CV.logsumexp(-1)
             log_probs.append(logits_CV.gather(-1, targets_N[part, None]).squeeze(-1) - normaliser_C)
             of_others.append(logits_CV.gather(-1, others_NK[part]) - normaliser_C[:, None])
@@ -82,7 +91,7 @@ class _ChunkedHead(torch.autograd.Function):
             normalisers.append(normaliser_C)
         entropy_N, normaliser_N = torch.cat(entropies), torch.cat(normalisers)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N)
-        ctx.temperature, ctx.softcap, ctx.chunk = temperature, softcap, chunk
+        ctx.temperature, ctx.softcap, ctx.chunk, ctx.product = temperature, softcap, chunk, product
         ctx.set_materialize_grads(False)
         return torch.cat(log_probs), entropy_N, torch.cat(of_others)
 
@@ -99,7 +108,8 @@ class _ChunkedHead(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if ctx.needs_input_grad[2] else None
         for start in range(0, len(hidden_ND), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits_CV, slope_CV = _scaled_logits(hidden_ND[part], weight_VD, bias_V, ctx.temperature, ctx.softcap)
+            product_CV = ctx.product(hidden_ND[part], weight_VD, bias_V)
+            logits_CV, slope_CV = _scaled_logits(product_CV, ctx.temperature, ctx.softcap)
             log_softmax_CV = logits_CV.sub_(normaliser_N[part, None])
             probs_CV = log_softmax_CV.exp()
             # d log p(token) / d logit = 1[token] - p;  d entropy / d logit = -p (log p + entropy)
@@ -120,15 +130,12 @@ class _ChunkedHead(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(0)
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-def _scaled_logits(
-    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, softcap: float | None
-) -> tuple[Tensor, Tensor | float]:
+def _scaled_logits(product_CV: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor | float]:
     """Computes ([C, V] logits / temperature in fp32 or wider, their derivative with respect to hidden W^T + b)."""
-    logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    logits_CV = product_CV.to(torch.promote_types(product_CV.dtype, torch.float32))
     if softcap is None:
         return logits_CV.div_(temperature), 1.0 / temperature
     squashed_CV = logits_CV.div_(softcap).tanh_()

@@ -70,7 +70,10 @@ class VllmRollout:
             model=model,
             tokenizer=config.data.tokenizer,
             skip_tokenizer_init=not self._stop_rule.texts,
-            hf_overrides=config.actor.override_config,
+            hf_overrides={
+                **config.actor.override_config,
+                **({"head_dtype": "float32"} if config.actor.has_fp32_head else {}),
+            },
             generation_config="vllm",  # the folder's sampling parameters are not used
             load_format="dummy",  # the policy's weights come by sync_weights
             dtype="float32" if self._dtype is torch.float32 else "bfloat16",

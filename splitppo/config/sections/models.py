@@ -11,6 +11,7 @@ from splitppo.config_error import config_errors
 
 LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
+Checkpointing = bool | Literal["selective"]
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -46,6 +47,11 @@ class ComputedModelConfig(Section):
 
     param_offload: Annotated[bool, MAY_CHANGE] = False
     """If true, the weights lie in main memory while the model does not compute, and come back for its next command."""
+
+    @property
+    def has_fp32_head(self) -> bool:
+        """True if logits are computed in fp32 by a model that computes in bf16."""
+        return self.dtype == "bf16"
 
     def _check_keys(self) -> None:
         if dropout := next((name for name, value in self.override_config.items() if value and is_dropout(name)), None):
@@ -123,8 +129,9 @@ class TrainedModelConfig(ComputedModelConfig):
     shuffle: bool = False
     """If true, each of ppo_epochs divides the responses into mini-batches in a new order."""
 
-    gradient_checkpointing: Annotated[bool, MAY_CHANGE] = False
-    """If true, activations are computed again in the backward pass, which takes less memory and more time."""
+    gradient_checkpointing: Annotated[Checkpointing, MAY_CHANGE] = False
+    """If true, activations are computed again in the backward pass, which takes less memory and more time. selective:
+    all but the outputs of attention, which take the most time at long rows."""
 
     loss_agg_mode: LossAggMode = "token-mean"
     """The way in which the losses of tokens become one number; its denominators are those of the whole mini-batch. For
@@ -154,6 +161,10 @@ class TrainedModelConfig(ComputedModelConfig):
 
 class ActorConfig(TrainedModelConfig):
     """The settings of the actor: the policy model, its optimizer and its loss."""
+
+    fp32_lm_head: Annotated[bool, MAY_CHANGE] = True
+    """If true and dtype is bf16, the output layer of policy and reference computes logits in fp32, wherever they sample
+    or train. bf16 logits shift log-probs by 0.003 to 0.012 nats."""
 
     lr: LearningRate = 1e-6
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0)
@@ -189,6 +200,11 @@ class ActorConfig(TrainedModelConfig):
     the step ends there. null: no bound."""
 
     policy_loss: PolicyLossConfig = PolicyLossConfig()
+
+    @property
+    def has_fp32_head(self) -> bool:
+        """True if logits are computed in fp32 by a model that computes in bf16."""
+        return self.fp32_lm_head and super().has_fp32_head
 
     @model_validator(mode="before")
     @classmethod

@@ -144,6 +144,19 @@ def test_gradient_checkpointing_changes_no_gradient(policy: Path) -> None:
     assert relative_error(gradients(recomputing, batch), gradients(plain, batch)) <= 1e-6
 
 
+def test_selective_checkpointing_has_the_same_bits_and_computes_attention_once(policy: Path) -> None:
+    batch, found, num_calls = make_batch(), [], []
+    for checkpointing in (True, "selective"):
+        engine = make_engine(policy, gradient_checkpointing=checkpointing)
+        with torch.profiler.profile() as profile:
+            found.append(gradients(engine, batch))
+        calls = [one for one in profile.events() if one.name == "aten::_scaled_dot_product_flash_attention_for_cpu"]
+        # Only the kernel itself makes an output; a call that finds what was kept does not.
+        num_calls.append(sum(any(part.name == "aten::empty_like" for part in call.cpu_children) for call in calls))
+    assert all(torch.equal(*pair) for pair in zip(*(named.values() for named in found), strict=True))
+    assert num_calls[0] == 2 * num_calls[1] > 0
+
+
 def without_tokens(batch: Batch, mini_batch: int | None = None) -> Batch:
     """The batch with no counting token, or with none in one of its mini-batches."""
     rows = batch["mini_batches"].values == mini_batch if mini_batch is not None else np.ones(batch.num_rows, np.bool_)

@@ -94,6 +94,8 @@ def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(tmp_pat
     less = phases(config(tmp_path, actor__gradient_checkpointing=True), model=deep)["backward"].activations
     layer, layer_input = 10 * (64 + 4 * (32 + 24 + 64)), 10 * 8 * 4
     assert whole - less == 100 * layer - (100 * layer_input + layer)
+    settings = config(tmp_path, actor__gradient_checkpointing="selective")
+    assert phases(settings, model=deep)["backward"].activations - less == 100 * 10 * MODEL.attention * 4
 
 
 def test_the_only_micro_batch_gets_its_gradients_while_activations_go(tmp_path: Path) -> None:
