@@ -11,7 +11,7 @@ export function visible(text) {
 export function number(value, digits = 3) {
   if (typeof value !== "number" || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (Number.isSafeInteger(value)) return value.toLocaleString("en");
+  if (Number.isSafeInteger(value)) return (value + 0).toLocaleString("en"); // -0 + 0 is 0
   if (size >= 1e15) return value.toExponential(1);
   if (size >= 10000) return Math.round(value).toLocaleString("en");
   if (size < 0.001) return value.toExponential(1);
