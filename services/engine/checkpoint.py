@@ -30,6 +30,7 @@ from services.engine.model.adapter_checkpoint import (
     write_adapter,
 )
 from services.engine.model.adapters import rank_of, trained_parameters
+from services.engine.optimizer import MOMENTS, BucketedAdamW
 from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_weights, stored_weights
 from services.engine.weights_digest import values_digest
 from splitppo import failpoints
@@ -38,7 +39,6 @@ from splitppo.file_lock import any_lock
 log = logging.getLogger(__name__)
 
 HF_FOLDER = "huggingface"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAMW_STATE = ("step", *MOMENTS)
 _PROGRESS_INTERVAL_S = 1.0
 # A rank that has written its part waits for the others; the watch over peers notices a dead rank at once.
@@ -67,7 +67,7 @@ class Checkpointer:
     def save(
         self,
         directory: Path,
-        optimizer: torch.optim.Optimizer,
+        optimizer: BucketedAdamW,
         *,
         at_rest: Mapping[UntypedStorage, Tensor],
         num_updates: int,
@@ -146,7 +146,7 @@ class Checkpointer:
         return check_checkpoint(directory, self._model)
 
     def load(
-        self, directory: Path, optimizer: torch.optim.Optimizer, progress: Callable[[int, int, str], None]
+        self, directory: Path, optimizer: BucketedAdamW, progress: Callable[[int, int, str], None]
     ) -> tuple[int, bytes]:
         """Loads a checkpoint from any number of ranks into model and optimizer; returns (num_updates, service_state).
 
@@ -157,7 +157,8 @@ class Checkpointer:
         shapes = self.check(directory)
         self.wait_until_written(progress)
         optimizer.state.clear()  # first, else moments would be in memory twice
-        moments = _fresh_moments(model, shapes)
+        named = trained_parameters(model).items()
+        moments = optimizer.fresh_states([weight for name, weight in named if f"optimizer.{name}.step" in shapes])
         rng = {key: value for key, value in _rng_entries().items() if key in shapes}
         state = {
             **model_entries(model),
@@ -240,18 +241,6 @@ def _optimizer_entries(model: nn.Module, moments: Mapping[Any, Mapping[str, Tens
         for name, parameter in trained_parameters(model).items()
         if parameter in moments
         for moment in ADAMW_STATE
-    }
-
-
-def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[Tensor, dict[str, Tensor]]:
-    """Allocates AdamW states of zeros to load a checkpoint into, for the parameters with a state in the checkpoint."""
-    return {
-        parameter: {
-            "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
-            **{moment: torch.zeros_like(parameter.detach()) for moment in MOMENTS},
-        }
-        for name, parameter in trained_parameters(model).items()
-        if f"optimizer.{name}.step" in shapes
     }
 
 

@@ -3,6 +3,7 @@
 Without a process group there is one rank. How a tensor is divided is read from the tensor (`Strategy`).
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -69,6 +70,21 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
         size = math.ceil(num_rows / group.size())  # as torch.chunk divides
         start = min(group.rank() * size, num_rows)
     return start, start + len(tensor.to_local())
+
+
+def placed_like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Makes a tensor of this rank's `values`, in any memory and of any dtype, that is divided over ranks like `tensor`.
+
+    DTensor.from_local would move the values to the device of the mesh.
+    """
+    if not isinstance(tensor, DTensor):
+        return values
+    spec = tensor._spec  # noqa: SLF001
+    assert spec.tensor_meta is not None
+    meta = spec.tensor_meta._replace(dtype=values.dtype)
+    make: Any = DTensor
+    made: Tensor = make(values, dataclasses.replace(spec, tensor_meta=meta), requires_grad=False)
+    return made
 
 
 def full(tensor: Tensor) -> Tensor:

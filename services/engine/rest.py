@@ -1,7 +1,7 @@
-"""Keeps weights and moments in main memory while they wait, and on the device while a command needs them.
+"""Keeps weights in main memory while they wait, and on the device while a command needs them.
 
 A tensor stays the same object for FSDP2, the optimizer and a save: only the memory of its storage on the device is
-freed, and allocated again (docs/adr/054).
+freed, and allocated again (docs/adr/054). For the moments of AdamW see `optimizer`.
 """
 
 import functools
@@ -26,7 +26,7 @@ class Rest:
     stays allocated. The copy is written only after a block that may have changed values.
 
     Args:
-        tensors: returns all tensors that rest, also those that are new (AdamW makes moments in its first step).
+        tensors: returns all tensors that rest, also those that are new.
         is_on: False: the tensors never rest, and the methods do nothing.
     """
 
@@ -67,7 +67,7 @@ class Rest:
             parallel.local(tensor.detach()).untyped_storage(): _may_change(tensor) for tensor in self._tensors()
         }
         new = [storage for storage in storages if storage not in self._copies]
-        made = dict(zip(new, _host_memory([storage.nbytes() for storage in new], pinned=is_cuda), strict=True))
+        made = dict(zip(new, host_memory([storage.nbytes() for storage in new], pinned=is_cuda), strict=True))
         copies = {storage: made[storage] if storage in made else self._copies[storage] for storage in storages}
         for storage, may_change in storages.items():
             if storage in made or (self._has_changed and may_change):
@@ -104,7 +104,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
 
 
-def _host_memory(sizes: Sequence[int], *, pinned: bool) -> Iterator[Tensor]:
+def host_memory(sizes: Sequence[int], *, pinned: bool) -> Iterator[Tensor]:
     """Yields memory of these sizes, from pieces of 2^k bytes: PyTorch rounds pinned memory up to such a size."""
     piece, remaining = torch.empty(0, dtype=torch.uint8), sum(sizes)
     for size in sizes:
@@ -118,4 +118,4 @@ def _host_memory(sizes: Sequence[int], *, pinned: bool) -> Iterator[Tensor]:
 @functools.cache
 def _warn_on_cpu(device_type: str) -> None:
     if device_type == "cpu":
-        log.warning("param_offload and optimizer_offload save nothing on a CPU: they copy to main memory what is there")
+        log.warning("param_offload saves nothing on a CPU: it copies to main memory what is there")

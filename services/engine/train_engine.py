@@ -21,7 +21,7 @@ from torch import Tensor
 
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, Rows, collate, row_lengths
-from services.engine.checkpoint import MOMENTS, Checkpointer
+from services.engine.checkpoint import Checkpointer
 from services.engine.flops import FlopsMeter
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.adapter_checkpoint import AdapterBase
@@ -35,7 +35,7 @@ from services.engine.model.loading import (
     set_attention,
 )
 from services.engine.model.weights import Kind
-from services.engine.optimizer import build_optimizer, learning_rate
+from services.engine.optimizer import BucketedAdamW, build_optimizer, learning_rate
 from services.engine.rest import Rest
 from services.engine.strategies.registry import build_strategy
 from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, rank_tokens, token_mean
@@ -63,7 +63,7 @@ class TrainEngine:
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
         strategy: the way in which the ranks hold this model, and the frozen models of the group.
-        weights, moments: with param_offload and optimizer_offload both rest in main memory, see `Rest`.
+        weights: with param_offload they rest in main memory, see `Rest`.
         num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
     Raises:
@@ -101,9 +101,8 @@ class TrainEngine:
         self.strategy = build_strategy(device, config)
         self.strategy.shard(self.model, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         self._fill()
-        self.optimizer = build_optimizer(self.model, config)
+        self.optimizer = self._fresh_optimizer()
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
-        self.moments = Rest(self._moments, device, is_on=config.optimizer_offload)
         compute = functools.partial(compute_columns, self.model, self.strategy, limits=self.limits, device=device)
         self.compute = self.weights.awake()(compute)
         base = AdapterBase.of(self.model, config, kind)
@@ -113,6 +112,9 @@ class TrainEngine:
         """Gives the model the weights that training begins with."""
         fill_model(self.model, self.config.model, self.kind, seed=self.seed)
         fill_adapters(self.model, self.config, kind=self.kind, seed=self.seed)
+
+    def _fresh_optimizer(self) -> BucketedAdamW:
+        return build_optimizer(self.model, self.config, seed=self.seed, device=self.device)
 
     def update(
         self,
@@ -209,7 +211,7 @@ class TrainEngine:
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            with self.weights.awake(changes=True), self.moments.awake(changes=True):
+            with self.weights.awake(changes=True):
                 self.optimizer.step()
         else:
             log.error("gradient norm is %s: optimizer step skipped", norm)
@@ -247,7 +249,7 @@ class TrainEngine:
         return self._checkpointer.save(
             directory,
             self.optimizer,
-            at_rest={**self.weights.copies, **self.moments.copies},
+            at_rest=self.weights.copies,
             num_updates=self.num_updates,
             service_state=service_state,
             with_hf_model=with_hf_model,
@@ -270,17 +272,13 @@ class TrainEngine:
             if directory is None:
                 self._checkpointer.wait_until_written(progress)
                 self._fill()
-                self.optimizer = build_optimizer(self.model, self.config)
+                self.optimizer = self._fresh_optimizer()
                 self.num_updates, service_state = 0, b""
             else:
                 self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer, progress)
-        self.moments.rest()
         return service_state
 
     def compute_weights_digest(self) -> str:
         """Returns the sha256 of the model's weights; see `weights_digest`."""
         with self.weights.awake():
             return weights_digest(self.model)
-
-    def _moments(self) -> Iterator[Tensor]:
-        return (state[name] for state in self.optimizer.state.values() for name in MOMENTS if name in state)

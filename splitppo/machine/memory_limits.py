@@ -9,3 +9,14 @@ MAX_LOGITS = 1 << 27
 KV_ROOM = 64
 # The largest amount of weights in memory while huggingface/ is written. A larger layer is a file of its own.
 MAX_FILE_BYTES = 1 << 30
+# The memory on the device for the moments of AdamW that are stepped on together, if they are kept in main memory or in
+# bf16; with those in main memory, two such buckets are there at the same time.
+MOMENT_BUCKET_BYTES = 256 << 20
+
+
+def bucket_bytes_per_weight(bytes_each: int) -> int:
+    """Returns the bytes that a weight takes in a bucket: two moments in fp32, and to round them to bf16 6 bytes more.
+
+    `bytes_each` are those of a moment where it is kept.
+    """
+    return 8 if bytes_each == 4 else 8 + 4 + 2

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from services.engine import parallel
 from services.engine.frozen_model import FrozenModel
+from services.engine.model.adapters import trained_parameters
 from services.engine.model.linear import fp32_product
+from services.engine.optimizer import MOMENTS, BucketedAdamW
 from services.engine.train_engine import TrainEngine
 from splitppo.config import ActorConfig
 from splitppo.config.sections.models import CriticConfig
@@ -123,14 +127,63 @@ def test_an_update_on_a_known_gpu_uses_a_share_of_its_peak(policy: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_at_rest_the_device_is_free_of_weights_and_moments(policy: Path, dtype: str) -> None:
-    resting = engine_of(policy, dtype=dtype, lr=1e-3, param_offload=True, optimizer_offload=True)
-    staying = engine_of(policy, dtype=dtype, lr=1e-3)
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_at_rest_the_device_is_free_of_weights_and_moments(policy: Path, dtype: str, moments: str) -> None:
+    keys = {"dtype": dtype, "lr": 1e-3, "optimizer_state_dtype": moments}
+    resting = engine_of(policy, **keys, param_offload=True, optimizer_offload=True)
+    staying = engine_of(policy, **keys)
     for engine in (resting, staying):
-        engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+        for _ in range(3):
+            engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
     assert resting.compute_weights_digest() == staying.compute_weights_digest()
-    assert all(copy.is_pinned() for rest in (resting.weights, resting.moments) for copy in rest.copies.values())
+    assert all(copy.is_pinned() for copy in resting.weights.copies.values())
+    for state in resting.optimizer.state.values():
+        assert all(parallel.local(state[name]).is_pinned() for name in MOMENTS)
     at_rest_bytes = torch.cuda.memory_allocated()
-    with resting.weights.awake(), resting.moments.awake():
-        assert torch.cuda.memory_allocated() - at_rest_bytes >= 3 * 4 * resting.num_parameters
+    with resting.weights.awake():
+        assert torch.cuda.memory_allocated() - at_rest_bytes >= 4 * resting.num_parameters
     assert torch.cuda.memory_allocated() == at_rest_bytes
+
+
+@pytest.mark.parametrize(
+    "keys", [{"optimizer_offload": True}, {"optimizer_state_dtype": "bf16"}], ids=["offload", "bf16"]
+)
+def test_a_step_in_buckets_takes_two_of_them_and_repeats_after_a_checkpoint(
+    policy: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    engine, bucket_bytes = engine_of(policy, lr=1e-3, **keys), 1 << 16
+    parameters, digests = trained_parameters(engine.model), []
+    engine.optimizer = BucketedAdamW(parameters, engine.config, seed=1, device=engine.device, bucket_bytes=bucket_bytes)
+    step = {"forward": forward_of("policy"), "loss": loss_of("policy"), "progress": silent}
+    engine.update(BATCH, **step)
+    saved = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False)
+    for _ in range(2):
+        engine.update(BATCH, **step)
+        digests.append(engine.compute_weights_digest())
+        saved.result(60)
+        engine.load_checkpoint(tmp_path / "part")
+    assert digests[0] == digests[1]
+    for weight in parameters.values():
+        weight.grad = torch.zeros_like(weight)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    engine.optimizer.step()
+    scalars = 1024 * len(parameters)  # the allocator rounds up, also steps of one number
+    assert bucket_bytes // 2 < torch.cuda.max_memory_allocated() - before <= 2 * bucket_bytes + scalars
+
+
+def test_a_bucketed_step_has_the_bits_of_torch(policy: Path) -> None:
+    weights = [torch.randn(size, device="cuda") for size in (7, 100_003, 4096)]
+    ends = []
+    for keys in ({}, {"optimizer_offload": True}):
+        parameters = {f"{weight.numel()}": torch.nn.Parameter(weight.clone()) for weight in weights}
+        config = ActorConfig.model_validate({"model": "unused", "lr": 1e-2, **keys})
+        optimizer = BucketedAdamW(parameters, config, seed=1, device=torch.device("cuda", 0), bucket_bytes=1 << 16)
+        torch.manual_seed(0)
+        for _ in range(20):
+            for weight in parameters.values():
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+        ends.append([*parameters.values()])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))

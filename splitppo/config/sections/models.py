@@ -31,8 +31,7 @@ class ComputedModelConfig(Section):
     of dropout above 0, are refused."""
 
     dtype: Annotated[Literal["fp32", "bf16"], IS_WORK] = "fp32"
-    """The type of numbers in which the model computes. The weights that the optimizer updates, and its state, are fp32
-    in any case."""
+    """The type of numbers in which the model computes. The weights that the optimizer updates are fp32 in any case."""
 
     ppo_micro_batch_size_per_gpu: Annotated[PositiveInt | None, MAY_CHANGE] = None
     """The number of rows that a rank computes at the same time. null: as many rows as ppo_max_token_len_per_gpu
@@ -88,7 +87,12 @@ class TrainedModelConfig(ComputedModelConfig):
     of each other (HSDP). It must divide the number of ranks. -1: all ranks."""
 
     optimizer_offload: Annotated[bool, MAY_CHANGE] = False
-    """If true, the state of the optimizer lies in main memory, and comes back for each of its steps."""
+    """If true, the state of the optimizer lies in main memory, and comes to the GPU in buckets in each of its steps: at
+    most two, of 256 MiB each, are there."""
+
+    optimizer_state_dtype: Literal["fp32", "bf16"] = "fp32"
+    """The type of numbers in which the state of the optimizer is kept. bf16 takes half the memory; the state is rounded
+    up or down at random, so that it is right in the mean, and exactly the same in a resumed run."""
 
     lr: LearningRate
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"

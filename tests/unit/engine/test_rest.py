@@ -1,4 +1,4 @@
-"""Weights and moments at rest: the device is free of them, and every result has the same bits as without rest."""
+"""Weights at rest: the device is free of them, and every result has the same bits as without rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from services.engine import parallel
 from services.engine.frozen_model import FrozenModel
 from services.engine.rest import Rest, values_at_rest
-from services.engine.train_engine import TrainEngine
 from splitppo.file_lock import any_lock
 from tests.support.engines import CPU, forward_of, loss_of, make_batch, make_engine, silent
 from tests.support.models import save_policy
@@ -21,7 +20,6 @@ from tests.support.ranks import RunRanks, rank_processes
 
 AT_REST = {"param_offload": True, "optimizer_offload": True}
 BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +36,6 @@ def run_ranks() -> Iterator[RunRanks]:
 def num_bytes(tensors: Any) -> int:
     """The memory that tensors have on their device."""
     return sum(parallel.local(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
-
-
-def bytes_on_the_device(engine: TrainEngine) -> dict[str, int]:
-    states = engine.optimizer.state.values()
-    return {
-        "weights": num_bytes(engine.model.parameters()),
-        "moments": num_bytes(state[name] for state in states for name in MOMENTS),
-    }
 
 
 def test_tensors_at_rest_have_no_memory_and_wake_with_their_values() -> None:
@@ -125,7 +115,7 @@ def everything(folder: Path, output: Path, settings: dict[str, Any]) -> dict[str
 
     def note(name: str, fact: Any) -> None:
         facts[name] = fact
-        facts["memory"].append((name, bytes_on_the_device(engine) if engine.optimizer.state else None))
+        facts["memory"].append((name, num_bytes(engine.model.parameters())))
 
     note("initial", engine.compute_weights_digest())
     note("metrics", engine.update(batch, forward, loss, progress=silent))
@@ -155,9 +145,8 @@ def everything(folder: Path, output: Path, settings: dict[str, Any]) -> dict[str
 
 
 def assert_same_without_memory(with_rest: dict[str, Any], without: dict[str, Any]) -> None:
-    for name, kept in with_rest.pop("memory"):
-        assert kept in (None, {"weights": 0, "moments": 0}), name
-    assert all(min(kept.values()) > 0 for _, kept in without.pop("memory") if kept)
+    assert {kept for _, kept in with_rest.pop("memory")} == {0}
+    assert all(kept for _, kept in without.pop("memory"))
     assert with_rest == without
 
 
@@ -176,16 +165,6 @@ def test_ranks_have_the_same_bits_and_no_memory_at_rest(
     with_rest = run_ranks(num_ranks, everything, policy, tmp_path / "with", {**settings, **AT_REST})
     for facts in zip(with_rest, without, strict=True):
         assert_same_without_memory(*facts)
-
-
-@pytest.mark.parametrize("key", AT_REST)
-def test_each_key_alone_frees_its_part(policy: Path, key: str) -> None:
-    engine = make_engine(policy, **{key: True})
-    engine.update(make_batch(), forward_of("policy"), loss_of("policy"), progress=silent)
-    at_rest = {"param_offload": "weights", "optimizer_offload": "moments"}[key]
-    assert {name for name, kept in bytes_on_the_device(engine).items() if not kept} == {at_rest}
-    with engine.weights.awake(), engine.moments.awake():
-        assert all(bytes_on_the_device(engine).values())
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
