@@ -19,9 +19,9 @@ from controller.memory.passes import (
     micro_batch_of,
     training_gathered,
 )
-from splitppo.config import ComputedModelConfig, Config
+from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
-from splitppo.machine.memory_limits import MAX_FILE_BYTES
+from splitppo.machine.memory_limits import MAX_FILE_BYTES, MOMENT_BUCKET_BYTES, bucket_bytes_per_weight
 
 GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
@@ -92,13 +92,14 @@ def estimate_group(
 ) -> GroupMemory:
     """Estimates the memory of each rank of a worker group.
 
-    In every phase there are the trained weights and the moments of AdamW, sharded, in fp32, and frozen weights in the
-    compute dtype:
+    In every phase there are the trained weights in fp32 and the moments of AdamW (m = 4 or 2 bytes each), sharded, and
+    frozen weights in the compute dtype:
 
-        weights (c P_f + 4 P_t) / G,   optimizer 8 P_t / G,   reference c P_ref / G,   reward_model c P_rm / G
+        weights (c P_f + 4 P_t) / G,   optimizer 2 m P_t / G,   reference c P_ref / G,   reward_model c P_rm / G
 
     The reference of an actor with adapters is the actor without them, and takes 0. A term that is offloaded is 0 in
-    phases that do not need it. Its copy in main memory stays there: on a CPU it is the term `offloaded`.
+    phases that do not need it. Its copy in main memory stays there: on a CPU it is the term `offloaded`. An optimizer
+    step on moments that are offloaded or in bf16 has a bucket of them beside it, from main memory on a GPU two.
 
     Every rank of a rollout group has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine.
     Published files are mapped, and count as no memory. On GPUs of the critic, the phase "at rest" has neither: the
@@ -172,8 +173,10 @@ class _Group:
             shards = self.shards if self.is_wrapped else None
             moments = backward(model, mini_batch, trained, shards, is_policy=is_policy)
             yield "backward", max((replace(kept, **terms) for terms in moments), key=lambda terms: terms.total)
-            kept = self.needing("weights", "optimizer")
-            yield "optimizer step", replace(kept, gradients=4 * model.num_trained // self.shards)
+            kept = self.needing("weights")
+            moments_bytes = kept.optimizer + self._bucket_bytes(trained)
+            gradients = 4 * model.num_trained // self.shards
+            yield "optimizer step", replace(kept, optimizer=moments_bytes, gradients=gradients)
 
     def _all_models(self) -> Terms:
         """Returns the models and the process that a rank keeps if nothing is offloaded."""
@@ -185,9 +188,18 @@ class _Group:
         if self.trained:
             frozen_bytes = compute_bytes(self.trained) * self.model.num_frozen
             terms["weights"] = (frozen_bytes + 4 * self.model.num_trained) // self.shards
-            terms["optimizer"] = 8 * self.model.num_trained // self.shards
+            terms["optimizer"] = 2 * _moment_bytes(self.trained) * self.model.num_trained // self.shards
             terms["vllm"] = 0 if self.sleeps else self.vllm
         return Terms(process=GPU_PROCESS_BYTES if self.service.devices else CPU_PROCESS_BYTES, **terms)
+
+    def _bucket_bytes(self, trained: TrainedModelConfig) -> int:
+        """Returns the memory of the moments that an optimizer step has on the device beside those that stay there."""
+        offloads, bytes_each = trained.optimizer_offload, _moment_bytes(trained)
+        if bytes_each == 4 and not offloads:
+            return 0
+        in_flight = 2 if offloads and self.service.devices else 1
+        all_weights = bucket_bytes_per_weight(bytes_each) * self.model.num_trained // self.shards
+        return min(in_flight * MOMENT_BUCKET_BYTES, all_weights)
 
     def _is_own(self, frozen: str) -> bool:
         """Returns True for the reference of an actor with adapters, which is the actor without them."""
@@ -272,6 +284,10 @@ def num_shards(config: Config, role: RoleName) -> int:
     if trained.strategy == "ddp":
         return 1
     return num_ranks if trained.fsdp_size == -1 else trained.fsdp_size
+
+
+def _moment_bytes(trained: TrainedModelConfig) -> int:
+    return 4 if trained.optimizer_state_dtype == "fp32" else 2
 
 
 def _offload_keys(config: Config, role: RoleName) -> Mapping[str, str]:

@@ -57,13 +57,16 @@ def find_main_memory_misfit(config: Config, groups: Iterable[GroupMemory], avail
         return None
     one_copy = next(filter(None, (_one_copy(config, role) for role in config.trained_roles)), None)
     largest = max(sizes, key=sizes.__getitem__)
-    role = next((role for role in config.trained_roles if largest.startswith(role)), None)
-    has_adapters = role is None or config.trained_model_of(role).lora_rank > 0
-    adapters = "" if has_adapters else f", or train adapters ({role}.lora_rank)"
+    advice = f"set {largest} to false"
+    if role := next((role for role in config.trained_roles if largest.startswith(role)), None):
+        trained = config.trained_model_of(role)
+        if largest == f"{role}.optimizer_offload" and trained.optimizer_state_dtype == "fp32":
+            advice = f"set {role}.optimizer_state_dtype to bf16"
+        advice += "" if trained.lora_rank else f", or train adapters ({role}.lora_rank)"
     by_key = ", ".join(f"{size / GIB:.1f} by {key}" for key, size in sizes.items())
     return (
         f"the ranks of this machine would keep {sum(sizes.values()) / GIB:.1f} GiB in main memory ({by_key}), it has"
-        f" {available / GIB:.1f} GiB: {one_copy or f'set {largest} to false{adapters}'}"
+        f" {available / GIB:.1f} GiB: {one_copy or advice}"
     )
 
 
@@ -133,7 +136,7 @@ def _offload(group: GroupMemory, term: str) -> str | None:
         f"{group.role}.param_offload",
         {*group.phases}.difference(*(phases for _, phases in ways.values())),
     )
-    ways["optimizer"] = f"{group.role}.optimizer_offload", {"optimizer step"}
+    ways["optimizer"] = f"{group.role}.optimizer_offload", set()  # it steps on buckets
     key, phases = ways.get(term, ("", {group.peak_phase}))
     return None if group.peak_phase in phases or key in group.offloaded else f"set {key} to true"
 

@@ -17,7 +17,7 @@ from splitppo.config import Config
 from splitppo.config.sections.models import ActorConfig
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy, save_value_model
-from tests.unit.controller.memory.test_estimate import MODEL, config, phases
+from tests.unit.controller.memory.test_estimate import LARGE, MODEL, config, phases
 from tests.unit.controller.memory.test_model_shape import TENSORS, write_folder
 
 GIB = 1 << 30
@@ -147,6 +147,31 @@ def test_what_waits_is_on_the_device_in_its_own_phase_only(tmp_path: Path) -> No
     assert with_adapters["reference"] == {"weights"}
 
 
+# Moments, and the most that a step on all weights at once takes beside them; of large models buckets of 256 MiB.
+@pytest.mark.parametrize(
+    ("keys", "devices", "kept", "small", "num_buckets"),
+    [
+        ({}, [0], 8, 0, 0),
+        ({"actor__optimizer_state_dtype": "bf16"}, [0], 4, 14, 1),
+        ({"actor__optimizer_offload": True}, [0], 0, 8, 2),
+        ({"actor__optimizer_offload": True}, [], 0, 8, 1),
+        ({"actor__optimizer_offload": True, "actor__optimizer_state_dtype": "bf16"}, [0], 0, 14, 2),
+    ],
+)
+def test_a_step_has_buckets_of_moments_that_are_offloaded_or_in_bf16(
+    tmp_path: Path, keys: dict[str, Any], devices: list[int], kept: int, small: int, num_buckets: int
+) -> None:
+    given = config(tmp_path, **keys, services__actor__devices=devices)
+    for model, in_step in ((MODEL, small * 1000), (LARGE, num_buckets << 28)):
+        memory = estimate_group(given, "actor", model)
+        moments = kept * model.num_parameters
+        assert memory.phases["backward"].optimizer == moments
+        assert memory.phases["optimizer step"].optimizer == moments + in_step
+        if not kept:
+            each = 4 if "actor__optimizer_state_dtype" in keys else 8
+            assert memory.offloaded == {"actor.optimizer_offload": each * model.num_parameters}
+
+
 def test_vllm_gets_the_weights_before_it_has_a_kv_cache(tmp_path: Path) -> None:
     vllm = {**ON_GPU, "rollout__backend": "vllm"}
     samples = phases(config(tmp_path, **vllm), gpu_bytes=10 * GIB)["generate"]
@@ -210,6 +235,26 @@ def test_more_than_main_memory_holds_is_one_sentence(
     assert memory_plan(on_gpus(tmp_path, model, actor__param_offload=True, **on_a_cpu), {}, 1).misfit is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "bytes_each", "advice"),
+    [
+        ({}, 8, "set actor.optimizer_state_dtype to bf16, or train adapters (actor.lora_rank)"),
+        (
+            {"actor__optimizer_state_dtype": "bf16"},
+            4,
+            "set actor.optimizer_offload to false, or train adapters (actor.lora_rank)",
+        ),
+    ],
+)
+def test_moments_that_main_memory_cannot_hold_may_be_bf16(
+    tmp_path: Path, model: str, changes: dict[str, Any], bytes_each: int, advice: str
+) -> None:
+    offload = on_gpus(tmp_path, model, actor__optimizer_offload=True, **changes)
+    moments = read_model_shape(model, "policy", "key").num_parameters * bytes_each
+    assert memory_plan(offload, {}, moments).misfit is None
+    assert str(memory_plan(offload, {}, moments - 1).misfit).endswith(f" GiB: {advice}")
+
+
 def group(phase: str, **offloaded: int) -> GroupMemory:
     terms = {"backward": Terms(), "optimizer step": Terms(), phase: Terms(process=GPU_PROCESS_BYTES)}
     return GroupMemory("actor", 2, (0, 1), terms, offloaded=offloaded)
@@ -220,9 +265,10 @@ def group(phase: str, **offloaded: int) -> GroupMemory:
     [
         ("backward", "optimizer", {}, "set actor.optimizer_offload to true"),
         ("reference", "weights", {}, "set actor.param_offload to true"),
+        ("optimizer step", "optimizer", {"actor__fsdp_size": 1}, "set actor.optimizer_offload to true"),
         (
             "optimizer step",
-            "optimizer",
+            "gradients",
             {"actor__fsdp_size": 1},
             "set actor.strategy to fsdp2 and actor.fsdp_size to -1",
         ),
