@@ -8,7 +8,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,9 +77,9 @@ class Rows(NamedTuple):
 _KEPT: dict[str, TrainEngine] = {}
 
 
-def update(place: Place, *, size: str, mode: str, keys: Sequence[str]) -> Values:
-    """Times updates of two micro-batches with one optimizer step, with these keys of the actor's section true."""
-    config = make_config(place, size, mode, _usual_rows(place), **dict.fromkeys(keys, True))
+def update(place: Place, *, size: str, mode: str, keys: Mapping[str, Any]) -> Values:
+    """Times updates of two micro-batches with one optimizer step, with these keys of the actor's section."""
+    config = make_config(place, size, mode, _usual_rows(place), **keys)
     values = measured(place, config, 3, 5)
     resting = torch.cuda.memory_allocated() / 2**30 if place.device.type == "cuda" else None
     return values | {"between updates GiB": resting}

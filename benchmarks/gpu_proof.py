@@ -66,13 +66,16 @@ def _updates(*, tiny: bool) -> list[Case]:
     checkpointing, cases = "gradient_checkpointing", []
     for size in ["tiny"] if tiny else ["0.5B", "1.5B", "7B"]:
         for mode in ("full", "lora"):
-            switches = [[], [checkpointing]]
+            switches: list[Mapping[str, Any]] = [{}, {checkpointing: True}]
+            offload, bf16 = {checkpointing: True, "optimizer_offload": True}, {"optimizer_state_dtype": "bf16"}
             if mode == "full" and size in ("tiny", "1.5B"):
-                moments = [checkpointing, "optimizer_offload"]
-                switches += [moments, [*moments, "param_offload"]]
+                switches += [offload, {**offload, "param_offload": True}, {checkpointing: True, **bf16}]
+            if mode == "full" and size in ("tiny", "7B"):
+                switches.append({**offload, **bf16})
             for keys in switches:
-                name, arguments = ", ".join([f"{size} {mode}", *keys]), {"size": size, "mode": mode, "keys": keys}
-                cases.append(Case(name, "update", arguments))
+                named = (key if value is True else f"{key} {value}" for key, value in keys.items())
+                arguments = {"size": size, "mode": mode, "keys": keys}
+                cases.append(Case(", ".join([f"{size} {mode}", *named]), "update", arguments))
     return cases
 
 

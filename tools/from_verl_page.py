@@ -44,8 +44,8 @@ comment on each value that is not the script's. Keys are those of verl 0.9's `pp
   default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A validation is by the
   weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused: which weights sample
   there depends on who is faster.
-* With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Offloading
-  moves weights and moments whole between commands; with actor and critic on GPUs of their own,
+* With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Weights
+  that are offloaded move whole between commands, moments in buckets; with actor and critic on GPUs of their own,
   [less of it is needed](operations.md#weights-and-moments-in-main-memory).
 * Tools (`multi_turn`): the files of `tool_config_path` and `function_tool_path` are used unchanged, by all rows, with
   `tools_kwargs` of a row ([environments-adapters.md](environments-adapters.md#tools-for-verl)). Rewards of tools count

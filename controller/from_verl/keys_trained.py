@@ -13,10 +13,8 @@ from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES
 ACTOR = "actor_rollout_ref.actor"
 # Older versions have the engine's keys of the critic under critic.model.
 _ENGINES = "{fsdp_config,fsdp,model.fsdp_config,megatron,veomni,torchtitan,engine}"
-_OFFLOAD_POLICY = (
-    "it copies weights for every layer, and steps on the CPU: param_offload and optimizer_offload move both whole"
-)
-COMPUTE = "of the computation; master weights and optimizer are fp32"
+_OFFLOAD_POLICY = "it copies weights for every layer, and steps on the CPU; with our keys the GPU computes"
+COMPUTE = "of the computation; master weights are fp32"
 SHARDED = "FSDP2 decides: speed and memory only"
 _FSDP2 = "FSDP2 over the ranks of a group"
 _LORA = "only with LoRA"
