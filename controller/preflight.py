@@ -83,13 +83,17 @@ def check_config(config: Config) -> None:
 
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
-            used; ranks that are started here would not find the rollout backend, peft or the file of a policy loss, or
-            could not make the folder of the published weights; a group that is started elsewhere has no address.
+            used; moments would be offloaded from a CPU; ranks that are started here would not find the rollout backend,
+            peft or the file of a policy loss, or could not make the folder of the published weights; a group that is
+            started elsewhere has no address.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
     for phase in config.in_every_phase:
         try_estimator(phase.algorithm, num_samples=phase.rollout.n)
+    for trained in config.trained_roles:
+        if config.trained_model_of(trained).optimizer_offload and not config.services.of(trained).devices:
+            raise ConfigError(f"{trained}.optimizer_offload needs GPUs (services.{trained}.devices)")
     if config.services.launch == "local":
         check_adapter_packages(config)
         for role in config.samplers:

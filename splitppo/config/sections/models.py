@@ -88,7 +88,7 @@ class TrainedModelConfig(ComputedModelConfig):
 
     optimizer_offload: Annotated[bool, MAY_CHANGE] = False
     """If true, the state of the optimizer lies in main memory, and comes to the GPU in buckets in each of its steps: at
-    most two, of 256 MiB each, are there."""
+    most two, of 256 MiB each, are there. The group needs GPUs."""
 
     optimizer_state_dtype: Literal["fp32", "bf16"] = "fp32"
     """The type of numbers in which the state of the optimizer is kept. bf16 takes half the memory; the state is rounded

@@ -34,16 +34,16 @@ def test_a_reference_on_the_critic_gives_the_weights_of_one_on_the_actor(
     assert kl[0] == kl[1]
 
 
-def test_weights_and_moments_that_rest_give_the_weights_of_those_that_stay(
+def test_weights_that_rest_give_the_weights_of_those_that_stay(
     config: dict[str, Any], unstreamed: RunFolder, tmp_path: Path
 ) -> None:
-    keys = [f"{role}.{key}=true" for role in ("actor", "critic") for key in ("param_offload", "optimizer_offload")]
+    keys = [f"{role}.param_offload=true" for role in ("actor", "critic")]
     with started(config, tmp_path / "run", *UNSTREAMED, *keys, "placement.reference_param_offload=true") as controller:
         folder = controller.complete()
 
     assert folder.summary["weights_sha256"] == unstreamed.summary["weights_sha256"]
     for role in ("actor", "critic"):
-        assert (folder.path / "logs" / f"{role}_0.log").read_text().count("save nothing on a CPU") == 1
+        assert (folder.path / "logs" / f"{role}_0.log").read_text().count("saves nothing on a CPU") == 1
 
 
 @pytest.fixture(scope="module")

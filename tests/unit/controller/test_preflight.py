@@ -56,6 +56,14 @@ def test_weights_that_are_missing_or_torn_are_refused_with_their_key(tmp_path: P
         load_inputs(config)
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_moments_are_offloaded_from_gpus_alone(make: Any, role: str) -> None:
+    sentence = rf"^{role}\.optimizer_offload needs GPUs \(services\.{role}\.devices\)$"
+    with pytest.raises(ConfigError, match=sentence):
+        check_config(make(**{f"{role}__optimizer_offload": True}))
+    check_config(make(**{f"{role}__optimizer_offload": True, f"services__{role}__devices": [0]}))
+
+
 def test_an_estimator_of_the_users_that_fails_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def mine(rewards_BT, groups_B, scored_BT):\n    return rewards_BT[:, :1], rewards_BT\n")
