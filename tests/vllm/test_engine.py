@@ -48,6 +48,12 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
     check_greedy(groups.run("adapters", "greedy", **options))
 
 
+@pytest.mark.parametrize("model", ["qwen3_moe", "mixtral"])
+def test_experts_answer_like_the_policy_before_and_after_each_update(groups: Groups, model: str) -> None:
+    """In the policy the experts of a layer are stacked; vLLM has them in one tensor each."""
+    check_greedy(groups.run(model, "greedy", model=model))
+
+
 @pytest.mark.parametrize(
     ("fixture", "ranks_per_engine"),
     [

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from services.engine.model.adapters import HEADS, base_parameters
+from services.engine.model.file_names import FileNames
 from services.engine.model.weight_files import StoredTensor, fill, open_weights
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
     """
     found, missing = _find_all(model, open_weights(folder))
     if any(kind != "value" or not name.startswith(HEADS) for name in missing):
-        # Some architectures have other names in files, or stack tensors: transformers converts them.
+        # Some architectures have other names in files, or join tensors other than experts: transformers converts them.
         log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
         whole, report = AUTO_MODELS[kind].from_pretrained(
             folder, config=model.config, dtype=model.dtype, output_loading_info=True
@@ -72,10 +73,11 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
 
 def _find_all(model: Any, source: Mapping[str, StoredTensor]) -> tuple[dict[str, tuple[str, StoredTensor]], list[str]]:
     """Finds the tensors of a model in `source`; returns them, and the names of the parameters that it lacks."""
-    found, missing = {}, []
+    found, missing, in_files = {}, [], FileNames.of(model)
     for tensor, names in _names_by_tensor(model).items():
-        if (stored_name := _find(source, names, model.base_model_prefix)) is not None:
-            found[names[0]] = stored_name, source[stored_name]
+        stored = ((name, in_files.find(source, name, tensor.shape)) for name in _candidates(names, model))
+        if (first := next((pair for pair in stored if pair[1] is not None), None)) is not None:
+            found[names[0]] = first
         elif isinstance(tensor, nn.Parameter):
             missing.append(names[0])
     return found, missing
@@ -89,10 +91,10 @@ def _names_by_tensor(model: nn.Module) -> dict[Tensor, list[str]]:
     return names_of
 
 
-def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:
-    """Finds a tensor by one of its names, with or without `prefix` (base models lack it); returns the name or None."""
-    candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
-    return next((candidate for candidate in candidates if candidate in source), None)
+def _candidates(names: Sequence[str], model: Any) -> Iterator[str]:
+    """Yields the names that files may have for a tensor: each with and without the prefix, which base models lack."""
+    for name in names:
+        yield from (name, name.removeprefix(f"{model.base_model_prefix}."))
 
 
 @torch.no_grad()

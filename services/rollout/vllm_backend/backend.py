@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from services.engine.model.file_names import FileNames
 from services.engine.model.loading import resolve_folder
 from services.rollout.protocol import (
     Conversations,
@@ -50,6 +51,7 @@ class VllmRollout:
         config, device = context.config, context.device
         self._settings = config.rollout.vllm
         self._policy, self._stop_rule = policy, stop_rule
+        self._file_names = FileNames.of(policy.model)  # vLLM loads the weights as if from a published checkpoint
         self.ranks_per_engine = self._settings.tensor_model_parallel_size
         self._replica = Replica(context.rank, self.ranks_per_engine)
         self._dtype = torch.float32 if config.actor.dtype == "fp32" else torch.bfloat16
@@ -113,9 +115,8 @@ class VllmRollout:
         self.policy_version = None
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
-        self._engine.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": self._policy.whole_weights(self._dtype)}
-        )
+        weights = self._file_names.unstack(self._policy.whole_weights(self._dtype))
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self._engine.apply_model(pack_heads)
         self._wake()
         if not self._engine.reset_prefix_cache():
