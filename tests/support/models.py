@@ -12,10 +12,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
     Qwen2ForTokenClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
@@ -23,6 +27,20 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 #.,:?!+-*/=()\n"
 VOCABULARY = (*SPECIAL, *CHARACTERS)
 PAD, EOS = 0, 1
 POSITIONS = 512  # of prompt and response together
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": True,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '\\n' }}{% endfor %}"
@@ -52,25 +70,25 @@ def save_tokenizer(folder: Path) -> None:
 
 def tiny_config(**changes: Any) -> Qwen2Config:
     """Returns a configuration with 2 layers, hidden size 32, and 4 heads over 2 key-value heads."""
-    settings: dict[str, Any] = {
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": POSITIONS,
-        "tie_word_embeddings": True,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-        "bos_token_id": None,
-    }
-    return Qwen2Config(**{**settings, **changes})
+    return Qwen2Config(**{**_SIZES, **changes})
 
 
 def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 causal language model with tokenizer and generation config; returns the folder."""
     return save_random(Qwen2ForCausalLM, tiny_config(**changes), folder, seed=seed)
+
+
+def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a random causal language model with experts: "qwen3_moe" (in files `mlp.experts.0.gate_proj`) or "mixtral"
+    (`block_sparse_moe.experts.0.w1`); returns the folder.
+    """
+    model_class, config_class, experts = {
+        "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {"num_experts": 4, "moe_intermediate_size": 48}),
+        "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
+    }[architecture]
+    more = {"tie_word_embeddings": False, "num_experts_per_tok": 2}
+    config = config_class(**{**_SIZES, **more, **experts, **changes})
+    return save_random(model_class, config, folder, seed=seed)
 
 
 def save_shapes(folder: Path, **changes: Any) -> Path:

@@ -13,14 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support import models
 from tests.support.groups import PROJECT
@@ -28,15 +21,6 @@ from tests.support.groups import PROJECT
 TIMEOUT_S = 240.0
 # vLLM's attention on a CPU wants heads of 32 or more.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
-_CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "qwen3_moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig,
-        {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32},
-    ),
-    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
-}
 
 Found = list[dict[str, Any]]
 
@@ -80,7 +64,7 @@ class Groups:
         return self.results[name]
 
     def model(self, name: str) -> Path:
-        """A random model with tied (qwen2) or separate (llama, MoE models) embeddings."""
+        """A random model with tied (qwen2) or separate embeddings (llama, and those with experts)."""
         folder = self.folder / name
         if not folder.exists():
             _save_model(name, folder)
@@ -114,8 +98,10 @@ def _save_model(name: str, folder: Path) -> None:
     if name == "qwen2":
         models.save_policy(folder, **WIDE)
         return
-    model_class, config_class, sizes = _CLASSES[name]
-    config = config_class(
+    if name in ("qwen3_moe", "mixtral"):
+        models.save_experts(folder, name, **WIDE)
+        return
+    config = LlamaConfig(
         vocab_size=len(models.VOCABULARY),
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -124,9 +110,9 @@ def _save_model(name: str, folder: Path) -> None:
         pad_token_id=models.PAD,
         eos_token_id=models.EOS,
         bos_token_id=None,
-        **(WIDE | sizes),
+        **WIDE,
     )
-    models.save_random(model_class, config, folder)
+    models.save_random(LlamaForCausalLM, config, folder)
 
 
 @pytest.fixture(scope="session")

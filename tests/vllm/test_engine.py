@@ -48,10 +48,12 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
     check_greedy(groups.run("adapters", "greedy", **options))
 
 
-@pytest.mark.parametrize("model", ["qwen3_moe", "mixtral"])
-def test_experts_answer_like_the_policy_before_and_after_each_update(groups: Groups, model: str) -> None:
-    """In the policy the experts of a layer are stacked; vLLM has them in one tensor each."""
-    check_greedy(groups.run(model, "greedy", model=model))
+@pytest.mark.parametrize(("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2)])
+def test_experts_answer_like_the_policy_before_and_after_each_update(
+    groups: Groups, model: str, num_ranks: int
+) -> None:
+    """The policy stacks the experts of a layer, divided over its ranks; vLLM gets them one by one."""
+    check_greedy(groups.run(model, "greedy", model=model, world_size=num_ranks, tensor_model_parallel_size=num_ranks))
 
 
 @pytest.mark.parametrize(

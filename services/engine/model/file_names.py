@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import MergeModulelist, PrefixChange, WeightConverter, WeightRenaming
+from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming
 
 from services.engine.model.weight_files import StoredTensor, shape_of
 
@@ -27,11 +27,12 @@ class StackedExperts:
         ValueError: the experts differ in their shapes.
     """
 
+    name: str
     experts: Sequence[Sequence[StoredTensor]]
 
     def __post_init__(self) -> None:
         if len({tuple(map(shape_of, parts)) for parts in self.experts}) != 1:
-            raise ValueError("expected all experts of a layer to have the same shapes")
+            raise ValueError(f"expected experts of the same shapes for {self.name}, found different ones")
 
     def get_shape(self) -> list[int]:
         """Returns the shape of the stacked tensor: experts, rows of all parts of an expert, columns."""
@@ -41,7 +42,8 @@ class StackedExperts:
     def __getitem__(self, experts: Any) -> Tensor:
         """Reads a slice of the experts, or with `...` all of them."""
         chosen = self.experts if experts is ... else self.experts[experts]
-        return torch.cat([part[:] for parts in chosen for part in parts]).unflatten(0, (len(chosen), -1))
+        rows = torch.cat([part[:] for parts in chosen for part in parts])
+        return rows.reshape(len(chosen), *self.get_shape()[1:])
 
 
 @dataclass(frozen=True)
@@ -68,36 +70,43 @@ class FileNames:
         renamings = [change for change in changes if type(change) is WeightRenaming and parts]
         return cls(parts, [change.reverse_transform() for change in reversed(renamings)])
 
-    def find(self, source: Mapping[str, StoredTensor], name: str, shape: Sequence[int]) -> StoredTensor | None:
-        """Finds a weight of the model among the tensors of files, which may be stacked already; None if it lacks."""
+    def find(self, source: Mapping[str, StoredTensor], name: str) -> StoredTensor | None:
+        """Finds a weight of the model, by its name there, in the tensors of files; None if they lack it.
+
+        Raises:
+            ValueError: the files lack a part of an expert.
+        """
         if name in source:
             return source[name]
-        names = self._of_experts(name, shape[0] if shape else 0) or [[self._renamed(name)]]
-        if not all(part in source for parts in names for part in parts):
-            return None
-        stored = [[source[part] for part in parts] for parts in names]
-        return StackedExperts(stored) if self._end(name) else stored[0][0]
+        if not (parts := self._parts(name)):
+            return source.get(self._renamed(name))
+        experts: list[list[StoredTensor]] = []
+        while any(part in source for part in _of_expert(len(experts), parts)):
+            names = _of_expert(len(experts), parts)
+            if lacking := [part for part in names if part not in source]:
+                raise ValueError(f"expected {lacking[0]} in its weights, found none")
+            experts.append([source[part] for part in names])
+        return StackedExperts(name, experts) if experts else None
 
     def unstack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields (name in files, tensor) for each of a model's whole weights; parts of experts are views."""
         for name, weight in weights:
-            if self._end(name):
-                for names, expert in zip(self._of_experts(name, len(weight)), weight, strict=True):
-                    yield from zip(names, expert.chunk(len(names)), strict=True)
+            if parts := self._parts(name):
+                for number, expert in enumerate(weight):
+                    yield from zip(_of_expert(number, parts), expert.chunk(len(parts)), strict=True)
             else:
                 yield self._renamed(name), weight
 
-    def _end(self, name: str) -> str:
-        """Returns the key of `parts` with which a stacked weight's name ends; an empty text for any other weight."""
-        return next((end for end in self.parts if name.endswith(end)), "")
-
-    def _of_experts(self, name: str, num_experts: int) -> list[list[str]]:
-        end = self._end(name)
-        begin = name.removesuffix(end)
-        parts = [self._renamed(f"{begin}{part}") for part in self.parts.get(end, ())]
-        return [[part.replace("*", str(expert)) for part in parts] for expert in range(num_experts if parts else 0)]
+    def _parts(self, name: str) -> list[str]:
+        """Returns the names in files of an expert's parts, with * for its number; none for any other weight."""
+        end = next((end for end in self.parts if name.endswith(end)), None)
+        return [self._renamed(f"{name.removesuffix(end)}{part}") for part in self.parts[end]] if end else []
 
     def _renamed(self, name: str) -> str:
         for change in self.renamings:
             name, _ = change.rename_source_key(name)
         return str(name)
+
+
+def _of_expert(number: int, parts: Sequence[str]) -> list[str]:
+    return [part.replace("*", str(number)) for part in parts]

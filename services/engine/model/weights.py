@@ -75,7 +75,7 @@ def _find_all(model: Any, source: Mapping[str, StoredTensor]) -> tuple[dict[str,
     """Finds the tensors of a model in `source`; returns them, and the names of the parameters that it lacks."""
     found, missing, in_files = {}, [], FileNames.of(model)
     for tensor, names in _names_by_tensor(model).items():
-        stored = ((name, in_files.find(source, name, tensor.shape)) for name in _candidates(names, model))
+        stored = ((name, in_files.find(source, name)) for name in _candidates(names, model))
         if (first := next((pair for pair in stored if pair[1] is not None), None)) is not None:
             found[names[0]] = first
         elif isinstance(tensor, nn.Parameter):

@@ -29,7 +29,12 @@ from services.rollout.protocol import (
 from services.rollout.sampling import turn_seed
 from services.rollout.stopping import StopRule
 from services.rollout.vllm_backend.checks import check_temperature, kv_cache_bytes, log_probs_mode, max_model_len
-from services.rollout.vllm_backend.process import import_vllm, kept_random_state, pack_heads
+from services.rollout.vllm_backend.process import (
+    forget_kernels,
+    import_vllm,
+    kept_random_state,
+    pack_heads,
+)
 from services.rollout.vllm_backend.sampler import SeededSampler
 from services.rollout.vllm_backend.tensor_parallel import Replica
 from services.runtime.context import RankContext
@@ -115,6 +120,7 @@ class VllmRollout:
         self.policy_version = None
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
+        self._engine.apply_model(forget_kernels)
         weights = self._file_names.unstack(self._policy.whole_weights(self._dtype))
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self._engine.apply_model(pack_heads)

@@ -77,6 +77,19 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(numbers)  # noqa: NPY002
 
 
+def forget_kernels(model: nn.Module) -> None:
+    """Lets vLLM set up the kernels of MoE layers again when weights are reloaded next, on a CPU.
+
+    There an MoE layer computes with packed weights. A reload packs them only while the layer has no kernel: otherwise
+    the layer would compute with the new weights as if they were packed, and give wrong numbers.
+    """
+    from vllm.platforms import current_platform
+
+    for module in model.modules() if current_platform.is_cpu() else ():
+        if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+            module.quant_method.moe_kernel = None  # type: ignore[union-attr]
+
+
 def pack_heads(model: nn.Module) -> None:
     """Packs the new weights of vLLM output layers that are tied to the embedding, after a reload of weights.
 

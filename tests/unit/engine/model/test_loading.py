@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from services.engine.model import weight_files
+from services.engine.model import weight_files, weights
 from services.engine.model.weights import Kind
 from services.engine.weights_digest import weights_digest
 from tests.support.engines import load_model
-from tests.support.models import save_policy, save_value_model
+from tests.support.models import save_experts, save_policy, save_value_model
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +136,64 @@ def test_a_loaded_model_computes_what_transformers_own_does(tmp_path: Path, tied
 
 
 def test_weights_that_transformers_converts_are_converted(tmp_path: Path) -> None:
-    """Experts lie one by one in files, and stacked in the model."""
-    sizes = {"vocab_size": 30, "hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "num_experts": 2}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
-    whole = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads))
+    """The output layer has another name in files than in the model."""
+    sizes = {"vocab_size": 30, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    whole = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, num_attention_heads=2))
     whole.save_pretrained(tmp_path)
+    assert "embed_out.weight" in load_file(tmp_path / "model.safetensors")
     assert weights_digest(load_model(str(tmp_path))) == weights_digest(whole)
+
+
+@pytest.fixture(params=["qwen3_moe", "mixtral"])
+def experts(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save_experts(tmp_path / "experts", request.param)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])  # files of a base model lack it
+def test_experts_that_lie_one_by_one_in_files_are_stacked_without_a_whole_model(
+    experts: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights_digest(AutoModelForCausalLM.from_pretrained(experts))
+    stored = load_file(experts / "model.safetensors")
+    save_file(
+        {name.replace("model.", prefix): tensor for name, tensor in stored.items()}, experts / "model.safetensors"
+    )
+    monkeypatch.setattr(weights, "AUTO_MODELS", {})  # with which transformers would convert
+    monkeypatch.setattr(weight_files, "PIECE_BYTES", 1000)
+    assert weights_digest(load_model(str(experts))) == whole
+
+
+def test_experts_that_are_stacked_in_files_stay_so(experts: Path) -> None:
+    model = load_model(str(experts))
+    save_file(dict(model.state_dict()), experts / "model.safetensors")
+    assert weights_digest(load_model(str(experts))) == weights_digest(model)
+
+
+LAYER = "model.layers.1.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({f"{LAYER}.2.up_proj.weight": None}, f"expected {LAYER}.2.up_proj.weight in its weights, found none"),
+        ({f"{LAYER}.3.down_proj.weight": None}, f"{LAYER}.down_proj has shape [3, 32, 48], expected [4, 32, 48]"),
+        ({f"{LAYER}.4.down_proj.weight": (32, 48)}, f"{LAYER}.down_proj has shape [5, 32, 48], expected [4, 32, 48]"),
+        (
+            {f"{LAYER}.0.gate_proj.weight": (48, 31)},
+            f"expected experts of the same shapes for {LAYER}.gate_up_proj, found different ones",
+        ),
+    ],
+)
+def test_experts_that_are_incomplete_are_one_sentence(
+    changes: dict[str, tuple[int, ...] | None], sentence: str, tmp_path: Path
+) -> None:
+    file = save_experts(tmp_path, "qwen3_moe") / "model.safetensors"
+    changed = {name: None if shape is None else torch.zeros(shape) for name, shape in changes.items()}
+    tensors = load_file(file) | changed
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+    with pytest.raises(ValueError, match=f"^{tmp_path} is not a usable Hugging Face policy model: ") as caught:
+        load_model(str(tmp_path))
+    assert str(caught.value).endswith(f": {sentence}")
 
 
 def test_a_folder_without_safetensors_is_one_sentence(policy: Path, tmp_path: Path) -> None:

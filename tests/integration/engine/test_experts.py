@@ -1,0 +1,111 @@
+"""Mixtures of experts on two ranks: how they are loaded, what they learn, and the names under which they leave."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from services.engine import parallel
+from services.engine.export import export
+from services.engine.model import weight_files
+from services.engine.model.file_names import FileNames
+from services.engine.model.forward import RESPONSE_METHOD
+from services.engine.model.loading import build_model, fill_model
+from services.engine.strategies.registry import build_strategy
+from services.engine.weights_digest import weights_digest
+from splitppo.balance import partition
+from tests.support.engines import CPU, gradients, make_batch, make_engine, relative_error
+from tests.support.models import save_experts
+from tests.support.ranks import RunRanks, rank_processes
+
+BATCH = make_batch(12)
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+EXPERTS = {
+    "qwen3_moe": {"moe_intermediate_size": 512, "num_experts": 24},
+    "mixtral": {"num_local_experts": 24},
+}
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[RunRanks]:
+    with rank_processes(2) as run:
+        yield run
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "mixtral"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_experts(tmp_path_factory.mktemp("models") / request.param, request.param)
+
+
+def arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def status_bytes(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) << 10
+
+
+def load(folder: Path) -> tuple[int, str]:
+    """On a rank: the memory that loading takes at its peak, with the pages of the files, and the digest."""
+    weight_files.PIECE_BYTES = 1 << 20  # little beside this model, as 64 MiB beside a large one
+    model = build_model(str(folder), "policy")
+    build_strategy(CPU).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
+    ctypes.CDLL(None).malloc_trim(0)  # what an earlier model has left would be used again, and not be counted
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from now on
+    before = status_bytes("VmRSS")
+    fill_model(model, str(folder), "policy")
+    return status_bytes("VmHWM") - before, weights_digest(model)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+def test_each_of_two_ranks_loads_half_of_the_experts_and_the_same_bits(
+    run: RunRanks, tmp_path: Path, architecture: str
+) -> None:
+    folder = save_experts(tmp_path, architecture, **WIDE, **EXPERTS[architecture])
+    num_bytes = (folder / "model.safetensors").stat().st_size
+    [(alone, _)], shards = run(1, load, folder), run(2, load, folder)
+    assert alone >= num_bytes
+    assert max(peak for peak, _ in shards) <= 0.6 * alone
+    whole = weights_digest(AutoModelForCausalLM.from_pretrained(folder))
+    assert {digest for _, digest in shards} == {whole}
+
+
+def learn(folder: Path, checkpoint: Path) -> Facts:
+    """On a rank: the gradient of its rows, the whole weights by the names of files, and a checkpoint."""
+    engine = make_engine(folder)
+    costs = (BATCH["prompts"].lengths + BATCH["responses"].lengths).astype(float)
+    rows = partition(costs, parallel.num_ranks())[parallel.rank()]
+    facts: Facts = {"gradients": arrays(gradients(engine, BATCH.take(rows)))}
+    engine.save_checkpoint(checkpoint, b"state", with_hf_model=False).result(60)
+    weights = engine.whole_weights(torch.float32)
+    facts["in_files"] = arrays(dict(FileNames.of(engine.model).unstack(weights)))
+    return facts
+
+
+def test_two_ranks_learn_what_one_does_and_experts_leave_by_the_names_of_their_files(
+    run: RunRanks, folder: Path, tmp_path: Path
+) -> None:
+    found = run(2, learn, folder, tmp_path / "checkpoint")
+    expected = gradients(make_engine(folder), BATCH)
+    stored = load_file(folder / "model.safetensors")
+    for facts in found:
+        actual = {name: torch.from_numpy(array) for name, array in facts["gradients"].items()}
+        assert any(name.endswith("experts.gate_up_proj") for name in actual)
+        assert relative_error(actual, expected) <= 1e-6
+        assert facts["in_files"].keys() == stored.keys()
+        assert all(np.array_equal(array, stored[name]) for name, array in facts["in_files"].items())
+    export(tmp_path / "checkpoint", tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert exported.keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in exported.items())
