@@ -8,7 +8,7 @@ Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension
 4 * L * H * d per pair of positions forward, twice that backward, but for frozen weights (beside adapters), which get no
 gradient, once. Pairs that a causal mask or a window hides are counted too; what is computed again (gradient
 checkpointing), padding and look-ups of embeddings are not counted. The head counts where it is computed, at response
-tokens.
+tokens. Of E stacked experts, k of which compute a token, k / E of the weights count.
 """
 
 import math
@@ -46,13 +46,13 @@ _PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class DenseShape:
-    """The sizes of a dense transformer from which the number of its FLOPs is computed."""
+    """The sizes of the dense transformer that computes one token, from which the number of FLOPs is computed."""
 
-    body_parameters: float  # weights that every token meets; no embeddings
+    body_parameters: float  # weights that a token meets; no embeddings
     head_parameters: float  # weights that every response token meets; tied or not
     attention_width: float  # layers x heads x head dimension
-    frozen_body_parameters: int = 0  # those without a gradient
-    frozen_head_parameters: int = 0
+    frozen_body_parameters: float = 0  # those without a gradient
+    frozen_head_parameters: float = 0
 
 
 class FlopsMeter:
@@ -85,22 +85,30 @@ class FlopsMeter:
 
 
 def dense_shape(model: Any) -> DenseShape:
-    """Reads the DenseShape of an unsharded Hugging Face model; NaN for experts or layers other than attention."""
+    """Reads the DenseShape of an unsharded Hugging Face model; NaN for layers other than attention.
+
+    It is NaN, too, if experts are not stacked, or the config does not say how many of them compute a token.
+    """
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if not isinstance(heads, int) or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    body = {name: weight for name, weight in model.base_model.named_parameters() if id(weight) not in looked_up}
+    num_experts = next((number for name in _EXPERTS if (number := getattr(config, name, None))), 0)
+    stacked = {name for name, weight in body.items() if ".experts." in name and len(weight) == num_experts}
+    per_token = getattr(config, "num_experts_per_tok", None)
+    if not isinstance(heads, int) or other_layers or (num_experts and not (stacked and per_token)):
         return DenseShape(math.nan, math.nan, math.nan)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    body = [parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up]
+    met = {name: weight.numel() for name, weight in body.items()}
+    met |= {name: met[name] // num_experts * per_token for name in stacked}
     named = model.named_parameters(remove_duplicate=False)
     head = [parameter for name, parameter in named if not name.startswith(f"{model.base_model_prefix}.")]
     return DenseShape(
-        sum(parameter.numel() for parameter in body),
+        sum(met.values()),
         sum(parameter.numel() for parameter in head),
         config.num_hidden_layers * heads * head_dim,
-        sum(parameter.numel() for parameter in body if not parameter.requires_grad),
+        sum(met[name] for name, weight in body.items() if not weight.requires_grad),
         sum(parameter.numel() for parameter in head if not parameter.requires_grad),
     )
 

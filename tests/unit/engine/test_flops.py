@@ -18,7 +18,7 @@ from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
 from tests.support.engines import forward_of, load_model, loss_of, make_engine, silent
-from tests.support.models import VOCABULARY, save_policy, tiny_config
+from tests.support.models import VOCABULARY, save_experts, save_policy, tiny_config
 
 # By hand, of tests.support.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.
 LAYER = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32
@@ -76,6 +76,22 @@ def test_flops_are_what_pytorch_counts() -> None:
         model(torch.zeros(1, 100, dtype=torch.int64)).logits.sum().backward()
     # Without biases and norms, which are no matrix products.
     assert train_flops(shape, lengths(100), lengths(100)) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+def test_a_token_meets_the_experts_that_compute_it(tmp_path: Path, architecture: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96, "num_attention_heads": 4}
+    folder = save_experts(tmp_path, architecture, **sizes)
+    model = load_model(str(folder))
+    shape = dense_shape(model)
+    model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.arange(100)[None] % 50).logits.sum().backward()
+    assert train_flops(shape, lengths(100), lengths(100)) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    model.requires_grad_(requires_grad=False)
+    assert dense_shape(model).frozen_body_parameters == shape.body_parameters
+    assert shape.body_parameters < model.model.num_parameters() / 1.5  # two of four experts
 
 
 @pytest.mark.parametrize("changes", [{"model_type": "mixtral"}, {"layer_types": ["linear_attention"] * 2}])
