@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import MixtralForCausalLM, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
 from benchmarks.loading import Peak, anonymous_mib
@@ -51,6 +51,7 @@ MODELS = {
     "deep": ((512, 1408, 12, 8, 2, 2_000, True), 4),
     "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),
     "28M": ((384, 1536, 12, 6, 6, 2_000, True), 2),
+    "experts": ((384, 512, 6, 6, 6, 2_000, True), 4),  # eight in a layer; two compute a token
     "0.5B": ((896, 4864, 24, 14, 2, 151_936, True), 2),
 }
 DEFAULT_MODELS = ("vocabulary", "deep", "wide")
@@ -103,7 +104,8 @@ def main() -> None:
 def save_model(folder: Path, name: str) -> None:
     """Writes one of MODELS with random weights."""
     hidden, intermediate, layers, heads, key_value_heads, vocabulary, tied = MODELS[name][0]
-    config = Qwen2Config(
+    model_class: Any = MixtralForCausalLM if name == "experts" else Qwen2ForCausalLM
+    config = model_class.config_class(
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
@@ -114,7 +116,7 @@ def save_model(folder: Path, name: str) -> None:
     )
     torch.manual_seed(0)
     hf_logging.disable_progress_bar()
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
 
 
 def make_config(name: str, folder: str, **changes: Any) -> Config:

@@ -232,7 +232,7 @@ class _Group:
 
         gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout
                    group gathers nothing
-        prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
+        prefill:   c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
         decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
         """
         config, model, wraps = self.config, self.model, self.is_wrapped

@@ -22,6 +22,7 @@ _OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifie
 _IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
 # Weights of two dimensions that the engine has in no linear layer: experts are packed, and choosing them is no layer.
 _OF_EXPERTS = (".experts.", ".gate.weight")
+_GATES = ("gate_proj", "gate_up_proj", ".experts.0.w3.")
 # Names of a size in config.json; the first that it has counts.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -54,6 +55,7 @@ class ModelShape:
     head_parameters: int = 0  # of the value head
     linear_widths: Mapping[str, int] = field(default_factory=dict)  # linear layers by name: inputs + outputs
     num_frozen: int = 0  # weights that are not trained
+    experts_per_token: int = 0  # 0: not a mixture of experts
     adapter_outputs: int = 0  # numbers that a token has in the adapters of a decoder layer, between A and B
 
     @property
@@ -165,9 +167,10 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         attention=heads * head_dim,
         key_values=(config.get("num_key_value_heads") or heads) * head_dim,
         vocabulary=_find(config, "vocabulary") or 0,
-        is_gated=any("gate_proj" in name or "gate_up_proj" in name for name in shapes),
+        is_gated=any(part in name for name in shapes for part in _GATES),
         is_tied=is_tied,
         windows=_windows(config, num_layers),
+        experts_per_token=config.get("num_experts_per_tok") or 0,
         head_parameters=sum(count for name, count in counts.items() if name.startswith(_VALUE_HEADS)),
         linear_widths={
             name.removesuffix(".weight"): sum(shape)
@@ -185,7 +188,8 @@ def _intermediate(config: Mapping[str, Any], hidden: int) -> int:
     """Returns the width of a layer's MLP; for a mixture of experts, of all experts that one token uses together."""
     per_token, width = config.get("num_experts_per_tok"), config.get("moe_intermediate_size")
     if per_token and width:
-        return int(per_token * width + (config.get("shared_expert_intermediate_size") or 0))
+        shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
+        return int(per_token * width + shared)
     return int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden) * int(per_token or 1)
 
 

@@ -1,9 +1,9 @@
 """Computes the bytes of a forward or backward pass of one model on one rank: gathered weights, activations, logits.
 
 Legend: P weights, of which P_f frozen and P_t trained, G ranks that divide a copy of the weights, c bytes of the
-compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP, H query heads x head dimension, K
-key-value heads x head dimension, A numbers of a token between both parts of a layer's adapters, V vocabulary, T tokens
-of a micro-batch, N response tokens of it, C tokens of a chunk of logits.
+compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP, E experts that compute a token (0 without
+experts), H query heads x head dimension, K key-value heads x head dimension, A numbers of a token between both parts of
+a layer's adapters, V vocabulary, T tokens of a micro-batch, N response tokens of it, C tokens of a chunk of logits.
 """
 
 from collections.abc import Iterator
@@ -41,16 +41,17 @@ def training_gathered(model: ModelShape, bytes_each: int) -> int:
 def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
     """Returns the size in bytes of activations that one decoder layer keeps for its backward pass.
 
-        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
-        T (8 D + c (2 D + 2 H + 2 K + 4 I + A))   with adapters
+        T (8 D + c (4 D + 2 H + 2 K + 4 I + 2 E D))       2 I instead of 4 I if the MLP has no gate
+        T (8 D + c (2 D + 2 H + 2 K + 4 I + 2 E D + A))   with adapters
 
     Both norms keep their input in fp32, the normalised values (unless their weights are frozen) and their output, which
     the projections share. Attention keeps query, key, value and output. A gated MLP keeps both projections, the
-    activation and the product.
+    activation and the product. Of experts, each of a token's keeps its input and output, too.
     """
     mlp, norms = (4 if model.is_gated else 2) * model.intermediate, (2 if model.num_frozen else 4) * model.hidden
-    wide, narrow = 2 * model.hidden, norms + 2 * model.attention + 2 * model.key_values + mlp + model.adapter_outputs
-    return tokens * (4 * wide + bytes_each * narrow)
+    experts = 2 * model.experts_per_token * model.hidden
+    narrow = norms + 2 * model.attention + 2 * model.key_values + mlp + experts + model.adapter_outputs
+    return tokens * (4 * 2 * model.hidden + bytes_each * narrow)
 
 
 def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: Checkpointing) -> int:
@@ -99,7 +100,7 @@ def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig
 def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
     """Returns the bytes of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
 
-    c T (2 D + 3 I)       or       c N D + 12 C V
+    c T (2 D + 3 I + 2 E D)       or       c N D + 12 C V
     """
     layer = layer_transients(model, batch.tokens, bytes_each)
     hidden = bytes_each * batch.responses * model.hidden
@@ -118,7 +119,7 @@ def backward(
     it is tied. With adapters all of these are 0 V D. `sharded_over` is G; None if the model is not wrapped.
 
         output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
-        decoder layer:  saved_activations + c N D + c T (2 D + 3 I) + 4 V D if tied
+        decoder layer:  saved_activations + c N D + c T (2 D + 3 I + 2 E D) + 4 V D if tied
         embedding:      4 V D, 8 V D if tied
 
     Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
@@ -149,8 +150,9 @@ def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:
 
 
 def layer_transients(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    """Returns the bytes of what the MLP of a layer computes, and keeps for no other layer: c T (2 D + 3 I)."""
-    return bytes_each * tokens * (2 * model.hidden + (3 if model.is_gated else 2) * model.intermediate)
+    """Returns the bytes of what the MLP of a layer computes, and keeps for no other layer: c T (2 D + 3 I + 2 E D)."""
+    hidden = 2 * (1 + model.experts_per_token) * model.hidden
+    return bytes_each * tokens * (hidden + (3 if model.is_gated else 2) * model.intermediate)
 
 
 def _chunk(model: ModelShape, batch: MicroBatch) -> int:

@@ -77,6 +77,14 @@ def test_a_backward_pass_keeps_what_the_formula_says(tmp_path: Path) -> None:
     assert terms.gradients == 4000
 
 
+def test_each_expert_of_a_token_has_an_input_and_an_output_of_its_own(tmp_path: Path) -> None:
+    experts = ModelShape(**{**vars(MODEL), "experts_per_token": 3})
+    dense, terms = (phases(config(tmp_path), model=model) for model in (MODEL, experts))
+    # In fp32 2 x 3 x 8 numbers for each of 10 tokens, in both layers, and once more inside the MLP of the last one.
+    assert terms["backward"].activations - dense["backward"].activations == 3 * (4 * 10 * 48)
+    assert terms["backward"].weights == dense["backward"].weights == 4000
+
+
 def test_logits_are_the_largest_term_of_a_large_vocabulary(tmp_path: Path) -> None:
     wide = ModelShape(**{**vars(MODEL), "vocabulary": 10_000})
     terms = phases(config(tmp_path), model=wide)["backward"]

@@ -11,7 +11,7 @@ import pytest
 from controller.memory.model_shape import Kind, UnknownShape, read_model_shape, read_tensor_shapes
 from services.engine.model.loading import build_model
 from splitppo.config import ConfigError
-from tests.support.models import save_policy, save_value_model
+from tests.support.models import save_experts, save_policy, save_value_model
 
 CONFIG = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10}
 TENSORS = {
@@ -132,5 +132,23 @@ def test_windows_and_experts_are_those_of_one_token(tmp_path: Path) -> None:
     experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 5, "num_key_value_heads": 1}
     shape = read_model_shape(write_folder(tmp_path / "model", **more, **experts), "policy", "key")
     assert shape.windows == (3, None)
-    assert shape.intermediate == 10
+    assert (shape.intermediate, shape.experts_per_token) == (10, 2)
     assert (shape.attention, shape.key_values) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("shared", "intermediate"), [({"shared_expert_intermediate_size": 7}, 17), ({"n_shared_experts": 2}, 20)]
+)
+def test_shared_experts_compute_every_token(tmp_path: Path, shared: dict[str, int], intermediate: int) -> None:
+    folder = write_folder(tmp_path / "model", num_experts_per_tok=2, moe_intermediate_size=5, **shared)
+    assert read_model_shape(folder, "policy", "key").intermediate == intermediate
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+def test_all_experts_are_in_memory_and_those_of_a_token_compute(tmp_path: Path, architecture: str) -> None:
+    folder = str(save_experts(tmp_path, architecture))
+    shape = read_model_shape(folder, "policy", "key")
+    assert shape.num_parameters == build_model(folder, "policy").num_parameters()
+    assert shape.intermediate == 2 * (48 if architecture == "qwen3_moe" else 64)
+    assert shape.is_gated
+    assert {name.rpartition(".")[2] for name in shape.linear_widths} == {"q_proj", "k_proj", "v_proj", "o_proj"}
