@@ -7,6 +7,7 @@ the two weights of an adapter are `<name of the layer>.lora_A.weight` [rank, in]
 """
 
 import hashlib
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from services.engine.model.weight_files import StoredTensor, fill, open_file
 from splitppo.config import TrainedModelConfig
 from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_adapter
 from splitppo.model_folder import local_folder
+
+log = logging.getLogger(__name__)
 
 HEADS = ("score", "classifier")
 _NAME = "default"  # peft's name of the only adapter
@@ -57,6 +60,8 @@ def inject(model: Any, config: TrainedModelConfig, *, kind: str) -> None:
         parameter.requires_grad_(_is_adapter(name) or _first(name) in heads)
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    if parallel.rank() == 0 and any(".experts." in name for name in base_parameters(model)):
+        log.info("%s: experts are stacked, and no linear layers: they get no adapters and stay frozen", config.model)
     use_onednn(model)
 
 

@@ -65,9 +65,7 @@ def build_model(
     folder = resolve_folder(name)
     hf_logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(folder)
-        if kind == "reward" and config.num_labels != 1:
-            raise ValueError(f"expected a sequence classifier with one label, it has {config.num_labels}")
+        config = _read_config(folder, kind)
         model = _without_weights(config, kind, dtype)
         if override_config:
             shapes = _shapes(model)
@@ -130,6 +128,17 @@ def set_attention(model: Any, *, generation: bool) -> None:
     """
     if supports_packing(model):
         model.set_attn_implementation("sdpa" if generation else ATTENTION)
+
+
+def _read_config(folder: Path, kind: Kind) -> PreTrainedConfig:
+    """Reads the config of a model that can be of this kind; ValueError for another one."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    mapping = AUTO_MODELS[kind]._model_mapping  # noqa: SLF001 # it has the text model of some with images
+    if "vision_config" in config.sub_configs and type(config) not in mapping:
+        raise ValueError(f"it is a vision-language model ({config.model_type}); only text models can be trained")
+    if kind == "reward" and config.num_labels != 1:
+        raise ValueError(f"expected a sequence classifier with one label, it has {config.num_labels}")
+    return config
 
 
 def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Qwen2_5_VLConfig,
+)
 
 from services.engine.model import weight_files, weights
 from services.engine.model.weights import Kind
@@ -220,6 +227,14 @@ def test_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a usable Hugging Face policy model: .+") as error:
         load_model(str(tmp_path), "policy")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["policy", "value", "reward"])
+def test_a_vision_language_model_is_one_sentence(kind: Kind, tmp_path: Path) -> None:
+    Qwen2_5_VLConfig(num_labels=1).save_pretrained(tmp_path)
+    expected = r": it is a vision-language model \(qwen2_5_vl\); only text models can be trained$"
+    with pytest.raises(ValueError, match=expected):
+        load_model(str(tmp_path), kind)
 
 
 def test_torn_weights_are_one_sentence(policy: Path, tmp_path: Path) -> None:
