@@ -56,7 +56,9 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield actor.not_needed(measured, "actor/entropy is always measured")
     yield from actor.all_taken(use_kl_loss=False, kl_loss_coef=0.001)
     yield actor.taken("kl_loss_type", "low_var_kl", one_of(get_args(KlEstimator)))
-    yield actor.unsupported("router_replay.mode", "no replay of expert routing", "disabled")
+    yield actor.unsupported(
+        "router_replay.mode", "no replay of expert routing; set algorithm.rollout_correction.rollout_is", "disabled"
+    )
     yield actor.not_needed("{freeze_vision_tower,router_replay.*}", "text only")
     yield from trained(actor, model=_MODEL, engine=f"{ACTOR}.fsdp_config")
 

@@ -56,7 +56,9 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("over_sample_rate", "a step waits for all its rollouts", 0, 0.0)
     yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
     yield rollout.unsupported("mtp.{enable,enable_rollout}", "no speculative decoding")
-    yield rollout.unsupported("enable_rollout_routing_replay", "no replay of expert routing")
+    yield rollout.unsupported(
+        "enable_rollout_routing_replay", "no replay of expert routing; set algorithm.rollout_correction.rollout_is"
+    )
     yield from _turn_rows(rollout, Section(f"{_ROLLOUT}.multi_turn", "rollout.multi_turn"))
     yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
     yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)

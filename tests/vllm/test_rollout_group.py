@@ -40,9 +40,12 @@ def test_it_samples_every_version_as_the_actor_that_published_it(
     assert [version["rows"] for rank in others for version in rank["versions"]] == [[]] * len(ORDER) * len(others)
 
 
-def test_an_actor_and_a_group_answer_half_of_the_prompts_each_as_one_of_them_answers_all(groups: Groups) -> None:
-    options: dict[str, Any] = {"share": 0.5, "max_num_seqs": 64}
-    actor = groups.run("half_of_actor", "shared", **options)[0]["shared"]
+@pytest.mark.parametrize("model", ["qwen2", pytest.param("mixtral", marks=pytest.mark.extended)])
+def test_an_actor_and_a_group_answer_half_of_the_prompts_each_as_one_of_them_answers_all(
+    groups: Groups, model: str
+) -> None:
+    options: dict[str, Any] = {"model": model, "share": 0.5, "max_num_seqs": 64}
+    actor = groups.run(f"{model}_of_actor", "shared", **options)[0]["shared"]
     versions = json.dumps([actor["version"]])
-    [group] = groups.run("half_of_group", versions, actor="half_of_actor", **options)
+    [group] = groups.run(f"{model}_of_group", versions, actor=f"{model}_of_actor", **options)
     assert [actor["half"], group["half"]] == [actor["all"][::2], actor["all"][1::2]]

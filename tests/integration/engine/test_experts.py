@@ -23,7 +23,7 @@ from services.engine.model.loading import build_model, fill_model
 from services.engine.strategies.registry import build_strategy
 from services.engine.weights_digest import weights_digest
 from splitppo.balance import partition
-from tests.support.engines import CPU, gradients, make_batch, make_engine, relative_error
+from tests.support.engines import CPU, forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent
 from tests.support.models import save_experts
 from tests.support.ranks import RunRanks, rank_processes
 
@@ -109,3 +109,18 @@ def test_two_ranks_learn_what_one_does_and_experts_leave_by_the_names_of_their_f
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert exported.keys() == stored.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in exported.items())
+
+
+def test_experts_get_no_adapters_which_is_said_once_and_merged_weights_have_the_names_of_the_base(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        engine = make_engine(folder, lora_rank=4)
+    assert sum("experts are stacked, and no linear layers" in line for line in caplog.messages) == 1
+    engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    engine.save_checkpoint(tmp_path / "checkpoint", b"", with_hf_model=False).result(60)
+    export(tmp_path / "checkpoint", tmp_path / "merged")
+    base, merged = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "merged"))
+    assert base.keys() == merged.keys()
+    changed = {name.split(".")[-2] for name, tensor in merged.items() if not torch.equal(tensor, base[name])}
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}

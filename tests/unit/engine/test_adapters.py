@@ -37,7 +37,7 @@ from tests.support.engines import (
     relative_error,
     silent,
 )
-from tests.support.models import save_experts, save_policy, save_value_model
+from tests.support.models import save_policy, save_value_model
 from tests.support.ranks import RunRanks, rank_processes
 
 BATCH = make_batch()
@@ -394,21 +394,3 @@ def test_a_checkpoint_of_all_weights_has_no_adapter_to_copy(models: Path, tmp_pa
 def test_peft_is_imported_for_adapters_only() -> None:
     code = "import services.actor.role, services.critic.role, sys; sys.exit('peft' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
-def test_experts_stay_frozen_which_is_said_once_and_merged_weights_have_the_names_of_the_base(
-    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = save_experts(tmp_path / "base", architecture)
-    with caplog.at_level("INFO"):
-        engine = make_engine(folder, lora_rank=4)
-    assert sum("experts are stacked, and no linear layers" in line for line in caplog.messages) == 1
-    assert not any(".experts." in name for name in trained_parameters(engine.model))
-    step(engine)
-    engine.save_checkpoint(tmp_path / "checkpoint", b"", with_hf_model=False).result(60)
-    export.export(tmp_path / "checkpoint", tmp_path / "merged")
-    base, merged = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "merged"))
-    assert base.keys() == merged.keys()
-    changed = {name.split(".")[-2] for name, tensor in merged.items() if not torch.equal(tensor, base[name])}
-    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
