@@ -334,8 +334,11 @@ def _check_adapter(model: TrainedModelConfig, role: str) -> None:
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
-    """Reads the integers of a model's config.json by name; ConfigError if prompts and responses are too long for it."""
+    """Reads the integers of a text model's config.json by name; ConfigError if rows are too long for it."""
     entries = {**read_description(model, key), **override}
+    kind = str(entries.get("model_type"))
+    if "vision_config" in entries and "_vl" in kind:  # of others transformers may have a text model: a worker knows
+        raise ConfigError(f"{key} is a vision-language model ({kind}); only text models can be trained")
     _check_weights(model, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
     longest = config.data.longest_row

@@ -146,6 +146,14 @@ def test_rows_longer_than_a_models_positions_are_refused(
     assert check_models(make(**fits | longer | {"data__max_response_length": 4})) == 20
 
 
+@pytest.mark.parametrize("key", ["actor", "critic"])
+def test_a_vision_language_model_is_refused(tmp_path: Path, make: Any, key: str) -> None:
+    model = write_model(tmp_path / "vl", model_type="qwen2_5_vl", vision_config={"depth": 2})
+    sentence = rf"^{key}\.model is a vision-language model \(qwen2_5_vl\); only text models can be trained$"
+    with pytest.raises(ConfigError, match=sentence):
+        check_models(make(**{f"{key}__model": model}))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
