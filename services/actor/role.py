@@ -105,7 +105,7 @@ class ActorRole(TrainedRole):
         if self._generation is not None:
             generate = self._generation.command()
         publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, self.publish_weights)
-        return (generate, compute_log_probs, *self._frozen.commands(), update, publish)
+        return (generate, *self.commands_of_models(compute_log_probs, update), publish)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress

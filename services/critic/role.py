@@ -41,7 +41,7 @@ class CriticRole(TrainedRole):
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (compute_values, *self._frozen.commands(), update)
+        return self.commands_of_models(compute_values, update)
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

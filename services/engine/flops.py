@@ -62,16 +62,17 @@ class FlopsMeter:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self.peak_flops = peak_flops(name, config.dtype)
         self._shape, self._device = dense_shape(model), device
+        self._num_copies = config.ulysses_sequence_parallel_size  # ranks that share this one's rows
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
         """Counts the FLOPs of the gradients of mini-batches with this rank's rows; NaN for an unknown model shape."""
         parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
         rows = np.concatenate([np.empty(0, np.int64), *parts])
-        return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
+        return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows]) / self._num_copies
 
     def forward_flops(self, batch: Batch) -> float:
         """Counts the FLOPs of a forward pass over this rank's rows; NaN for an unknown model shape."""
-        return forward_flops(self._shape, row_lengths(batch), batch["responses"].lengths)
+        return forward_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / self._num_copies
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
         """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.

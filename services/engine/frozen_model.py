@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
 from services.engine.inference import compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD
@@ -18,7 +19,7 @@ from splitppo.config import ComputedModelConfig
 class FrozenModel:
     """A model for forward passes only, without gradients; the weights have the dtype of the computation.
 
-    `strategy` is that of the group; None in a group that trains nothing.
+    `strategy` and `sequence_group` are those of the group's model in training; None in a group that trains nothing.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -32,13 +33,14 @@ class FrozenModel:
         kind: Kind = "policy",
         device: torch.device,
         strategy: Strategy | None = None,
+        sequence_group: ProcessGroup | None = None,
     ) -> None:
         strategy = strategy or build_strategy(device)
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
         settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}
         self.model: Any = build_model(config.model, kind, **settings)
         self.model.requires_grad_(requires_grad=False)
-        limits = micro_batch_limits(config, self.model)
+        limits = micro_batch_limits(config, self.model, sequence_group)
         strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)

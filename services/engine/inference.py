@@ -1,16 +1,19 @@
 """Runs forward passes without gradient over any number of batch rows, in micro-batches."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
 from services.engine.model.forward import Forward
 from services.engine.model.loading import supports_packing
 from services.engine.strategies.protocol import Strategy
+from splitppo.attention_heads import check_heads
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
 
@@ -18,18 +21,30 @@ from splitppo.config import ComputedModelConfig
 ReportProgress = Callable[[int, int, str], None]
 
 
-def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBatchLimits:
+def micro_batch_limits(
+    config: ComputedModelConfig, model: Any, sequence_group: ProcessGroup | None = None
+) -> MicroBatchLimits:
     """Reads the limits of micro-batches from the configuration; by default rows are packed if the model allows it.
 
+    The tokens of a micro-batch are those of all ranks of a sequence group.
+
     Raises:
-        ValueError: packing is configured, but the model cannot take packed rows.
+        ValueError: packing is configured, or needed by a sequence group, but the model cannot take packed rows; or the
+            ranks of the group cannot share the attention heads of the model.
     """
     packed, can_pack = config.use_remove_padding, supports_packing(model)
     if packed is None:
         packed = can_pack
     if packed and not can_pack:
         raise ValueError(f"use_remove_padding: rows of {type(model).__name__} cannot be packed, set it to false")
-    return MicroBatchLimits(packed, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu)
+    num_ranks = 1 if sequence_group is None else sequence_group.size()
+    if num_ranks > 1:
+        key, description = "ulysses_sequence_parallel_size", model.config.get_text_config()
+        if not packed:
+            raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
+        check_heads(vars(description), num_ranks, key, config.model)
+    budget = num_ranks * config.ppo_max_token_len_per_gpu
+    return MicroBatchLimits(packed, budget, config.ppo_micro_batch_size_per_gpu, sequence_group)
 
 
 def compute_columns(
@@ -52,7 +67,9 @@ def compute_columns(
     results: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with torch.no_grad():
         for done, part in enumerate(micro_batches, start=1):
-            micro_batch = collate(batch.take(part), None, packed=limits.packed, device=device)
+            micro_batch = collate(
+                batch.take(part), None, packed=limits.packed, device=device, sequence_group=limits.sequence_group
+            )
             named = forward(model, micro_batch)
             for name in outputs if len(part) else ():
                 results[name].append(named[name])

@@ -1,4 +1,4 @@
-"""The mesh of a group: which ranks divide the weights among them, and which ranks hold copies of each other (HSDP)."""
+"""The mesh of a group: which ranks divide the weights, which hold copies of each other (HSDP), which share rows."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,19 +17,23 @@ class GroupMesh:
     """The ranks of a group in `replicate` rows of `shard` neighbours, in the order of their numbers.
 
     The ranks of a row divide the weights among them. Neighbours are on the same machine if `shard` is at most the
-    number of ranks there. The rows hold equal weights; only gradients go from row to row.
+    number of ranks there. The rows hold equal weights; only gradients go from row to row. Each `sequence` neighbours
+    of a row compute the same rows of batches, each its own positions of them.
     """
 
     replicate: int
     shard: int
+    sequence: int = 1
 
     @classmethod
-    def of(cls, num_ranks: int, fsdp_size: int = -1) -> Self:
+    def of(cls, num_ranks: int, fsdp_size: int = -1, sequence: int = 1) -> Self:
         """Returns the mesh of a group whose rows have `fsdp_size` ranks (-1: one row); ValueError if it has a rest."""
         shard = num_ranks if fsdp_size == -1 else fsdp_size
         if shard < 1 or num_ranks % shard:
             raise ValueError(f"fsdp_size ({fsdp_size}) must divide the number of ranks ({num_ranks}), or be -1")
-        return cls(num_ranks // shard, shard)
+        if shard % sequence:
+            raise ValueError(f"ulysses_sequence_parallel_size ({sequence}) must divide {shard} ranks")
+        return cls(num_ranks // shard, shard, sequence)
 
     @property
     def num_ranks(self) -> int:
@@ -43,3 +47,11 @@ class GroupMesh:
         divide: Any = dist.new_subgroups_by_enumeration
         groups = [divide(lines.tolist(), timeout=_GROUP_TIMEOUT)[0] for lines in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+
+    def sequence_group(self) -> dist.ProcessGroup | None:
+        """Makes the process group of the ranks that share this one's rows, None if none do; all ranks call it."""
+        if self.sequence == 1:
+            return None
+        lines = torch.arange(self.num_ranks).view(-1, self.sequence).tolist()
+        group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(lines, timeout=_GROUP_TIMEOUT)[0]  # type: ignore[no-untyped-call]
+        return group

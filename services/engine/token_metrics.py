@@ -34,11 +34,15 @@ class MetricSums:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, output: LossOutput, mask_N: Tensor) -> "MetricSums":
-        """Sums the loss and metrics of one micro-batch over its tokens, without gradient."""
+    def of(cls, output: LossOutput, mask_N: Tensor, num_copies: int = 1) -> "MetricSums":
+        """Sums the loss and metrics of one micro-batch over its tokens, without gradient.
+
+        `num_copies` ranks compute the same, so each counts for its part.
+        """
         totals = {name: value.detach() for name, value in {"loss": output.loss, **output.sums}.items()}
         totals |= {name: torch.where(mask_N, x_N, 0.0).sum() for name, x_N in output.token_values.items()}
-        return cls(totals, mask_N.sum(), frozenset(output.token_values))
+        totals = {name: value / num_copies for name, value in totals.items()} if num_copies > 1 else totals
+        return cls(totals, mask_N.sum() / num_copies, frozenset(output.token_values))
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         totals = {name: value + other.totals[name] for name, value in self.totals.items()}
@@ -119,7 +123,7 @@ def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]
     return {full.get(name, f"{role}/{name}"): value for name, value in metrics.items()}
 
 
-def rank_tokens(num_tokens: int, device: torch.device) -> dict[str, float]:
+def rank_tokens(num_tokens: float, device: torch.device) -> dict[str, float]:
     """Returns the minimum, maximum and mean over ranks of the tokens in an epoch, as metrics tokens_rank_*."""
     tokens = np.zeros(parallel.num_ranks())
     tokens[parallel.rank()] = num_tokens

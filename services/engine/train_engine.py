@@ -1,6 +1,7 @@
 """The training engine: runs updates, forward passes and checkpoints of a model on every rank of its group.
 
-Every public method must be called on all ranks, each with its own rows. Losses are weighted by totals of the whole
+Every public method must be called on all ranks, each with its own rows; the ranks of a sequence group have the same
+rows, of which each computes its own positions. Losses are weighted by totals of the whole
 mini-batch, so a gradient does not depend on micro-batches, padding or the number of ranks.
 """
 
@@ -37,7 +38,7 @@ from services.engine.model.loading import (
 from services.engine.model.weights import Kind
 from services.engine.optimizer import BucketedAdamW, build_optimizer, learning_rate
 from services.engine.rest import Rest
-from services.engine.strategies.registry import build_strategy
+from services.engine.strategies.registry import build_strategy, mesh_of
 from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, rank_tokens, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
@@ -63,6 +64,7 @@ class TrainEngine:
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
         strategy: the way in which the ranks hold this model, and the frozen models of the group.
+        sequence_group: the ranks that have the same rows as this one; None if there are none.
         weights: with param_offload they rest in main memory, see `Rest`.
         num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
@@ -97,7 +99,8 @@ class TrainEngine:
         inject(self.model, config, kind=kind)
         self.num_trainable_parameters = sum(weight.numel() for weight in trained_parameters(self.model).values())
         self.flops_meter = FlopsMeter(self.model, config, device)
-        self.limits = micro_batch_limits(config, self.model)
+        self.sequence_group = mesh_of(config).sequence_group()
+        self.limits = micro_batch_limits(config, self.model, self.sequence_group)
         self.strategy = build_strategy(device, config)
         self.strategy.shard(self.model, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         self._fill()
@@ -162,7 +165,7 @@ class TrainEngine:
                 steps.steps.append((sums, self._optimizer_step(lr)))
         metrics = {
             **steps.metrics(may_stop=stop_above is not None),  # on the host: the device is done
-            **rank_tokens(row_lengths(batch).sum(), self.device),
+            **rank_tokens(row_lengths(batch).sum() / self.config.ulysses_sequence_parallel_size, self.device),
             **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
         }
@@ -194,13 +197,15 @@ class TrainEngine:
                 packed=self.limits.packed,
                 device=self.device,
                 epoch=mini_batch.epoch,
+                sequence_group=self.sequence_group,
             )
             with self.strategy.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches)):
                 outputs = forward(self.model, micro_batch)
                 observe(rows, outputs)
                 output = loss(outputs, micro_batch.tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
-            sums.append(MetricSums.of(output, micro_batch.tokens.mask))
+            num_copies = self.config.ulysses_sequence_parallel_size
+            sums.append(MetricSums.of(output, micro_batch.tokens.mask, num_copies))
             report()
         self.model.eval()
         return functools.reduce(operator.add, sums)

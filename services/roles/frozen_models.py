@@ -130,8 +130,11 @@ class FrozenModels:
         trained = self._trained
         if is_actor and trained is not None and trained.kind == kind and trained.config.lora_rank:
             return (_BaseOfPolicy(trained),)
-        strategy = None if trained is None else trained.strategy
-        models = [FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy) for config in configs]
+        strategy, group = (None, None) if trained is None else (trained.strategy, trained.sequence_group)
+        models = [
+            FrozenModel(config, kind=kind, device=self._context.device, strategy=strategy, sequence_group=group)
+            for config in configs
+        ]
         self.num_parameters += sum(int(model.model.num_parameters()) for model in models)
         return models
 

@@ -1,6 +1,6 @@
 """Implements what actor and critic share: a model in training, checks of its rows, updates, metrics, checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import Observe, TokenLoss, TrainEngine
 from services.roles.frozen_models import FrozenModels
 from services.runtime.context import RankContext
+from services.runtime.ranks.row_group import RowGroup
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.config.sections.models import TrainedModelConfig
@@ -41,6 +42,7 @@ class TrainedRole:
             device=context.device,
             writer_locks=context.writer_locks,
         )
+        self._rows = RowGroup(context.rank, config.ulysses_sequence_parallel_size)
         self._frozen = FrozenModels(context, engine, before=self.make_room)
         self.num_parameters, self.model = engine.num_parameters, engine.architecture
         self.num_trainable_parameters = engine.num_trainable_parameters
@@ -48,6 +50,10 @@ class TrainedRole:
 
     def make_room(self, *, weights_change: bool = False) -> None:
         """Called before a model of this role computes, is saved or loaded: what samples beside it gives memory back."""
+
+    def commands_of_models(self, *commands: Command) -> Sequence[Command]:
+        """Returns these commands of the trained model and those of frozen models; ranks that share rows run them so."""
+        return [self._rows.share_rows_of(command) for command in (*commands, *self._frozen.commands())]
 
     def forward_command(self, method: str, request_type: type[Message], run: Callable[..., Outcome]) -> Command:
         """Makes a command that runs forward passes of the trained model over rows that it can take."""

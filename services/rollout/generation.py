@@ -14,6 +14,7 @@ from services.rollout.conversations import RankConversations
 from services.rollout.protocol import PolicyWeights, Response, Sampling
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.context import RankContext
+from services.runtime.ranks.row_group import to_leaders
 from services.runtime.role import Command, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2, conversation_pb2
@@ -140,8 +141,7 @@ def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> lis
     """
     order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine
-    empty = [np.empty(0, np.int64)] * (ranks_per_engine - 1)
-    return [rows for engine in range(num_engines) for rows in (np.sort(order[engine::num_engines]), *empty)]
+    return to_leaders([np.sort(order[engine::num_engines]) for engine in range(num_engines)], ranks_per_engine)
 
 
 def _sampling(request: actor_pb2.GenerateRequest) -> Sampling:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from services.engine.batching.loss_aggregation import response_mask
+from services.engine.sequence_parallel import OwnPositions, own_positions
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import RESPONSE_ALIGNED, SEVERAL_PER_TOKEN, Batch
 
@@ -21,11 +23,15 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """The limits for micro-batches: packed or padded, and the largest number of tokens or rows."""
+    """The limits for micro-batches: packed or padded, and the largest number of tokens or rows.
+
+    The ranks of a sequence group divide the positions of a micro-batch, which is packed.
+    """
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
     max_tokens: int  # budget of a dynamic micro-batch, padding included
     max_rows: int | None = None  # of a fixed micro-batch; None: dynamic
+    sequence_group: ProcessGroup | None = None  # None: this rank computes all positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +49,8 @@ class ResponseTokens:
 class MicroBatch:
     """The tensors of rows that go through the model in one forward pass, on the model's device.
 
-    Log-probs and value of a response token are computed from the hidden state of the token *before* it.
+    Log-probs and value of a response token are computed from the hidden state of the token *before* it. In a sequence
+    group, `input_ids` and `position_ids` are those of this rank's positions, and everything else is of whole rows.
     """
 
     input_ids: Tensor  # int64, prompts and responses; padded [B, S] (right-padded with 0) or packed [1, S]
@@ -53,6 +60,7 @@ class MicroBatch:
     previous: Tensor  # [N] int64, index into the flattened positions of the token before each response token
     targets: Tensor  # [N] int64, the response tokens
     tokens: ResponseTokens
+    own: OwnPositions | None = None  # None: this rank computes all positions
 
 
 def row_lengths(batch: Batch) -> NDArray[np.int32]:
@@ -108,12 +116,18 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
 
 
 def collate(
-    batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device, epoch: int = 0
+    batch: Batch,
+    weights: NDArray[np.float32] | None,
+    *,
+    packed: bool,
+    device: torch.device,
+    epoch: int = 0,
+    sequence_group: ProcessGroup | None = None,
 ) -> MicroBatch:
     """Converts rows into the tensors of a micro-batch; an empty batch becomes one masked response token of weight 0.
 
     `weights` [num_rows] are the loss weights of each counting token of a row (None: 1); no prompt may be empty; `epoch`
-    is the PPO epoch, from 0.
+    is the PPO epoch, from 0. With a `sequence_group` the rows must be packed.
     """
     if batch.num_rows == 0:
         batch, weights = _dummy(batch), None
@@ -122,13 +136,18 @@ def collate(
     max_length = int(lengths.max())
     cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     starts: Rows = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
+    own, response_positions = None, _positions(starts + prompts.lengths, responses.lengths)
+    if sequence_group is not None:
+        own, cu_seq_lens = own_positions(sequence_group, cu_seq_lens, response_positions - 1)
+        starts, lengths = cu_seq_lens[:-1], np.diff(cu_seq_lens)
+        max_length = int(lengths.max())
     shape = (1, int(cu_seq_lens[-1])) if packed else (batch.num_rows, max_length)
 
-    response_positions = _positions(starts + prompts.lengths, responses.lengths)
     input_ids = np.zeros(math.prod(shape), np.int64)
-    input_ids[_positions(starts, prompts.lengths)] = prompts.values
+    input_ids[_positions(starts[: batch.num_rows], prompts.lengths)] = prompts.values
     input_ids[response_positions] = responses.values
     position_ids = np.arange(input_ids.size) - np.repeat(starts, lengths if packed else max_length)
+    shown = slice(None) if own is None else slice(own.first, own.stop)
     mask = response_mask(batch).values
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
@@ -139,8 +158,8 @@ def collate(
         values = batch[name].values.reshape(len(responses.values), -1)
         columns[name] = values.astype(np.int64) if values.dtype == np.int32 else values
     return MicroBatch(
-        input_ids=tensor(input_ids.reshape(shape)),
-        position_ids=tensor(position_ids.reshape(shape)),
+        input_ids=tensor(input_ids.reshape(shape)[:, shown]),
+        position_ids=tensor(position_ids.reshape(shape)[:, shown]),
         cu_seq_lens=tensor(cu_seq_lens.astype(np.int32)) if packed else None,
         max_length=max_length,
         previous=tensor(response_positions - 1),
@@ -152,6 +171,7 @@ def collate(
             columns={name: tensor(values) for name, values in columns.items()},
             selected=tensor(_selected(batch, epoch)),
         ),
+        own=own,
     )
 
 

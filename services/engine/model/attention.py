@@ -9,16 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from services.engine.sequence_parallel import to_heads, to_positions
 
 ATTENTION = "splitppo_causal"
 
 # Options that change a score or a weight and are not implemented here.
 _UNSUPPORTED = ("s_aux", "softcap", "position_bias")
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+_MOST_GROUPED = 256  # the widest head of which torch's fast kernels take groups
 # A varlen_attn without this option takes grouped heads as they are.
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
@@ -52,6 +56,7 @@ def causal_attention(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    sequence_group: ProcessGroup | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes causal attention as a function for transformers; returns (output [B, S, heads, head_dim], None).
@@ -59,7 +64,8 @@ def causal_attention(
     Query, key and value are [B, heads, S, head_dim]. Key and value may have fewer heads than the query (grouped-query
     attention). A token sees `sliding_window` positions, itself included (None: all before it). `cu_seq_lens_q`
     [num_rows + 1] int32 is where each packed row starts; the longest row has `max_length_q` tokens. Without
-    `cu_seq_lens_q` each batch element is one right-padded row.
+    `cu_seq_lens_q` each batch element is one right-padded row. In a `sequence_group` S are this rank's positions, and
+    `cu_seq_lens_q` is of all positions.
 
     Raises:
         NotImplementedError: the model needs attention sinks, soft-capped scores or a position bias.
@@ -67,31 +73,45 @@ def causal_attention(
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise NotImplementedError(f"{type(module).__name__} needs {unsupported[0]}, which training cannot do")
     if cu_seq_lens_q is None:
-        return _causal(module, query, key, value, scaling=scaling, sliding_window=sliding_window), None
+        return _causal(query, key, value, scaling=scaling, sliding_window=sliding_window), None
     PackedCalls.count += 1
+    if sequence_group is not None:
+        query, key, value = (to_heads(states, sequence_group) for states in (query, key, value))
+    output = _packed(query, key, value, cu_seq_lens_q, max_length_q or 0, scaling, sliding_window)
+    return output if sequence_group is None else to_positions(output, sequence_group), None
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_lens: Tensor,
+    max_length: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """Computes causal attention inside each packed row, [1, S, heads, head_dim]."""
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         output: Any = varlen_attn(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q or 0,
-            max_length_q or 0,
+            cu_seq_lens,
+            cu_seq_lens,
+            max_length,
+            max_length,
             scale=scaling,
             window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
             **_GROUPED_HEADS,
         )
-        return output.unsqueeze(0), None
-    lengths = cu_seq_lens_q.diff().tolist()
+        whole: Tensor = output.unsqueeze(0)
+        return whole
+    lengths = cu_seq_lens.diff().tolist()
     rows = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    outputs = [_causal(module, *qkv, scaling=scaling, sliding_window=sliding_window) for qkv in rows]
-    return torch.cat(outputs, dim=1), None
+    return torch.cat([_causal(*qkv, scaling=scaling, sliding_window=sliding_window) for qkv in rows], dim=1)
 
 
-def _causal(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None
-) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
     """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim]."""
     mask = None
     length = query.shape[2]
@@ -99,10 +119,20 @@ def _causal(
         distance = torch.arange(length, device=query.device)
         distance = distance[:, None] - distance
         mask = ((distance >= 0) & (distance < sliding_window))[None, None]
-    output: Tensor = sdpa_attention_forward(
-        module, query, key, value, mask, dropout=0.0, scaling=scaling, is_causal=True
-    )[0]
-    return output
+    grouped = query.shape[1] // key.shape[1]
+    takes_groups = mask is None and key.shape[-1] == value.shape[-1] <= _MOST_GROUPED  # else torch's slow kernel
+    if grouped > 1 and not takes_groups:
+        key, value = (states.repeat_interleave(grouped, dim=1) for states in (key, value))
+    output = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        scale=scaling,
+        is_causal=mask is None and length > 1,
+        enable_gqa=grouped > 1 and takes_groups,
+    )
+    return output.transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(ATTENTION, causal_attention)

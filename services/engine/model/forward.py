@@ -10,6 +10,7 @@ from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
 from services.engine.model.linear import Fp32Head, fp32_product
 from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
+from services.engine.sequence_parallel import gather
 
 # The method that every model gets; FSDP gathers weights for it as for `forward`.
 RESPONSE_METHOD = "compute_responses"
@@ -47,20 +48,22 @@ def response_log_probs(
 ) -> dict[str, Tensor]:
     """Computes the outputs of `policy_forward`; becomes a method of each causal language model.
 
-    Only response positions go through the head. Cohere multiplies its logits by `logit_scale`, Granite divides them by
-    `logits_scaling`, Gemma 2 soft-caps them.
+    Only response positions go through the head, in a sequence group only this rank's. Cohere multiplies its logits by
+    `logit_scale`, Granite divides them by `logits_scaling`, Gemma 2 soft-caps them.
     """
     head, config = self.get_output_embeddings(), self.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    hidden_ND = _hidden_states(self, micro_batch, micro_batch.previous)
     product = fp32_product if isinstance(head, Fp32Head) else functional.linear
+    hidden_ND, own = _hidden_states(self, micro_batch)
     top_ids_NK = micro_batch.tokens.columns.get("teacher_top_ids")
+    if top_ids_NK is not None:
+        top_ids_NK = top_ids_NK[own]
     if top_k:
         top_ids_NK = most_likely_tokens(hidden_ND, head.weight, head.bias, top_k, num_ids, product)
     log_probs_N, entropy_N, top_log_probs_NK = log_probs_and_entropy(
         hidden_ND,
         head.weight,
-        micro_batch.targets,
+        micro_batch.targets[own],
         temperature=temperature / scale,
         bias_V=head.bias,
         softcap=getattr(config, "final_logit_softcapping", None),
@@ -68,28 +71,46 @@ def response_log_probs(
         product=product,
     )
     outputs = {"log_probs": log_probs_N, "entropy": entropy_N}
-    return outputs if top_ids_NK is None else {**outputs, "top_log_probs": top_log_probs_NK, "top_ids": top_ids_NK}
+    if top_ids_NK is not None:
+        outputs |= {"top_log_probs": top_log_probs_NK, "top_ids": top_ids_NK}
+    return {name: _of_all_ranks(values, micro_batch, own) for name, values in outputs.items()}
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
     """Computes values of response tokens, [N], with an fp32 head; becomes a method of each value model."""
     head = self.score if hasattr(self, "score") else self.classifier
-    return _scalars(head, _hidden_states(self, micro_batch, micro_batch.previous))
+    return _scalars(self, head, micro_batch)
 
 
 def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
     """Computes the score at each response token, [N] fp32; becomes a method of each reward model."""
-    return _scalars(self.score, _hidden_states(self, micro_batch, micro_batch.previous + 1))
+    return _scalars(self, self.score, micro_batch, shift=1)
 
 
-def _scalars(head: Any, hidden_ND: Tensor) -> Tensor:
+def _scalars(model: Any, head: Any, micro_batch: MicroBatch, *, shift: int = 0) -> Tensor:
+    hidden_ND, own = _hidden_states(model, micro_batch, shift=shift)
     bias = None if head.bias is None else head.bias.float()
-    return functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1).clone()  # FSDP2 hooks no views
+    scalars_N = functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1)
+    return _of_all_ranks(scalars_N.clone(), micro_batch, own)  # FSDP2 hooks no views
 
 
-def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Tensor:
-    """Runs the model without its head; returns final hidden states at `positions` of the flattened batch, [N, D]."""
+def _of_all_ranks(values: Tensor, micro_batch: MicroBatch, own: slice) -> Tensor:
+    """Returns the values of all response tokens, [N, ...], from those of this rank's."""
+    if micro_batch.own is None:
+        return values
+    return gather(values, own, len(micro_batch.targets), micro_batch.own.group)
+
+
+def _hidden_states(model: Any, micro_batch: MicroBatch, *, shift: int = 0) -> tuple[Tensor, slice]:
+    """Runs the model without its head; returns final hidden states `shift` after the token before response tokens.
+
+    They are [N, D] and, in a sequence group, only those of this rank's response tokens, which the slice names.
+    """
     packed: dict[str, Any] = {}
+    positions, own = micro_batch.previous + shift, slice(None)
+    if micro_batch.own is not None:
+        own = micro_batch.own.tokens(shift)
+        positions, packed["sequence_group"] = positions[own] - micro_batch.own.first, micro_batch.own.group
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":
             packed |= {f"cu_seq_lens_{of}": micro_batch.cu_seq_lens, f"max_length_{of}": micro_batch.max_length}
@@ -99,5 +120,4 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Te
     )
     if packed and calls == PackedCalls.count:
         raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
-    hidden: Tensor = output.last_hidden_state.flatten(0, 1)[positions]
-    return hidden
+    return output.last_hidden_state.flatten(0, 1)[positions], own

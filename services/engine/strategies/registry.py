@@ -26,5 +26,11 @@ def build_strategy(device: torch.device, config: TrainedModelConfig | None = Non
     Raises:
         ValueError: `fsdp_size` does not divide the number of ranks.
     """
-    name, fsdp_size = (config.strategy, config.fsdp_size) if config is not None else ("fsdp2", -1)
-    return STRATEGIES[name](GroupMesh.of(parallel.num_ranks(), fsdp_size), device)
+    if config is None:
+        return Fsdp2(GroupMesh.of(parallel.num_ranks()), device)
+    return STRATEGIES[config.strategy](mesh_of(config), device)
+
+
+def mesh_of(config: TrainedModelConfig) -> GroupMesh:
+    """Returns the mesh of this rank's group; ValueError if its sizes do not divide the number of ranks."""
+    return GroupMesh.of(parallel.num_ranks(), config.fsdp_size, config.ulysses_sequence_parallel_size)

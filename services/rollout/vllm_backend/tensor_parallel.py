@@ -10,33 +10,15 @@ import torch
 import torch.distributed as dist
 
 from services.rollout.protocol import Conversations
-from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.ranks.row_group import RowGroup
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 
 _STEPS_PER_QUESTION = 8
 
 
-class Replica:
-    """The num_ranks ranks that share one vLLM engine, this rank included; made by all ranks of the actor together."""
-
-    def __init__(self, rank: int, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
-        self._leader = rank - rank % num_ranks
-        self.is_leader = rank == self._leader
-        self._others = range(self._leader + 1, self._leader + num_ranks)
-        if num_ranks > 1:
-            self._group, _ = dist.new_subgroups(num_ranks, backend="gloo")  # type: ignore[no-untyped-call]
-            self._channel = ControlChannel(num_ranks, self._group)
-
-    def share(self, rows: Batch) -> Batch:
-        """Broadcasts the leader's rows to all ranks that share its engine; every rank returns them."""
-        if not self.is_leader:
-            shared = self._channel.receive(self._leader)
-            assert shared is not None
-            return shared
-        self._send(rows)
-        return rows
+class Replica(RowGroup):
+    """The ranks that share one vLLM engine, this rank included; made by all ranks of the actor together."""
 
     def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
         """Returns the leader's `is_cancelled` on all ranks of its engine, so that they stop in the same step.
@@ -81,7 +63,3 @@ class Replica:
             places, responses = [[index] for index, _ in going_on], [tokens for _, tokens in going_on]
             self._send(Batch.from_rows(places=places, responses=responses))
         return going_on
-
-    def _send(self, rows: Batch | None) -> None:
-        for other in self._others:
-            self._channel.send(rows, other)

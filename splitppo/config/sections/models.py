@@ -86,6 +86,11 @@ class TrainedModelConfig(ComputedModelConfig):
     """The number of neighbouring ranks over which strategy fsdp2 divides the weights; such groups of ranks hold copies
     of each other (HSDP). It must divide the number of ranks. -1: all ranks."""
 
+    ulysses_sequence_parallel_size: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
+    """The number of neighbouring ranks that divide the positions of their rows among them, for long responses. Together
+    they compute this many times ppo_max_token_len_per_gpu tokens at the same time. It must divide fsdp_size, or the
+    number of ranks, and the attention heads of the models of the group."""
+
     optimizer_offload: Annotated[bool, MAY_CHANGE] = False
     """If true, the state of the optimizer lies in main memory, and comes to the GPU in buckets in each of its steps: at
     most two, of 256 MiB each, are there. The group needs GPUs."""
