@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -25,10 +25,12 @@ from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
 from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources, terms_of
-from splitppo.config import Config, ConfigError, RewardConfig, TrainedModelConfig
+from splitppo.config import ComputedModelConfig, Config, ConfigError, RewardConfig, TrainedModelConfig
 from splitppo.config.adapter_files import check_adapter
+from splitppo.config.attention_heads import check_heads
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
+from splitppo.config.section import TrainedRoleName
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
 from splitppo.config_error import config_errors
@@ -247,8 +249,8 @@ def check_models(config: Config) -> int | None:
 
     Raises:
         ConfigError: a model is missing, or its weights are missing or torn; actor and critic have different
-            vocabularies; rows may be longer than a model has positions; vLLM's ranks cannot share the attention heads
-            of the actor.
+            vocabularies; rows may be longer than a model has positions; ranks that share an engine of vLLM, or the
+            positions of rows, cannot share the attention heads of a model.
     """
     if config.services.launch == "external":
         return None
@@ -256,6 +258,7 @@ def check_models(config: Config) -> int | None:
         _check_weights(config.reward_model.model, "reward_model.model")
     for role in config.trained_roles:
         _check_adapter(config.trained_model_of(role), role)
+        _check_sequence_groups(config, role)
     actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
     if config.rollout.backend == "vllm":
         _check_vllm(config, actor)
@@ -367,12 +370,29 @@ def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
             f"rollout.vllm.max_model_len ({vllm.max_model_len}) must not exceed the max_position_embeddings of"
             f" actor.model ({positions}); lower rollout.vllm.max_model_len"
         )
-    ranks, key = vllm.tensor_model_parallel_size, "rollout.vllm.tensor_model_parallel_size"
-    heads, key_values = actor.get("num_attention_heads", ranks), actor.get("num_key_value_heads", ranks)
-    if heads % ranks:
-        wrong = f"num_attention_heads of actor.model ({heads}) must be a multiple"
-    elif key_values % ranks and ranks % key_values:
-        wrong = f"num_key_value_heads of actor.model ({key_values}) must be a multiple or a divisor"
-    else:
-        return
-    raise ConfigError(f"the {wrong} of {key} ({ranks}); change {key}")
+    with config_errors(ValueError):
+        check_heads(
+            actor, vllm.tensor_model_parallel_size, "rollout.vllm.tensor_model_parallel_size", model="actor.model"
+        )
+
+
+def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
+    """Checks that ranks which divide the positions of rows can do so with all models of their group."""
+    num_ranks, key = config.trained_model_of(role).ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
+    for name, model in _models_of(config, role) if num_ranks > 1 else ():
+        if model.use_remove_padding is False:
+            section = name.partition(".")[0]
+            raise ConfigError(f"{role}.{key} ({num_ranks}) needs packed rows: set {section}.use_remove_padding to true")
+        with config_errors(ValueError):
+            check_heads(read_description(model.model, name), num_ranks, f"{role}.{key}", name)
+
+
+def _models_of(config: Config, role: TrainedRoleName) -> Iterator[tuple[str, ComputedModelConfig]]:
+    """Yields the models of a group, the frozen ones as well, by key."""
+    yield f"{role}.model", config.trained_model_of(role)
+    if config.reference_host == role != "actor":
+        yield "actor.model", config.actor
+    if config.reward_model_host == role:
+        yield "reward_model.model", config.reward_model
+    if config.teacher_host == role:
+        yield from ((config.teacher.key_of(folder), config.teacher.of(folder)) for folder in config.teacher.folders)

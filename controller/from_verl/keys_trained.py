@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from math import gcd
 from typing import Any
 
 from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as, only_if
@@ -44,8 +45,8 @@ def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
 class _Trained:
     """Conversions from verl to SplitPPO for the values of one trained model, the actor or the critic."""
 
-    def __init__(self, section: Section) -> None:
-        self.verl, self.ours = section.verl, section.ours
+    def __init__(self, section: Section, engine: str) -> None:
+        self.verl, self.ours, self.engine = section.verl, section.ours, engine
         decays = "only with a learning rate that decays"
         decaying = partial(only_if, lambda _, run: self._schedule(run) != "constant", decays)
         self.decay_steps, self.min_lr = decaying(self._decay_steps), decaying(self._min_lr)
@@ -65,7 +66,8 @@ class _Trained:
     def token_budget(self, value: Any, run: VerlRun) -> Any:
         if not self._of(run, "use_dynamic_bsz"):
             raise NotNeeded("only with use_dynamic_bsz")
-        return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), run.longest_row)
+        longest = -(-run.longest_row // self._sequence_ranks(run))
+        return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), longest)
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:
         """Returns the gradient clip that older workers of verl read; NotNeeded if the newer optim.clip_grad is set."""
@@ -110,9 +112,23 @@ class _Trained:
 
     def fsdp_size(self, value: Any, run: VerlRun) -> int:
         """Returns the ranks that divide the weights; -1, all, if verl's number does not divide those of our group."""
-        ranks = run.groups.critic if self.ours == "critic" else run.groups.actor
+        ranks = self._ranks(run)
         size = int(num_of(value, f"{self.verl}.fsdp_size"))
         return size if 0 < size < ranks and ranks % size == 0 else -1
+
+    def sequence_size(self, value: Any, run: VerlRun) -> int:
+        """Returns how many ranks divide the positions of rows: verl's number, or the part that divides our ranks."""
+        size = run.value(f"{self.engine}.fsdp_size")
+        shards = -1 if size is None else self.fsdp_size(size, run)
+        ranks = self._ranks(run) if shards == -1 else shards
+        return gcd(int(num_of(value, f"{self.verl}.ulysses_sequence_parallel_size")), ranks)
+
+    def _sequence_ranks(self, run: VerlRun) -> int:
+        sizes = (run.value(f"{of}.ulysses_sequence_parallel_size") for of in (self.engine, self.verl))
+        return self.sequence_size(next(filter(None, sizes), 1), run)
+
+    def _ranks(self, run: VerlRun) -> int:
+        return run.groups.critic if self.ours == "critic" else run.groups.actor
 
     def _decay_steps(self, _: Any, run: VerlRun) -> Any:
         return self._of(run, "optim.lr_decay_steps") or _steps_or_refuse(run, "a decay over the whole run")
@@ -184,7 +200,7 @@ def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
 
     `model` and `engine` are the names of verl's sections with the keys of the model and of FSDP.
     """
-    of = _Trained(section)
+    of = _Trained(section, engine)
     yield from _optimizer(section, of)
     yield from _batches(section, of)
     yield from _engine(section, Section(model, section.ours), Section(engine, section.ours), of)
@@ -243,7 +259,7 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     yield trained.slower("ppo_micro_batch_size", f"{ours}.ppo_micro_batch_size_per_gpu; else batches are cut by tokens")
     dynamic = f"always dynamic, unless {ours}.ppo_micro_batch_size_per_gpu is set"
     yield trained.not_needed("use_dynamic_bsz", dynamic, inherited("use_dynamic_bsz", False))
-    longest, budget = "at least the longest row: rows are never split over GPUs", 16384 if ours == "actor" else 32768
+    longest, budget = "at least the longest row, or its part on each rank", 16384 if ours == "actor" else 32768
     yield trained.changed("ppo_max_token_len_per_gpu", "ppo_max_token_len_per_gpu", longest, of.token_budget, budget)
     yield from trained.all_taken(ppo_epochs=inherited("ppo_epochs", 1), shuffle=inherited("shuffle", False))
     yield trained.not_needed("data_loader_seed", "run.seed is the only seed")
@@ -270,11 +286,12 @@ def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> 
     yield any_engine.slower("offload_policy", _OFFLOAD_POLICY)
     whole = "-1, all ranks of the group, if it does not divide them"
     yield engine.changed("fsdp_size", "fsdp_size", whole, of.fsdp_size, -1)
-    both = Section(f"{{{engine.verl},{trained.verl}}}")
+    both = Section(f"{{{engine.verl},{trained.verl}}}", trained.ours)
     yield both.unsupported("qat.enable", "no quantization in training")
-    yield both.slower("ulysses_sequence_parallel_size", "rows are never split: lower ppo_max_token_len_per_gpu", 1)
+    part = "the part of it that divides the ranks of the group"
+    yield both.changed("ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", part, of.sequence_size, 1)
     yield engine.not_needed("{seed,full_determinism}", "run.seed determines a run")
-    yield both.changed("strategy", f"{trained.ours}.strategy", "fsdp and fsdp2 are fsdp2", _strategy)
+    yield both.changed("strategy", "strategy", "fsdp and fsdp2 are fsdp2", _strategy)
     yield trained.not_needed("{megatron,veomni,torchtitan,automodel,mindspeed,engine}.**", _FSDP2)
     yield engine.not_needed("**", SHARDED)
     yield trained.not_needed("{fsdp_config,fsdp,qat}.**", _SPEED)

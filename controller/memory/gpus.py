@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from controller.memory.estimate import GIB, GroupMemory, label, num_shards
 from controller.memory.frozen_models import FROZEN_MODELS
+from controller.memory.passes import sequence_ranks
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
-from splitppo.config.section import TrainedRoleName
+from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.machine.gpus import total_bytes_of_gpus
 
 
@@ -125,7 +126,7 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
         keeps = isinstance(computed, TrainedModelConfig) and computed.gradient_checkpointing is not True
         if term == "activations" and group.peak_phase == "backward" and keeps:
             return f"set {section}.gradient_checkpointing to true"
-        return _smaller_micro_batches(config, section, computed)
+        return _smaller_micro_batches(config, group.role, section, computed)
     return _offload(group, term) or _fewer_bytes_per_rank(config, group, term)
 
 
@@ -149,10 +150,13 @@ def _fewer_bytes_per_rank(config: Config, group: GroupMemory, term: str) -> str:
     return _one_copy(config, group.role) or f"{more_ranks}{adapters}"
 
 
-def _smaller_micro_batches(config: Config, section: str, computed: ComputedModelConfig) -> str:
+def _smaller_micro_batches(config: Config, role: RoleName, section: str, computed: ComputedModelConfig) -> str:
     rows, budget = computed.ppo_micro_batch_size_per_gpu, computed.ppo_max_token_len_per_gpu
+    together, longest = sequence_ranks(config, role), config.data.longest_row
     if rows is not None and rows > 1:
         return f"lower {section}.ppo_micro_batch_size_per_gpu"
-    if rows is None and budget > config.data.longest_row:
+    if rows is None and budget * together > longest:
         return f"lower {section}.ppo_max_token_len_per_gpu"
+    if role in config.trained_roles and together < num_shards(config, role):
+        return f"raise {role}.ulysses_sequence_parallel_size"
     return "lower data.max_response_length"

@@ -23,8 +23,8 @@ _LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
 class MicroBatch:
     """The sizes of the largest micro-batch of a rank."""
 
-    tokens: int  # T, padding included
-    responses: int  # N
+    tokens: int  # T, padding included; in a sequence group those of this rank
+    responses: int  # N, of these
     is_only_one: bool  # its mini-batch has no other
 
 
@@ -81,11 +81,19 @@ def compute_bytes(computed: ComputedModelConfig) -> int:
     return 2 if computed.dtype == "bf16" else 4
 
 
+def sequence_ranks(config: Config, role: RoleName) -> int:
+    """Returns the number of ranks of a group that divide the positions of the same rows."""
+    return config.trained_model_of(role).ulysses_sequence_parallel_size if role in config.trained_roles else 1
+
+
 def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> MicroBatch:
-    """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts."""
-    service, longest = config.services.of(role), config.data.longest_row
-    rows = ceil(prompts * config.rollout.n / service.num_processes)
-    budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
+    """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts.
+
+    With S ranks that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens.
+    """
+    service, longest, together = config.services.of(role), config.data.longest_row, sequence_ranks(config, role)
+    rows = ceil(prompts * config.rollout.n * together / service.num_processes)
+    budget, fixed = computed.ppo_max_token_len_per_gpu * together, computed.ppo_micro_batch_size_per_gpu
     packed = computed.use_remove_padding is not False
     if fixed is not None:
         tokens = min(fixed, rows) * longest
@@ -93,8 +101,9 @@ def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig
         tokens = min(max(budget, longest), rows * longest)
     else:
         tokens = min(max(1, budget // longest), rows) * longest
-    responses = ceil(tokens * config.data.max_response_length / longest)
-    return MicroBatch(tokens, responses, is_only_one=tokens >= rows * longest)
+    own, most = ceil(tokens / together), config.data.max_response_length
+    responses = max(ceil(own * most / longest), min(own, most))  # a part of one row may have responses alone
+    return MicroBatch(own, responses, is_only_one=tokens >= rows * longest)
 
 
 def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:

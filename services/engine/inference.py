@@ -13,9 +13,9 @@ from services.engine.batching.packing import MicroBatchLimits, collate, row_leng
 from services.engine.model.forward import Forward
 from services.engine.model.loading import supports_packing
 from services.engine.strategies.protocol import Strategy
-from splitppo.attention_heads import check_heads
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
+from splitppo.config.attention_heads import check_heads
 
 # (done, total, phase), at micro-batch boundaries.
 ReportProgress = Callable[[int, int, str], None]
@@ -67,9 +67,7 @@ def compute_columns(
     results: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with torch.no_grad():
         for done, part in enumerate(micro_batches, start=1):
-            micro_batch = collate(
-                batch.take(part), None, packed=limits.packed, device=device, sequence_group=limits.sequence_group
-            )
+            micro_batch = collate(batch.take(part), None, limits, device=device)
             named = forward(model, micro_batch)
             for name in outputs if len(part) else ():
                 results[name].append(named[name])

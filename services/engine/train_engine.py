@@ -192,20 +192,14 @@ class TrainEngine:
         sums: list[MetricSums] = []
         for rows in mini_batch.micro_batches:
             micro_batch = collate(
-                batch.take(rows),
-                mini_batch.weights[rows],
-                packed=self.limits.packed,
-                device=self.device,
-                epoch=mini_batch.epoch,
-                sequence_group=self.sequence_group,
+                batch.take(rows), mini_batch.weights[rows], self.limits, device=self.device, epoch=mini_batch.epoch
             )
             with self.strategy.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches)):
                 outputs = forward(self.model, micro_batch)
                 observe(rows, outputs)
                 output = loss(outputs, micro_batch.tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
-            num_copies = self.config.ulysses_sequence_parallel_size
-            sums.append(MetricSums.of(output, micro_batch.tokens.mask, num_copies))
+            sums.append(MetricSums.of(output, micro_batch.tokens.mask, self.config.ulysses_sequence_parallel_size))
             report()
         self.model.eval()
         return functools.reduce(operator.add, sums)

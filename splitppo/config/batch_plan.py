@@ -127,26 +127,30 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
     prompts, longest = config.data.train_batch_size, config.data.longest_row
     num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size
     assert mini_batch is not None, "load resolves it"
+    together, times, ranks = model.ulysses_sequence_parallel_size, "", f"{num_ranks} ranks"
+    num_shares = num_ranks // together
+    if together > 1:
+        times, ranks = f" x ulysses_sequence_parallel_size ({together})", f"{num_shares} times {together} ranks"
     fixed, budget = model.ppo_micro_batch_size_per_gpu, model.ppo_max_token_len_per_gpu
     if prompts % mini_batch:
         raise ConfigError(
             f"data.train_batch_size ({prompts}) must be a multiple of {role}.ppo_mini_batch_size ({mini_batch});"
             f" change {role}.ppo_mini_batch_size"
         )
-    if fixed is None and budget < longest:
+    if fixed is None and budget * together < longest:
         raise ConfigError(
-            f"{role}.ppo_max_token_len_per_gpu ({budget}) must hold one row of data.max_prompt_length +"
+            f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of data.max_prompt_length +"
             f" data.max_response_length ({longest}) tokens"
         )
     rows = mini_batch * config.rollout.n
-    if rows < num_ranks:
+    if rows < num_shares:
         raise ConfigError(
-            f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}) gives fewer rows than"
+            f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}){times} gives fewer rows than"
             f" services.{role}.num_processes ({num_ranks}); raise {role}.ppo_mini_batch_size"
         )
     num_mini_batches, epochs = prompts // mini_batch, model.ppo_epochs
     return (
         f"{role}: {num_mini_batches} mini-batches of {mini_batch} prompts ({rows} responses, about"
-        f" {rows / num_ranks:g} on each of {num_ranks} ranks) x {epochs} epochs = {num_mini_batches * epochs} optimizer"
-        f" steps; micro-batches of {f'{fixed} rows' if fixed else f'at most {budget} tokens'}"
+        f" {rows / num_shares:g} on each of {ranks}) x {epochs} epochs = {num_mini_batches * epochs} optimizer"
+        f" steps; micro-batches of {f'{fixed} rows' if fixed else f'at most {budget * together} tokens'}"
     )

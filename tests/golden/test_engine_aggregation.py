@@ -8,7 +8,7 @@ import torch
 from transformers import get_scheduler, get_wsd_schedule
 
 from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
-from services.engine.batching.packing import collate
+from services.engine.batching.packing import MicroBatchLimits, collate
 from services.engine.optimizer import learning_rate
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig
@@ -32,7 +32,7 @@ def test_weights_of_each_aggregation(mode, expected) -> None:
     assert tokens.tolist() == [3, 0, 1]
     weights = row_weights(mode, tokens, total_tokens=4, total_sequences=2, scale=10)
     batch = MASKED.merge(Batch.from_rows(prompts=[[1], [2], [3]]))
-    micro_batch = collate(batch, weights, packed=True, device=torch.device("cpu"))
+    micro_batch = collate(batch, weights, MicroBatchLimits(True, 1), device=torch.device("cpu"))
     np.testing.assert_allclose(micro_batch.tokens.weights, expected, rtol=1e-6)
 
 

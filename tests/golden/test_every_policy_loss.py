@@ -77,7 +77,7 @@ def actor_config(**settings: Any) -> ActorConfig:
 def computed(config: ActorConfig, batch: Batch) -> tuple[float, Array]:
     """The product's loss of a mini-batch, and its gradient with respect to the log-probs, in float64."""
     [mini_batch] = plan_mini_batches(batch, config, MicroBatchLimits(packed=True, max_tokens=10_000), MAX_RESPONSE, CPU)
-    tokens = collate(batch, mini_batch.weights, packed=True, device=CPU).tokens
+    tokens = collate(batch, mini_batch.weights, MicroBatchLimits(True, 1), device=CPU).tokens
     log_probs = tokens.columns["rollout_log_probs"].double().requires_grad_()
     outputs = {"log_probs": log_probs, "entropy": torch.zeros_like(log_probs)}
     loss = actor_loss(config)(outputs, tokens).loss
@@ -267,7 +267,7 @@ def test_a_micro_batch_has_the_tokens_that_were_selected_for_its_epoch(loss_mode
     batch = prepared(config, BATCH.merge(Batch.from_rows(mini_batches=[[0] * 40] * BATCH.num_rows)))
 
     for epoch in (0, 1, 39):
-        tokens = collate(batch, None, packed=True, device=CPU, epoch=epoch).tokens
+        tokens = collate(batch, None, MicroBatchLimits(True, 1), device=CPU, epoch=epoch).tokens
         rows = [index for index, row in enumerate(BATCH["responses"].rows()) for _ in row]
         starts = BATCH["responses"].offsets
         found = {(row, index - starts[row]) for index, row in enumerate(rows) if tokens.selected[index]}

@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 @given(batches(), st.booleans())
 def test_collating_and_taking_apart_again_is_the_identity(batch: Batch, packed: bool) -> None:
-    micro = collate(batch, None, packed=packed, device=CPU)
+    micro = collate(batch, None, MicroBatchLimits(packed, 1), device=CPU)
     lengths = row_lengths(batch)
     if packed:
         assert micro.cu_seq_lens is not None
@@ -99,7 +99,7 @@ def test_collating_and_taking_apart_again_is_the_identity(batch: Batch, packed: 
 def test_no_rows_collate_to_one_masked_token_of_weight_zero() -> None:
     batch = make_batch(4).take(np.empty(0, np.int64))
     for packed in (True, False):
-        micro = collate(batch, None, packed=packed, device=CPU)
+        micro = collate(batch, None, MicroBatchLimits(packed, 1), device=CPU)
         assert micro.tokens.mask.tolist() == [False]
         assert micro.tokens.weights.tolist() == [0.0]
         assert micro.tokens.columns.keys() == {"advantages", "returns"}

@@ -66,7 +66,7 @@ def loss_of_parts(
     total, metrics = 0.0, dict[str, float]()
     gradients: dict[int, NDArray[np.float64]] = {}
     for rows in parts:
-        tokens = collate(batch.take(rows), mini_batch.weights[rows], packed=packed, device=CPU).tokens
+        tokens = collate(batch.take(rows), mini_batch.weights[rows], MicroBatchLimits(packed, 1), device=CPU).tokens
         log_probs = tokens.columns["rollout_log_probs"].double().requires_grad_()
         output = actor_loss(config)({"log_probs": log_probs, "entropy": log_probs.exp()}, tokens)
         [gradient] = torch.autograd.grad(output.loss, log_probs)

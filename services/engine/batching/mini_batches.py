@@ -62,7 +62,6 @@ def plan_mini_batches(
     assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
     if "mini_batches" in batch:
         assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, config.ppo_epochs)
-    num_copies = config.ulysses_sequence_parallel_size  # of each row, on the ranks of a sequence group
     [num_mini_batches] = reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)
     tokens = masked_lengths(response_mask(batch))
     rows_of_steps = [
@@ -70,7 +69,8 @@ def plan_mini_batches(
         for epoch in assigned.T
         for index in range(int(num_mini_batches))
     ]
-    totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device) / num_copies
+    totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device)
+    totals /= config.ulysses_sequence_parallel_size  # so many ranks have the same rows
     micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device)
     scale = config.loss_scale_factor or max_response_length
     mini_batches = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.engine.batching.loss_aggregation import response_mask
-from services.engine.sequence_parallel import OwnPositions, own_positions
+from services.engine.batching.own_positions import OwnPositions, own_positions
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import RESPONSE_ALIGNED, SEVERAL_PER_TOKEN, Batch
 
@@ -118,17 +118,17 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
 def collate(
     batch: Batch,
     weights: NDArray[np.float32] | None,
+    limits: MicroBatchLimits,
     *,
-    packed: bool,
     device: torch.device,
     epoch: int = 0,
-    sequence_group: ProcessGroup | None = None,
 ) -> MicroBatch:
     """Converts rows into the tensors of a micro-batch; an empty batch becomes one masked response token of weight 0.
 
     `weights` [num_rows] are the loss weights of each counting token of a row (None: 1); no prompt may be empty; `epoch`
-    is the PPO epoch, from 0. With a `sequence_group` the rows must be packed.
+    is the PPO epoch, from 0.
     """
+    packed = limits.packed
     if batch.num_rows == 0:
         batch, weights = _dummy(batch), None
     prompts, responses = batch["prompts"], batch["responses"]
@@ -137,8 +137,8 @@ def collate(
     cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     starts: Rows = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
     own, response_positions = None, _positions(starts + prompts.lengths, responses.lengths)
-    if sequence_group is not None:
-        own, cu_seq_lens = own_positions(sequence_group, cu_seq_lens, response_positions - 1)
+    if limits.sequence_group is not None:
+        own, cu_seq_lens = own_positions(limits.sequence_group, cu_seq_lens, response_positions - 1)
         starts, lengths = cu_seq_lens[:-1], np.diff(cu_seq_lens)
         max_length = int(lengths.max())
     shape = (1, int(cu_seq_lens[-1])) if packed else (batch.num_rows, max_length)

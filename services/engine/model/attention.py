@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AttentionInterface
 
-from services.engine.sequence_parallel import to_heads, to_positions
+from services.engine.model.sequence_parallel import to_heads, to_positions
 
 ATTENTION = "splitppo_causal"
 

@@ -10,7 +10,7 @@ from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
 from services.engine.model.linear import Fp32Head, fp32_product
 from services.engine.model.log_probs import log_probs_and_entropy, most_likely_tokens
-from services.engine.sequence_parallel import gather
+from services.engine.model.sequence_parallel import gather
 
 # The method that every model gets; FSDP gathers weights for it as for `forward`.
 RESPONSE_METHOD = "compute_responses"

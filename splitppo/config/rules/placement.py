@@ -19,7 +19,10 @@ def frozen_models_have_a_group(config: Config) -> None:
 
 
 def meshes_fit_their_groups(config: Config) -> None:
-    """Checks that `fsdp_size` of each trained model divides the ranks of its group, and is -1 with strategy ddp."""
+    """Checks that `fsdp_size` of each trained model divides the ranks of its group, and is -1 with strategy ddp.
+
+    `ulysses_sequence_parallel_size` must divide the ranks that hold a copy of the weights together, or all with ddp.
+    """
     for role in config.trained_roles:
         model, ranks = config.trained_model_of(role), config.services.of(role).num_processes
         size = model.fsdp_size
@@ -34,6 +37,11 @@ def meshes_fit_their_groups(config: Config) -> None:
                 f"{role}.fsdp_size ({size}) must divide services.{role}.num_processes ({ranks}): expected one of"
                 f" {divisors}, or -1 for all ranks"
             )
+        sequence, key = model.ulysses_sequence_parallel_size, f"{role}.fsdp_size"
+        if size == -1:
+            size, key = ranks, f"services.{role}.num_processes"
+        if size % sequence:
+            raise ValueError(f"{role}.ulysses_sequence_parallel_size ({sequence}) must divide {key} ({size})")
 
 
 def groups_share_no_gpu(config: Config) -> None:

@@ -30,6 +30,14 @@ WITHOUT_CRITIC = "algorithm.adv_estimator=grpo"
             " actor.fsdp_size out, or set actor.strategy to fsdp2",
         ),
         (
+            ["actor.fsdp_size=2", "actor.ulysses_sequence_parallel_size=4"],
+            "actor.ulysses_sequence_parallel_size (4) must divide actor.fsdp_size (2)",
+        ),
+        (
+            ["critic.strategy=ddp", "critic.ulysses_sequence_parallel_size=3"],
+            "critic.ulysses_sequence_parallel_size (3) must divide services.critic.num_processes (2)",
+        ),
+        (
             ["actor.strategy=fsdp"],
             "key 'actor.strategy': input should be 'fsdp2' or 'ddp', got 'fsdp' (did you mean fsdp2?)",
         ),
@@ -46,6 +54,8 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, overrides: list[str],
         ["actor.fsdp_size=1"],
         ["actor.fsdp_size=4", "critic.fsdp_size=2"],
         ["actor.strategy=ddp", "critic.strategy=ddp"],
+        ["actor.fsdp_size=4", "actor.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2"],
+        ["actor.strategy=ddp", "actor.ulysses_sequence_parallel_size=8"],
         [WITHOUT_CRITIC, "rollout.n=2", "critic.fsdp_size=4"],
     ],
 )

@@ -158,8 +158,14 @@ def test_a_vision_language_model_is_refused(tmp_path: Path, make: Any, key: str)
     ("changes", "sentence"),
     [
         ({"max_model_len": 1025}, r"max_model_len \(1025\) must not exceed .* actor\.model \(1024\); lower rollout"),
-        ({"tensor_model_parallel_size": 4}, r"num_attention_heads of actor\.model \(6\) must be a multiple .*\(4\)"),
-        ({"tensor_model_parallel_size": 3}, r"num_key_value_heads of actor\.model \(2\) must be a multiple or .*\(3\)"),
+        (
+            {"tensor_model_parallel_size": 4},
+            r"vllm\.tensor_model_parallel_size \(4\) must divide the 6 attention heads of actor\.model: 1, 2, 3 or 6",
+        ),
+        (
+            {"tensor_model_parallel_size": 3},
+            r"size \(3\) must divide the 2 key-value heads of actor\.model, or be a multiple of them",
+        ),
     ],
 )
 def test_what_vllm_could_not_load_is_refused_with_both_numbers_and_the_key(
@@ -177,6 +183,33 @@ def test_ranks_of_an_engine_may_share_a_key_value_head(tmp_path: Path, make: Any
     model = write_model(tmp_path / "heads", num_attention_heads=6, num_key_value_heads=2)
     vllm = {"tensor_model_parallel_size": ranks}
     assert check_models(make(actor__model=model, rollout__backend="vllm", rollout__vllm=vllm)) == 20
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "sentence"),
+    [
+        (4, {}, r"^actor\.ulysses_\w+_size \(4\) must divide the 6 attention heads of actor\.model: 1, 2, 3 or 6$"),
+        (3, {}, r"^actor\.ulysses_\w+_size \(3\) must divide the 2 key-value heads of actor\.model, or be a multiple"),
+        (2, {"actor__use_remove_padding": False}, r"\(2\) needs packed rows: set actor\.use_remove_padding to true$"),
+        (
+            6,
+            {"teacher__model": "odd"},
+            r"^actor\.\w+ \(6\) must divide the 4 attention heads of teacher\.model: 1, 2 or 4$",
+        ),
+    ],
+)
+def test_positions_that_ranks_cannot_divide_are_refused_with_the_key_and_what_fits(
+    tmp_path: Path, make: Any, size: int, changes: dict[str, Any], sentence: str
+) -> None:
+    model = write_model(tmp_path / "heads", num_attention_heads=6, num_key_value_heads=2)
+    odd = write_model(tmp_path / "odd", num_attention_heads=4, num_key_value_heads=4)
+    options = {"actor__model": model, "critic__model": odd, "services__actor__num_processes": 12}
+    changes = {key: odd if value == "odd" else value for key, value in changes.items()}
+    of_teacher = {"placement__teacher": "actor"} if "teacher__model" in changes else {}
+    with pytest.raises(ConfigError, match=sentence):
+        check_models(make(**options, **changes, **of_teacher, actor__ulysses_sequence_parallel_size=size))
+    for fits in (1, 2, 6):
+        check_models(make(**options, actor__ulysses_sequence_parallel_size=fits))
 
 
 def test_only_ranks_that_are_started_here_must_find_their_engine_here(make: Any) -> None:

@@ -67,7 +67,6 @@ def test_what_changes_results_and_is_not_supported_must_be_decided(tmp_path: Pat
 @pytest.mark.parametrize(
     "override",
     [
-        f"{ACTOR}.ulysses_sequence_parallel_size=2",
         f"{ACTOR}.fsdp_config.offload_policy=True",
         "critic.model.fsdp_config.offload_policy=True",
         "trainer.default_hdfs_dir=hdfs://x",

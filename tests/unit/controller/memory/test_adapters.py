@@ -255,6 +255,9 @@ def test_moments_that_main_memory_cannot_hold_may_be_bf16(
     assert str(memory_plan(offload, {}, moments - 1).misfit).endswith(f" GiB: {advice}")
 
 
+ONE_LONG_ROW = {"actor__gradient_checkpointing": True, "actor__ppo_micro_batch_size_per_gpu": 1}
+
+
 def group(phase: str, **offloaded: int) -> GroupMemory:
     terms = {"backward": Terms(), "optimizer step": Terms(), phase: Terms(process=GPU_PROCESS_BYTES)}
     return GroupMemory("actor", 2, (0, 1), terms, offloaded=offloaded)
@@ -290,6 +293,13 @@ def group(phase: str, **offloaded: int) -> GroupMemory:
             "reference",
             {"algorithm__adv_estimator": "grpo"},
             "set placement.reference_param_offload to true",
+        ),
+        ("backward", "activations", ONE_LONG_ROW, "raise actor.ulysses_sequence_parallel_size"),
+        (
+            "backward",
+            "activations",
+            ONE_LONG_ROW | {"actor__ulysses_sequence_parallel_size": 2},
+            "lower data.max_response_length",
         ),
     ],
 )

@@ -85,6 +85,16 @@ def test_each_expert_of_a_token_has_an_input_and_an_output_of_its_own(tmp_path: 
     assert terms["backward"].weights == dense["backward"].weights == 4000
 
 
+def test_ranks_that_divide_positions_keep_a_part_of_the_activations(tmp_path: Path) -> None:
+    two = {"services__actor__num_processes": 2, "actor__ppo_mini_batch_size": 4}
+    terms = phases(config(tmp_path, **two, actor__ulysses_sequence_parallel_size=2))["backward"]
+    # 5 of the 10 tokens of one row; they may be the 4 of its response. The rest as in the test before.
+    layer, last_norm, response_states, inside = 5 * (64 + 4 * (32 + 24 + 64)), 5 * 8 * 8, 4 * 4 * 8, 4 * 5 * (16 + 48)
+    assert terms.activations == 2 * layer + last_norm + response_states + inside
+    one, weights = phases(config(tmp_path, **two))["backward"], 4 * 1000 // 2
+    assert (one.weights, terms.weights, one.logits) == (weights, weights, terms.logits)
+
+
 def test_logits_are_the_largest_term_of_a_large_vocabulary(tmp_path: Path) -> None:
     wide = ModelShape(**{**vars(MODEL), "vocabulary": 10_000})
     terms = phases(config(tmp_path), model=wide)["backward"]
