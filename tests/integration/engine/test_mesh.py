@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.support.engines import (
     weights,
 )
 from tests.support.models import save_policy
-from tests.support.ranks import RunRanks, rank_processes
+from tests.support.ranks import RunRanks
 
 BATCH = make_batch(24, num_mini_batches=2)
 # Number of ranks, and keys of the model's section.
@@ -54,12 +54,6 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("models") / "policy")
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[RunRanks]:
-    with rank_processes(4) as run:
-        yield run
 
 
 def engine_of(policy: Path, kind: Kind, **settings: Any) -> TrainEngine:

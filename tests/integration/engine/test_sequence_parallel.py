@@ -1,0 +1,331 @@
+"""Neighbouring ranks that divide the positions of their rows compute, and learn, what one process does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from services.engine import parallel
+from services.engine.batching.mini_batches import MiniBatch
+from services.engine.frozen_model import FrozenModel
+from services.engine.model.forward import policy_forward, reward_forward
+from services.engine.model.weights import Kind
+from services.engine.train_engine import TrainEngine
+from splitppo.balance import partition
+from splitppo.batch import Batch, Column
+from splitppo.config.sections.models import ComputedModelConfig
+from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.support.adapters import OPTIONS, save_adapter
+from tests.support.engines import (
+    CPU,
+    forward_of,
+    gradients,
+    loss_of,
+    make_batch,
+    make_engine,
+    relative_error,
+    silent,
+    weights,
+    with_old_log_probs,
+    with_policy_loss,
+)
+from tests.support.models import VOCABULARY, save_policy, save_random, save_reward_model, save_value_model
+from tests.support.ranks import RunRanks
+
+BATCH = make_batch(24, num_mini_batches=2)
+KINDS: tuple[Kind, ...] = ("policy", "value")
+OUTPUTS: Mapping[Kind, list[str]] = {"policy": ["log_probs", "entropy"], "value": ["values"]}
+SIZE = "ulysses_sequence_parallel_size"
+Arrays = dict[str, np.ndarray]
+
+LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "2 together": (2, {SIZE: 2}),
+    "2 times 2": (4, {SIZE: 2}),
+    "4 together": (4, {SIZE: 4, "gradient_checkpointing": True}),
+    "in a mesh": (4, {SIZE: 2, "fsdp_size": 2, "gradient_checkpointing": True}),
+    "ddp": (4, {SIZE: 2, "strategy": "ddp"}),
+}
+
+# Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
+SIZES = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "ministral": {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_moe": {"num_experts": 4, **EXPERTS},
+    "phi3": {"sliding_window": 5},
+    "olmo2": {},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "starcoder2": {"sliding_window": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def rows_of_group(batch: Batch, together: int) -> np.ndarray:
+    """The rows of this rank, which its sequence group of `together` ranks has, too."""
+    costs = (batch["prompts"].lengths + batch["responses"].lengths).astype(float)
+    return partition(costs, parallel.num_ranks() // together)[parallel.rank() // together]
+
+
+def own_rows(engine: TrainEngine, batch: Batch = BATCH) -> np.ndarray:
+    return rows_of_group(batch, engine.config.ulysses_sequence_parallel_size)
+
+
+def engine_of(policy: Path, kind: Kind, **settings: Any) -> TrainEngine:
+    """An engine with several micro-batches in each mini-batch."""
+    return make_engine(policy, kind, **{"ppo_max_token_len_per_gpu": 32, **settings})
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def tensors(of: Arrays) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in of.items()}
+
+
+def computed(engine: TrainEngine, batch: Batch) -> dict[str, list[np.ndarray]]:
+    columns = engine.compute(batch, forward_of(engine.kind), outputs=OUTPUTS[engine.kind], progress=silent)
+    return {name: column.rows() for name, column in columns.items()}
+
+
+def near(found: dict[str, list[np.ndarray]], rows: np.ndarray, expected: dict[str, list[np.ndarray]]) -> None:
+    """Asserts that outputs of rows are those of a whole batch, within 1e-5 nats."""
+    for name, values in found.items():
+        for row, own in zip(rows, values, strict=True):
+            np.testing.assert_allclose(own, expected[name][row], atol=1e-5, rtol=0.0)
+
+
+def learn(policy: Path, kind: Kind, settings: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
+    """On a rank: outputs, a gradient, and an update."""
+    engine = engine_of(policy, kind, **settings)
+    rows = own_rows(engine)
+    batch = BATCH.take(rows)
+    mini_batches: list[MiniBatch] = engine.plan_update(batch)
+    assert all(len(mini_batch.micro_batches) >= micro_batches for mini_batch in mini_batches)
+    learned: dict[str, Any] = {"rows": rows, "outputs": computed(engine, batch)}
+    learned["tokens"] = [mini_batch.num_tokens for mini_batch in mini_batches]
+    learned["gradients"] = arrays(gradients(engine, batch))
+    learned["metrics"] = engine.update(batch, forward_of(kind), loss_of(kind), progress=silent)
+    learned["digest"], learned["weights"] = engine.compute_weights_digest(), arrays(weights(engine))
+    return learned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outputs_gradients_and_metrics_are_those_of_one_rank(
+    run: RunRanks, policy: Path, layout: str, kind: Kind
+) -> None:
+    num_ranks, settings = LAYOUTS[layout]
+    alone = engine_of(policy, kind)
+    tokens = [mini_batch.num_tokens for mini_batch in alone.plan_update(BATCH)]
+    outputs, expected = computed(alone, BATCH), gradients(alone, BATCH)
+    metrics = alone.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    of_ranks = {f"tokens_rank_{name}" for name in ("min", "mean", "max")}
+    ranks = run(num_ranks, learn, policy, kind, settings, 2)
+    for rank in ranks:
+        near(rank["outputs"], rank["rows"], outputs)
+        assert rank["tokens"] == tokens
+        assert relative_error(tensors(rank["gradients"]), expected) <= 1e-6
+        assert relative_error(tensors(rank["weights"]), weights(alone)) <= 1e-3
+        for name in metrics.keys() - of_ranks:
+            assert rank["metrics"][name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+        assert rank["metrics"]["tokens_rank_mean"] == metrics["tokens_rank_mean"] / num_ranks
+    assert len({rank["digest"] for rank in ranks}) == 1
+
+
+def learn_architectures(models: Path, settings: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """On a rank: outputs and gradient of a policy of each architecture."""
+    made = {}
+    for name in ARCHITECTURES:
+        engine = make_engine(models / name, **settings)
+        rows = own_rows(engine)
+        made[name] = rows, computed(engine, BATCH.take(rows)), arrays(gradients(engine, BATCH.take(rows)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("architectures")
+    for name, changes in ARCHITECTURES.items():
+        config: PreTrainedConfig = AutoConfig.for_model(name, **SIZES, **changes)
+        save_random(AutoModelForCausalLM.from_config, config, folder / name)
+    return folder
+
+
+@functools.cache
+def alone_with(folder: Path) -> tuple[dict[str, list[np.ndarray]], dict[str, Tensor]]:
+    engine = make_engine(folder)
+    return computed(engine, BATCH), gradients(engine, BATCH)
+
+
+@pytest.mark.parametrize("together", [2, 4])
+def test_every_architecture_learns_the_same_with_fewer_key_value_heads_than_ranks_and_windows(
+    run: RunRanks, architectures: Path, together: int
+) -> None:
+    ranks = run(together, learn_architectures, architectures, {SIZE: together})
+    for name in ARCHITECTURES:
+        outputs, expected = alone_with(architectures / name)
+        for rows, found, made in (rank[name] for rank in ranks):
+            near(found, rows, outputs)
+            assert relative_error(tensors(made), expected) <= 1e-6, name
+
+
+def learn_by_every_loss(policy: Path, settings: Mapping[str, Any]) -> dict[str, Arrays]:
+    """On a rank: the gradient of every policy loss, of one micro-batch: many small ones add up other roundings."""
+    engine = make_engine(policy, **settings)
+    made = {}
+    for loss_mode in LOSS_MODES:
+        batch, loss = with_policy_loss(with_old_log_probs(BATCH), loss_mode)
+        made[loss_mode] = arrays(gradients(engine, batch.take(own_rows(engine)), loss))
+    return made
+
+
+def test_every_policy_loss_has_the_same_gradient(run: RunRanks, policy: Path) -> None:
+    alone = make_engine(policy)
+    ranks = run(4, learn_by_every_loss, policy, {SIZE: 2})
+    for loss_mode in LOSS_MODES:
+        expected = gradients(alone, *with_policy_loss(with_old_log_probs(BATCH), loss_mode))
+        for made in ranks:
+            assert relative_error(tensors(made[loss_mode]), expected) <= 1e-6, loss_mode
+
+
+def learn_adapters(policy: Path, kind: Kind, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Arrays:
+    """On a rank: the gradient of adapters."""
+    engine = engine_of(policy, kind, **options, **settings)
+    return arrays(gradients(engine, BATCH.take(own_rows(engine))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_in_a_mesh_with_checkpointing_have_the_same_gradient(
+    run: RunRanks, policy: Path, tmp_path: Path, kind: Kind
+) -> None:
+    base = policy if kind == "policy" else save_value_model(tmp_path / "value")
+    options = {**OPTIONS, "lora_adapter_path": str(save_adapter(tmp_path / "adapter", base, kind))}
+    expected = gradients(engine_of(base, kind, **options), BATCH)
+    mesh = {SIZE: 2, "fsdp_size": 2, "gradient_checkpointing": True}
+    for made in run(4, learn_adapters, base, kind, options, mesh):
+        assert relative_error(tensors(made), expected) <= 1e-6
+
+
+def learn_in_bf16(policy: Path) -> Arrays:
+    engine = engine_of(policy, "policy", dtype="bf16", **{SIZE: 2})
+    return arrays(gradients(engine, BATCH.take(own_rows(engine))))
+
+
+def test_bf16_computes_near_fp32(run: RunRanks, policy: Path) -> None:
+    expected = gradients(engine_of(policy, "policy"), BATCH)
+    for made in run(4, learn_in_bf16, policy):
+        assert 1e-6 < relative_error(tensors(made), expected) <= 0.1
+
+
+def learn_from_few_rows(policy: Path, kind: Kind, rows: int) -> Arrays:
+    """On a rank: a gradient of fewer rows than there are groups, or than there are ranks."""
+    engine = engine_of(policy, kind, **{SIZE: 2})
+    few = BATCH.take(np.arange(rows))
+    share = np.arange(parallel.rank() // 2, rows, parallel.num_ranks() // 2)
+    return arrays(gradients(engine, few.take(share)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_group_without_rows_takes_part(run: RunRanks, policy: Path, kind: Kind, rows: int) -> None:
+    expected = gradients(engine_of(policy, kind), BATCH.take(np.arange(rows)))
+    for made in run(4, learn_from_few_rows, policy, kind, rows):
+        assert relative_error(tensors(made), expected) <= 1e-6
+
+
+def last_token_apart(batch: Batch) -> Batch:
+    """Rows as a reward model gets them: their last token is the response."""
+    prompts = [[*prompt, *response][:-1] for prompt, response in zip(*tokens_of(batch), strict=True)]
+    last = [[*prompt, *response][-1:] for prompt, response in zip(*tokens_of(batch), strict=True)]
+    return Batch.from_rows(prompts=prompts, responses=last)
+
+
+def tokens_of(batch: Batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return batch["prompts"].rows(), batch["responses"].rows()
+
+
+LONG = BATCH.take(np.flatnonzero(BATCH["prompts"].lengths > 1))
+
+
+def frozen_outputs(folders: Mapping[str, Path], **of_group: Any) -> dict[str, Column]:
+    """A reward model's scores, and the most likely tokens of a policy, of the rows of this rank."""
+    group = of_group.get("sequence_group")
+    together = 1 if group is None else group.size()
+    batch = LONG.take(rows_of_group(LONG, together))
+    configs = {name: ComputedModelConfig(model=str(folder)) for name, folder in folders.items()}
+    reward = FrozenModel(configs["reward"], kind="reward", device=CPU, **of_group)
+    teacher = FrozenModel(configs["policy"], device=CPU, **of_group)
+    likely = policy_forward(0.7, top_k=3, num_ids=len(VOCABULARY))
+    return {
+        **reward.compute(last_token_apart(batch), reward_forward, outputs=["scores"], progress=silent),
+        **teacher.compute(batch, likely, outputs=["top_log_probs", "top_ids"], progress=silent),
+    }
+
+
+def frozen_beside(folders: Mapping[str, Path], together: int) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+    """On a rank: the outputs of frozen models in the group of a policy."""
+    engine = engine_of(folders["policy"], "policy", **{SIZE: together})
+    found = frozen_outputs(folders, strategy=engine.strategy, sequence_group=engine.sequence_group)
+    return rows_of_group(LONG, together), {name: column.rows() for name, column in found.items()}
+
+
+def test_frozen_models_of_the_group_compute_the_same(run: RunRanks, policy: Path, tmp_path: Path) -> None:
+    folders = {"policy": policy, "reward": save_reward_model(tmp_path / "reward")}
+    expected = {name: column.rows() for name, column in frozen_outputs(folders).items()}
+    for together in (2, 4):
+        for rows, found in run(4, frozen_beside, folders, together):
+            ids = found.pop("top_ids")
+            near(found, rows, expected)
+            for row, own in zip(rows, ids, strict=True):
+                assert np.array_equal(own, expected["top_ids"][row])
+
+
+def refuse(policy: Path, settings: Mapping[str, Any]) -> str:
+    """On a rank: the error of a model that the ranks cannot compute together."""
+    with pytest.raises(ValueError) as refused:
+        engine_of(policy, "policy", **settings)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "settings", "sentence"),
+    [
+        (3, {SIZE: 3}, f"{SIZE} (3) must divide the 4 attention heads of {{policy}}: 1, 2 or 4"),
+        (2, {SIZE: 2, "use_remove_padding": False}, f"{SIZE} (2) needs packed rows, and those of Qwen2ForCausalLM are"),
+        (4, {SIZE: 4, "fsdp_size": 2}, f"{SIZE} (4) must divide 2 ranks"),
+    ],
+)
+def test_what_ranks_cannot_compute_together_is_one_sentence(
+    run: RunRanks, policy: Path, num_ranks: int, settings: Mapping[str, Any], sentence: str
+) -> None:
+    for said in run(num_ranks, refuse, policy, settings):
+        assert said.startswith(sentence.format(policy=policy))
