@@ -134,6 +134,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, tr
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
+	$(PY) -m benchmarks.long_rows
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.exchange
 	$(PY) -m benchmarks.health
