@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from services.actor.losses.actor_loss import actor_loss
 from services.engine import parallel
 from services.engine.batching.mini_batches import MiniBatch
 from services.engine.frozen_model import FrozenModel
 from services.engine.model.forward import policy_forward, reward_forward
 from services.engine.model.weights import Kind
-from services.engine.train_engine import TrainEngine
+from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.balance import partition
 from splitppo.batch import Batch, Column
-from splitppo.config.sections.models import ComputedModelConfig
+from splitppo.config.sections.models import ActorConfig, ComputedModelConfig
+from splitppo.config.sections.teacher import TeacherConfig
 from splitppo.config.subsections.policy_loss import LOSS_MODES
 from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.engines import (
@@ -198,23 +200,37 @@ def test_every_architecture_learns_the_same_with_fewer_key_value_heads_than_rank
             assert relative_error(tensors(made), expected) <= 1e-6, name
 
 
-def learn_by_every_loss(policy: Path, settings: Mapping[str, Any]) -> dict[str, Arrays]:
-    """On a rank: the gradient of every policy loss, of one micro-batch: many small ones add up other roundings."""
-    engine = make_engine(policy, **settings)
-    made = {}
+def every_loss() -> Iterator[tuple[str, Batch, TokenLoss]]:
+    """Every policy loss, and that of a teacher's most likely tokens, with the batch that it reads."""
     for loss_mode in LOSS_MODES:
-        batch, loss = with_policy_loss(with_old_log_probs(BATCH), loss_mode)
-        made[loss_mode] = arrays(gradients(engine, batch.take(own_rows(engine)), loss))
-    return made
+        yield (loss_mode, *with_policy_loss(with_old_log_probs(BATCH), loss_mode))
+    teacher = TeacherConfig.model_validate({"model": "unused", "signal": "top_k", "top_k": 3, "coef": 0.5})
+    rng, lengths = np.random.default_rng(2), BATCH["responses"].lengths
+    ids = np.concatenate([rng.permutation(len(VOCABULARY))[:3] for _ in range(int(lengths.sum()))])
+    log_probs = rng.normal(-3.0, 0.5, len(ids)).astype(np.float32)
+    columns = {
+        "teacher_top_ids": Column(ids.astype(np.int32), lengths * np.int32(3)),
+        "teacher_top_log_probs": Column(log_probs, lengths * np.int32(3)),
+        "teacher_log_probs": Column(log_probs[::3].copy(), lengths),
+    }
+    loss = actor_loss(ActorConfig.model_validate({"model": "unused"}), teacher)
+    yield "teacher", with_old_log_probs(BATCH).merge(Batch(BATCH.num_rows, columns)), loss
 
 
-def test_every_policy_loss_has_the_same_gradient(run: RunRanks, policy: Path) -> None:
+def learn_by_every_loss(policy: Path, settings: Mapping[str, Any]) -> dict[str, Arrays]:
+    """On a rank: the gradient of every loss, of one micro-batch: many small ones add up other roundings."""
+    engine = make_engine(policy, **settings)
+    rows = own_rows(engine)
+    return {name: arrays(gradients(engine, batch.take(rows), loss)) for name, batch, loss in every_loss()}
+
+
+def test_every_loss_has_the_same_gradient(run: RunRanks, policy: Path) -> None:
     alone = make_engine(policy)
     ranks = run(4, learn_by_every_loss, policy, {SIZE: 2})
-    for loss_mode in LOSS_MODES:
-        expected = gradients(alone, *with_policy_loss(with_old_log_probs(BATCH), loss_mode))
+    for name, batch, loss in every_loss():
+        expected = gradients(alone, batch, loss)
         for made in ranks:
-            assert relative_error(tensors(made[loss_mode]), expected) <= 1e-6, loss_mode
+            assert relative_error(tensors(made[name]), expected) <= 1e-6, name
 
 
 def learn_adapters(policy: Path, kind: Kind, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Arrays:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from controller.tracking.metric_names import check_declared
-from services.engine.flops import DenseShape, dense_shape, forward_flops, peak_flops, train_flops
+from services.engine.flops import DenseShape, FlopsMeter, dense_shape, forward_flops, peak_flops, train_flops
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
@@ -153,6 +153,15 @@ def test_an_update_that_ends_early_counts_what_it_has_computed(tmp_path: Path) -
 def test_a_forward_pass_is_a_third_of_an_update_and_leaves_no_row_out(tmp_path: Path) -> None:
     every_row = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3, 4), lengths(1, 2, 2))
     assert make_engine(save_policy(tmp_path)).flops_meter.forward_flops(BATCH) == every_row / 3
+
+
+def test_ranks_that_share_rows_count_a_part_of_each(tmp_path: Path) -> None:
+    engine = make_engine(save_policy(tmp_path))
+    shared = engine.config.changed("", {"ulysses_sequence_parallel_size": 2})
+    whole, meter = engine.flops_meter, FlopsMeter(engine.model, shared, engine.device)
+    assert meter.forward_flops(BATCH) == whole.forward_flops(BATCH) / 2
+    mini_batches = engine.plan_update(BATCH)
+    assert meter.update_flops(BATCH, mini_batches) == whole.update_flops(BATCH, mini_batches) / 2
 
 
 def test_an_update_reports_the_share_of_a_peak_that_is_known(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.runtime.ranks.row_group import to_leaders
 from services.runtime.ranks.sharding import join_shards, shard_by_mini_batch, shard_by_tokens, shard_rows
 from splitppo.batch import Batch
 
@@ -22,6 +23,13 @@ def test_each_of_two_ranks_holds_40_to_60_percent_of_the_tokens() -> None:
     shards = shard_rows(batch, 2, None)
     share = tokens_of(batch, shards[0]) / tokens_of(batch, np.arange(37))
     assert 0.4 <= share <= 0.6
+
+
+def test_the_first_of_ranks_that_share_rows_has_all_of_them() -> None:
+    first, second = np.array([0, 3]), np.array([1, 2])
+    dealt = [rows.tolist() for rows in to_leaders([first, second], 3)]
+    assert dealt == [[0, 3], [], [], [1, 2], [], []]
+    assert to_leaders([first, second], 1) == [first, second]
 
 
 def test_before_there_are_responses_prompts_are_balanced() -> None:
