@@ -370,10 +370,13 @@ def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
             f"rollout.vllm.max_model_len ({vllm.max_model_len}) must not exceed the max_position_embeddings of"
             f" actor.model ({positions}); lower rollout.vllm.max_model_len"
         )
+    key = "rollout.vllm.tensor_model_parallel_size"
+    _check_heads(actor, vllm.tensor_model_parallel_size, key, "actor.model")
+
+
+def _check_heads(sizes: Mapping[str, Any], num_ranks: int, key: str, model: str) -> None:
     with config_errors(ValueError):
-        check_heads(
-            actor, vllm.tensor_model_parallel_size, "rollout.vllm.tensor_model_parallel_size", model="actor.model"
-        )
+        check_heads(sizes.get("num_attention_heads"), sizes.get("num_key_value_heads"), num_ranks, key, model)
 
 
 def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
@@ -383,8 +386,7 @@ def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
         if model.use_remove_padding is False:
             section = name.partition(".")[0]
             raise ConfigError(f"{role}.{key} ({num_ranks}) needs packed rows: set {section}.use_remove_padding to true")
-        with config_errors(ValueError):
-            check_heads(read_description(model.model, name), num_ranks, f"{role}.{key}", name)
+        _check_heads(read_description(model.model, name), num_ranks, f"{role}.{key}", name)
 
 
 def _models_of(config: Config, role: TrainedRoleName) -> Iterator[tuple[str, ComputedModelConfig]]:

@@ -42,7 +42,8 @@ def micro_batch_limits(
         key, description = "ulysses_sequence_parallel_size", model.config.get_text_config()
         if not packed:
             raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
-        check_heads(vars(description), num_ranks, key, config.model)
+        heads, key_values = (getattr(description, f"num_{of}_heads", None) for of in ("attention", "key_value"))
+        check_heads(heads, key_values, num_ranks, key, config.model)
     budget = num_ranks * config.ppo_max_token_len_per_gpu
     return MicroBatchLimits(packed, budget, config.ppo_micro_batch_size_per_gpu, sequence_group)
 

@@ -1,16 +1,16 @@
-"""Checks how the ranks of a sequence group can share the attention heads of a model."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Checks how ranks can share the attention heads of a model: those of a vLLM engine, and of a sequence group."""
 
 
-def check_heads(sizes: Mapping[str, Any], num_ranks: int, key: str, model: str) -> None:
+def check_heads(heads: object, key_values: object, num_ranks: int, key: str, model: str) -> None:
     """Raises ValueError unless `num_ranks` ranks can share the attention heads of a model; `key` has their number.
 
-    Each has whole heads, and keys and values of its own or of one head. `sizes` has the entries of config.json.
+    Each needs whole heads, and key-value heads of its own or one with others. `heads` and `key_values` are
+    num_attention_heads and num_key_value_heads of config.json. If no number is there, or one for each layer, nothing is
+    checked.
     """
-    heads = sizes.get("num_attention_heads") or num_ranks
-    key_values = sizes.get("num_key_value_heads") or heads
+    if not isinstance(heads, int):
+        return
+    key_values = key_values if isinstance(key_values, int) else heads
     if heads % num_ranks:
         *others, last = (str(number) for number in range(1, heads + 1) if heads % number == 0)
         divisors = f"{', '.join(others)} or {last}" if others else last
