@@ -19,6 +19,7 @@ from services.engine.batching.mini_batches import MiniBatch
 from services.engine.frozen_model import FrozenModel
 from services.engine.model.forward import policy_forward, reward_forward
 from services.engine.model.weights import Kind
+from services.engine.strategies import fsdp2
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.balance import partition
 from splitppo.batch import Batch, Column
@@ -251,15 +252,24 @@ def test_adapters_in_a_mesh_with_checkpointing_have_the_same_gradient(
         assert relative_error(tensors(made), expected) <= 1e-6
 
 
-def learn_in_bf16(policy: Path) -> Arrays:
-    engine = engine_of(policy, "policy", dtype="bf16", **{SIZE: 2})
-    return arrays(gradients(engine, BATCH.take(own_rows(engine))))
+def learn_large(policy: Path, settings: Mapping[str, Any]) -> Arrays:
+    """On a rank: the gradient of a model that is too large to stay gathered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp2, "KEEP_GATHERED_BYTES", 0)
+        engine = engine_of(policy, "policy", **{SIZE: 2, **settings})
+        return arrays(gradients(engine, BATCH.take(own_rows(engine))))
 
 
-def test_bf16_computes_near_fp32(run: RunRanks, policy: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [({}, 0.0, 1e-6), ({"dtype": "bf16"}, 1e-6, 0.1), ({"dtype": "bf16", "strategy": "ddp"}, 1e-6, 0.1)],
+)
+def test_large_models_learn_the_same_and_in_bf16_nearly(
+    run: RunRanks, policy: Path, settings: Mapping[str, Any], least: float, most: float
+) -> None:
     expected = gradients(engine_of(policy, "policy"), BATCH)
-    for made in run(4, learn_in_bf16, policy):
-        assert 1e-6 < relative_error(tensors(made), expected) <= 0.1
+    for made in run(4, learn_large, policy, settings):
+        assert least < relative_error(tensors(made), expected) <= most
 
 
 def learn_from_few_rows(policy: Path, kind: Kind, rows: int) -> Arrays:
