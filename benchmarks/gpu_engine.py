@@ -30,6 +30,7 @@ from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
+from splitppo.config.sections.models import Checkpointing
 
 _NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -85,10 +86,11 @@ def update(place: Place, *, size: str, mode: str, keys: Mapping[str, Any]) -> Va
     return values | {"between updates GiB": resting}
 
 
-def row(place: Place, *, size: str, mode: str, tokens: int) -> Values:
+def row(place: Place, *, size: str, mode: str, tokens: int, checkpointing: Checkpointing = True) -> Values:
     """Times updates with a single row, and the shares of attention and of the head in one of them."""
     rows = Rows(1, tokens // 8, tokens - tokens // 8, 1)
-    config = make_config(place, size, mode, rows, gradient_checkpointing=True, ppo_max_token_len_per_gpu=1 << 16)
+    keys = {"gradient_checkpointing": checkpointing, "ppo_max_token_len_per_gpu": 1 << 16}
+    config = make_config(place, size, mode, rows, **keys)
     values = measured(place, config, 1, 2)
     return values | shares(_update_of(place, config), place.device)
 

@@ -70,6 +70,7 @@ def _updates(*, tiny: bool) -> list[Case]:
             offload, bf16 = {checkpointing: True, "optimizer_offload": True}, {"optimizer_state_dtype": "bf16"}
             if mode == "full" and size in ("tiny", "1.5B"):
                 switches += [offload, {**offload, "param_offload": True}, {checkpointing: True, **bf16}]
+                switches += [{checkpointing: "selective"}, {checkpointing: True, "fp32_lm_head": False}]
             if mode == "full" and size in ("tiny", "7B"):
                 switches.append({**offload, **bf16})
             for keys in switches:
@@ -90,6 +91,8 @@ def _long_rows(*, tiny: bool) -> list[Case]:
         for tokens in (64, 128) if tiny else (4096, 8192, 16_384, 32_768, 65_536):
             arguments = {"size": size, "mode": mode, "tokens": tokens}
             cases.append(Case(f"{size} {mode}, {tokens} tokens", "row", arguments))
+        arguments = {"size": size, "mode": mode, "tokens": 128 if tiny else 32_768, "checkpointing": "selective"}
+        cases.append(Case(f"{size} {mode}, {arguments['tokens']} tokens, selective", "row", arguments))
     return cases
 
 

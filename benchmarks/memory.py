@@ -68,13 +68,14 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations")
+    parser.add_argument("--selective", action="store_true", help="recompute activations, but not attention")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters")
     parser.add_argument("--offload", action="store_true", help="param_offload and optimizer_offload")
     parser.add_argument("--bf16-moments", action="store_true", help="optimizer_state_dtype bf16")
     parser.add_argument("--keep-freed", action="store_true", help="as ranks do")
     options = parser.parse_args()
     changes = {
-        "gradient_checkpointing": options.gradient_checkpointing,
+        "gradient_checkpointing": "selective" if options.selective else options.gradient_checkpointing,
         "lora_rank": options.lora,
         "param_offload": options.offload,
         "optimizer_offload": options.offload,
@@ -86,7 +87,7 @@ def main() -> None:
     print(f"{'model':12s}{'role':8s}{'phase':12s}{'measured':>10s}{'estimate':>10s}{'ratio':>7s}", flush=True)
     more = [f"--lora={options.lora}"]
     more += ["--gradient-checkpointing"] * options.gradient_checkpointing + ["--offload"] * options.offload
-    more += ["--bf16-moments"] * options.bf16_moments
+    more += ["--bf16-moments"] * options.bf16_moments + ["--selective"] * options.selective
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
     started_s, worst = time.perf_counter(), 0.0
     for name in [options.only] if options.only else DEFAULT_MODELS:
