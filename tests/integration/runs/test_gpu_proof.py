@@ -52,7 +52,7 @@ def results_of(folder: Path, *cases: Case, limit_s: float) -> dict[str, dict[str
 
 
 def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
-    mistake = Case("mistake", "update", {"size": "no such size", "mode": "full", "keys": []})
+    mistake = Case("mistake", "update", {"size": "no such size", "mode": "full", "keys": {}})
     results = results_of(tmp_path, mistake, Case("machine", "machine"), limit_s=120.0)
     assert results["mistake"] == {"failed": "KeyError: 'no such size'"}
     assert results["machine"]["values"]["device"] == "CPU"
