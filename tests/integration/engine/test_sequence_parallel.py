@@ -51,7 +51,7 @@ Arrays = dict[str, np.ndarray]
 
 LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "2 together": (2, {SIZE: 2}),
-    "2 times 2": (4, {SIZE: 2}),
+    "2 times 2": (4, {SIZE: 2, "gradient_checkpointing": "selective"}),
     "4 together": (4, {SIZE: 4, "gradient_checkpointing": True}),
     "in a mesh": (4, {SIZE: 2, "fsdp_size": 2, "gradient_checkpointing": True}),
     "ddp": (4, {SIZE: 2, "strategy": "ddp"}),
