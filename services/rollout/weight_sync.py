@@ -44,8 +44,9 @@ class SyncedWeights:
         self.num_parameters: int = self.model.num_parameters()
         if holds_copy:
             parallel.materialise(self.model, context.device)
-            if saved_buffers(self.model):  # which are in the model's folder alone
-                fill_model(self.model, actor.model, "policy")
+        if saved_buffers(self.model):  # which are in the model's folder alone
+            fill_model(self.model, actor.model, "policy")
+        if holds_copy:
             set_attention(self.model, generation=True)
 
     def check(self, request: rollout_pb2.SyncWeightsRequest) -> None:

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen2Config,
@@ -78,13 +80,20 @@ def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return save_random(Qwen2ForCausalLM, tiny_config(**changes), folder, seed=seed)
 
 
+_GLM_CHOICE = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_GLM = {**_GLM_CHOICE, "moe_intermediate_size": 48, "head_dim": 32}
+
+
 def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a random causal language model with experts: "qwen3_moe" (in files `mlp.experts.0.gate_proj`) or "mixtral"
-    (`block_sparse_moe.experts.0.w1`); returns the folder.
+    """Writes a random causal language model with experts; returns the folder.
+
+    It is "qwen3_moe" (in files `mlp.experts.0.gate_proj`), "mixtral" (`block_sparse_moe.experts.0.w1`), or "glm4_moe",
+    which has a buffer in its files that chooses experts, a shared expert, and a first layer without experts.
     """
     model_class, config_class, experts = {
         "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {"num_experts": 4, "moe_intermediate_size": 48}),
         "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
+        "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, _GLM),
     }[architecture]
     more = {"tie_word_embeddings": False, "num_experts_per_tok": 2}
     config = config_class(**{**_SIZES, **more, **experts, **changes})
@@ -129,6 +138,8 @@ def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.mul_(5.0)
+            for name in model.state_dict().keys() & dict(model.named_buffers()).keys():
+                model.get_buffer(name).uniform_(-1.0, 1.0)
     model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
     model.save_pretrained(folder)
     save_tokenizer(folder)

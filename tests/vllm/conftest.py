@@ -98,7 +98,7 @@ def _save_model(name: str, folder: Path) -> None:
     if name == "qwen2":
         models.save_policy(folder, **WIDE)
         return
-    if name in ("qwen3_moe", "mixtral"):
+    if name in ("qwen3_moe", "mixtral", "glm4_moe"):
         models.save_experts(folder, name, **WIDE)
         return
     config = LlamaConfig(

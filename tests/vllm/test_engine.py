@@ -48,11 +48,11 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
     check_greedy(groups.run("adapters", "greedy", **options))
 
 
-@pytest.mark.parametrize(("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2)])
+@pytest.mark.parametrize(("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2), ("glm4_moe", 1)])
 def test_experts_answer_like_the_policy_before_and_after_each_update(
     groups: Groups, model: str, num_ranks: int
 ) -> None:
-    """The policy stacks the experts of a layer, divided over its ranks; vLLM gets them one by one."""
+    """The policy stacks the experts of a layer; vLLM gets them one by one, and the buffer that chooses them."""
     check_greedy(groups.run(model, "greedy", model=model, world_size=num_ranks, tensor_model_parallel_size=num_ranks))
 
 

@@ -40,7 +40,7 @@ def test_it_samples_every_version_as_the_actor_that_published_it(
     assert [version["rows"] for rank in others for version in rank["versions"]] == [[]] * len(ORDER) * len(others)
 
 
-@pytest.mark.parametrize("model", ["qwen2", pytest.param("mixtral", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("model", ["qwen2", pytest.param("glm4_moe", marks=pytest.mark.extended)])
 def test_an_actor_and_a_group_answer_half_of_the_prompts_each_as_one_of_them_answers_all(
     groups: Groups, model: str
 ) -> None:

@@ -29,19 +29,19 @@ UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
     """Loads a folder's weights into a model's parameters and saved buffers in place, without communication.
 
-    Adapters stay as they are. A value head that the folder lacks is initialised from a generator seeded by (seed,
-    kind). Besides its shard a rank has a piece of one tensor in memory; all weights only if transformers has to convert
-    them.
+    Adapters stay as they are, and so do tensors on the meta device. A value head that the folder lacks is initialised
+    from a generator seeded by (seed, kind). Besides its shard a rank has a piece of one tensor in memory; all weights
+    only if transformers has to convert them.
 
     Raises:
         ValueError, OSError, RuntimeError, KeyError, SafetensorError: see `open_weights_of`; or weights do not fit.
     """
     stored, missing = open_weights_of(model, folder, kind), []
     for target, (name, *_) in _names_by_tensor(model).items():
-        if name in stored:
+        if name not in stored:
+            missing += [name] if isinstance(target, nn.Parameter) else []
+        elif not target.is_meta:
             fill(target, *stored[name])
-        elif isinstance(target, nn.Parameter):
-            missing.append(name)
     _initialise_head(model, sorted(missing), kind=kind, seed=seed)
     if missing:
         log.info("%s: new value head, seed %d", folder, seed)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from services.engine.exchange import saved_buffers
 from services.engine.model.file_names import FileNames
 from services.engine.model.loading import resolve_folder
 from services.rollout.protocol import (
@@ -121,8 +122,9 @@ class VllmRollout:
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
         self._engine.apply_model(forget_kernels)
-        weights = self._file_names.unstack(self._policy.whole_weights(self._dtype))
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        weights = itertools.chain(self._policy.whole_weights(self._dtype), saved_buffers(self._policy.model).items())
+        named = self._file_names.unstack(weights)
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
         self._engine.apply_model(pack_heads)
         self._wake()
         if not self._engine.reset_prefix_cache():

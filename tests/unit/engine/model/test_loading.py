@@ -18,7 +18,9 @@ from transformers import (
     Qwen2_5_VLConfig,
 )
 
+from services.engine.exchange import saved_buffers
 from services.engine.model import weight_files, weights
+from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
 from services.engine.weights_digest import weights_digest
 from tests.support.engines import load_model
@@ -174,6 +176,16 @@ def test_experts_that_are_stacked_in_files_stay_so(experts: Path) -> None:
     model = load_model(str(experts))
     save_file(dict(model.state_dict()), experts / "model.safetensors")
     assert weights_digest(load_model(str(experts))) == weights_digest(model)
+
+
+def test_buffers_can_be_loaded_without_the_weights(tmp_path: Path) -> None:
+    folder = save_experts(tmp_path, "glm4_moe")
+    model = build_model(str(folder), "policy")
+    fill_model(model, str(folder), "policy")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    (name, buffer), *_ = saved_buffers(model).items()
+    assert name.endswith("e_score_correction_bias")
+    assert torch.equal(buffer, load_file(folder / "model.safetensors")[name])
 
 
 LAYER = "model.layers.1.mlp.experts"
