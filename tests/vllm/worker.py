@@ -11,7 +11,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,107 +19,19 @@ import torch
 import torch.distributed as dist
 
 from services.actor.role import ActorRole
-from services.rollout.hf_backend.backend import HfRollout
-from services.rollout.protocol import Sampling
 from services.rollout.role import RolloutRole
-from services.rollout.stopping import load_stop_rule
-from services.rollout.streamed_parts import response_rows
 from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
-from splitppo.config import Config, load_config
+from splitppo.config import load_config
 from splitppo.config.section import RoleName
-from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, worker_pb2
-from tests.support.conversations import ScriptedReplies, converse, last, replies_of, responses_of
-from tests.support.roles import RecordedProgress, command_of, publish, sync
+from splitppo.v1 import conversation_pb2
+from tests.support.conversations import ScriptedReplies, last, replies_of
+from tests.support.roles import RecordedProgress, publish, sync
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
+from tests.vllm.samplers import CPU, Actor, Sampler
 
-LENGTH = 16
 TURN_LENGTH, TALK_LENGTH = 6, 36
-CPU = torch.device("cpu")
-
-
-@dataclass
-class Sampler:
-    """A role that samples, on this rank, driven as the runtime would."""
-
-    config: Config
-    role: Any
-    rank: int
-    world_size: int
-    step: int = 0
-
-    def generate(
-        self,
-        batch: Batch,
-        *,
-        report: RecordedProgress | None = None,
-        num_parts: int = 0,
-        sleep_after: bool = False,
-        conversation: conversation_pb2.Conversation | None = None,
-        **sampling: Any,
-    ) -> tuple[list[int], Batch]:
-        """The rows of this rank (of the whole), and prompts, responses and log-probs for them."""
-        params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling}
-        request = actor_pb2.GenerateRequest(
-            header=worker_pb2.CommandHeader(base_step=self.step),
-            slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step + 1),
-            sampling=actor_pb2.SamplingParams(**params),
-            num_parts=num_parts,
-            sleep_after=sleep_after,
-            conversation=conversation,
-        )
-        command = command_of(self.role, "Generate")
-        whole = command.prepare(request, batch)
-        rows = command.shard(whole, self.world_size)[self.rank]
-        outcome = command.run(request, whole.take(rows), report or RecordedProgress())
-        assert outcome.policy_version == self.step
-        return rows.tolist(), outcome.columns
-
-
-class Actor(Sampler):
-    """An actor, which can train, and sample with the policy itself."""
-
-    def update(self, batch: Batch) -> None:
-        """One step on random advantages."""
-        self.step += 1
-        slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step)
-        request = actor_pb2.ActorUpdateRequest(header=worker_pb2.CommandHeader(base_step=self.step - 1), slot=slot)
-        command = command_of(self.role, "Update")
-        whole = command.prepare(request, batch)
-        command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), RecordedProgress())
-
-    def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
-        """Returns the log-probs of the policy for this rank's rows."""
-        request = actor_pb2.ComputeLogProbsRequest()
-        outcome = command_of(self.role, "ComputeLogProbs").run(request, rollouts, RecordedProgress())
-        values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
-        return values
-
-    def converses(
-        self, batch: Batch, rows: list[int], report: ScriptedReplies, max_turn_length: int, **settings: Any
-    ) -> Batch:
-        """The conversations of the Hugging Face engine from the same prompts, on the policy's own weights. Collective.
-
-        Settings are those of `converse`.
-        """
-        samples = np.arange(batch["seeds"].values.size).reshape(batch.num_rows, -1)
-        chosen = batch.merge(Batch.from_rows(places=list(samples))).take(np.array(rows, np.int64))
-        steps = converse(self._policy_engine(), chosen, report, max_turn_length=max_turn_length, **settings)
-        return response_rows(responses_of(steps), have_turns=True)
-
-    def by_policy(self, batch: Batch, rows: list[int], **sampling: Any) -> list[list[int]]:
-        """The responses of the Hugging Face engine to some prompts, on the policy's own weights. Collective."""
-        settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
-        steps = self._policy_engine().generate(batch.take(np.array(rows, np.int64)), settings, lambda: False)
-        return lists(response_rows(response for step in steps for response in step.ended))
-
-    def _policy_engine(self) -> HfRollout:
-        policy = self.role._engine
-        stop_rule = load_stop_rule(policy.model, self.config)
-        engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
-        engine.sync_weights(self.step)
-        return engine
 
 
 def greedy(actor: Actor) -> dict[str, Any]:
