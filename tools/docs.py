@@ -116,7 +116,7 @@ def _type_name(kind: Any) -> str:
     if origin is Annotated:
         return _type_name(arguments[0])
     if origin is Literal:
-        return ", ".join(map(str, arguments))
+        return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(_type_name, arguments)))
     if origin is tuple:

@@ -11,7 +11,7 @@ from splitppo.config_error import config_errors
 
 LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
-Checkpointing = bool | Literal["selective"]
+Checkpointing = Literal[False, True, "selective"]
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
