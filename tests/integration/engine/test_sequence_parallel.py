@@ -57,6 +57,16 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "ddp": (4, {SIZE: 2, "strategy": "ddp"}),
 }
 
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One process computes with as many threads as a rank: several add up in another order, about 1e-6 apart."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 # Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
 SIZES = {
     "vocab_size": len(VOCABULARY),
