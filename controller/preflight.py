@@ -17,7 +17,7 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from controller.memory.model_shape import read_tensor_shapes
+from controller.memory.model_shape import is_linear, read_tensor_shapes
 from controller.ppo.advantages.registry import try_estimator
 from controller.run.folder import check_folder
 from controller.tracking.trackers.process import check_trackers
@@ -323,7 +323,7 @@ def _check_adapter(model: TrainedModelConfig, role: str) -> None:
     folder, targets = Path(model.model).expanduser(), model.target_modules
     if model.lora_rank and not isinstance(targets, str) and folder.is_dir():
         shapes = read_tensor_shapes(folder, f"{role}.model").items()
-        layers = [name.removesuffix(".weight") for name, shape in shapes if len(shape) == 2]
+        layers = [name.removesuffix(".weight") for name, shape in shapes if is_linear(name, shape)]
         known = dict.fromkeys(name.rpartition(".")[2] for name in layers if re.search(r"\.\d+\.", name))
         for part in targets:
             if not any(f".{name}".endswith(f".{part}") for name in layers):

@@ -121,7 +121,7 @@ class _Trained:
         size = run.value(f"{self.engine}.fsdp_size")
         shards = -1 if size is None else self.fsdp_size(size, run)
         ranks = self._ranks(run) if shards == -1 else shards
-        return gcd(int(num_of(value, f"{self.verl}.ulysses_sequence_parallel_size")), ranks)
+        return gcd(max(1, int(num_of(value, f"{self.verl}.ulysses_sequence_parallel_size"))), ranks)
 
     def _sequence_ranks(self, run: VerlRun) -> int:
         sizes = (run.value(f"{of}.ulysses_sequence_parallel_size") for of in (self.engine, self.verl))

@@ -20,7 +20,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
 _IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
-# Weights of two dimensions that the engine has in no linear layer: experts are packed, and choosing them is no layer.
 _OF_EXPERTS = (".experts.", ".gate.weight")
 _GATES = ("gate_proj", "gate_up_proj", ".experts.0.w3.")
 # Names of a size in config.json; the first that it has counts.
@@ -175,9 +174,14 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         linear_widths={
             name.removesuffix(".weight"): sum(shape)
             for name, shape in shapes.items()
-            if len(shape) == 2 and _IN_A_LAYER.match(name) and not any(part in name for part in _OF_EXPERTS)
+            if is_linear(name, shape) and _IN_A_LAYER.match(name)
         },
     )
+
+
+def is_linear(name: str, shape: tuple[int, ...]) -> bool:
+    """Returns True for the weight of a linear layer: experts are packed, and what chooses them is none."""
+    return len(shape) == 2 and not any(part in name for part in _OF_EXPERTS)
 
 
 def _find(config: Mapping[str, Any], size: str) -> int | None:

@@ -22,6 +22,7 @@ from splitppo.config.sections.models import Checkpointing, is_dropout
 from splitppo.model_folder import local_folder
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_RANDOM = ("phimoe",)  # no attribute of its config switches that off
 _GENERATION_CONFIG = "generation_config.json"
 _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
     "policy": response_log_probs,
@@ -66,6 +67,8 @@ def build_model(
     hf_logging.set_verbosity_error()
     try:
         config = _read_config(folder, kind)
+        if config.model_type in _RANDOM:
+            raise ValueError(f"{config.model_type} draws its experts at random in training, not as when it samples")
         model = _without_weights(config, kind, dtype)
         if override_config:
             shapes = _shapes(model)
@@ -171,6 +174,8 @@ def _switch_off_dropout(config: Any, kind: Kind) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, float) and is_dropout(key):
             setattr(config, key, 0.0)
+        if isinstance(value, PreTrainedConfig):
+            _switch_off_dropout(value, "policy")
     if kind == "value":
         config.num_labels = 1
         config.classifier_dropout = 0.0

@@ -16,8 +16,8 @@ LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 def is_dropout(name: str) -> bool:
-    """Returns True if this name of an attribute in a model's config.json is that of a dropout rate."""
-    return name.endswith(("dropout", "_pdrop", "dropout_prob"))
+    """Returns True if this name in a model's config.json is that of a dropout rate, or of a router's noise."""
+    return name.endswith(("dropout", "_pdrop", "dropout_prob", "jitter_noise", "jitter_eps"))
 
 
 class ComputedModelConfig(Section):
@@ -171,7 +171,7 @@ class TrainedModelConfig(ComputedModelConfig):
 class ActorConfig(TrainedModelConfig):
     """The settings of the actor: the policy model, its optimizer and its loss."""
 
-    fp32_lm_head: Annotated[bool, MAY_CHANGE] = True
+    fp32_lm_head: bool = True
     """If true and dtype is bf16, the output layer of policy and reference computes logits in fp32, wherever they sample
     or train. bf16 logits shift log-probs by 0.003 to 0.012 nats."""
 

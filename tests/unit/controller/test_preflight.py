@@ -113,7 +113,8 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_starts(tmp_path
 
 def test_a_target_layer_that_a_model_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path, make: Any) -> None:
     folder = write_model(tmp_path / "policy")
-    names = ("embed_tokens", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj")
+    names = ["embed_tokens", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"]
+    names += ["layers.0.mlp.gate", "layers.0.mlp.experts.0.w1"]  # experts and their router get no adapter
     weights = {f"model.{name}.weight": np.ones((2, 2), np.float32) for name in names}
     save_file(weights, tmp_path / "policy" / "model.safetensors")
     wanted = {"actor__model": folder, "actor__lora_rank": 4}

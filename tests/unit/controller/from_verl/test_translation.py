@@ -57,6 +57,7 @@ from tests.support.verl_launch import ACTOR, BASE, NOW, ROLLOUT, config_of, find
         ("actor_rollout_ref.ref.fsdp_config.param_offload=True", "placement.reference_param_offload", True),
         (f"{ACTOR}.fsdp_config.fsdp_size=3", "actor.fsdp_size", 3),
         (f"{ACTOR}.fsdp_config.fsdp_size=8", "actor.fsdp_size", -1),  # of 8 GPUs the actor has 6
+        (f"{ACTOR}.ulysses_sequence_parallel_size=0", "actor.ulysses_sequence_parallel_size", 1),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", "actor.ulysses_sequence_parallel_size", 2),
         (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=4", "actor.ulysses_sequence_parallel_size", 2),
         ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size", 2),
