@@ -76,10 +76,15 @@ def run_closed_group(arguments: Sequence[str]) -> int:
 def culprit(exit_codes: Mapping[int, int]) -> int:
     """Guesses from the exit codes of ended ranks which rank failed first, and returns that rank.
 
-    Other ranks exit because they miss a peer. A rank that was ended by a signal, or has refused its input, is the
-    first one.
+    Other ranks exit because they miss a peer, or torchrun ends them by SIGTERM. A rank that was ended by another
+    signal, or has refused its input, is the first one.
     """
-    return min(exit_codes, key=lambda rank: (exit_codes[rank] >= 0, exit_codes[rank] != _BAD_INPUT, rank))
+
+    def order(rank: int) -> tuple[bool, bool, bool, int]:
+        code = exit_codes[rank]
+        return code >= 0 or code == -signal.SIGTERM, code != _BAD_INPUT, code >= 0, rank
+
+    return min(exit_codes, key=order)
 
 
 def report(rank: int, exit_code: int, why: str = "") -> int:

@@ -204,7 +204,8 @@ def test_a_model_that_ranks_cannot_load_is_one_sentence(tmp_path: Path, ranks: s
         assert group.output == "error: the model folder is broken: no weights\n"
         for rank in range(2):
             log = (tmp_path / "logs" / f"critic_{rank}.log").read_text()
-            assert "the model folder is broken" in log or "another rank has failed" in log
+            # A rank that has not failed may be ended by torchrun before it hears of the other one.
+            assert "the model folder is broken" in log or "another rank has failed" in log or str(rank) not in ranks
             assert "Traceback" not in log
     finally:
         group.stop()

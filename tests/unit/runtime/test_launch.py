@@ -149,7 +149,15 @@ def test_a_group_that_cannot_be_described_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("exit_codes", "rank"), [({0: 1, 1: -9}, 1), ({0: 1, 1: 2, 2: 1}, 1), ({1: 3, 2: 1}, 1), ({0: 2, 3: -6}, 3)]
+    ("exit_codes", "rank"),
+    [
+        ({0: 1, 1: -9}, 1),
+        ({0: 1, 1: 2, 2: 1}, 1),
+        ({1: 3, 2: 1}, 1),
+        ({0: 2, 3: -6}, 3),
+        ({0: -15, 1: 2}, 1),
+        ({0: 1, 1: -15}, 1),
+    ],
 )
 def test_of_ranks_that_ended_together_the_one_that_did_so_by_itself_is_named(
     exit_codes: dict[int, int], rank: int
