@@ -61,8 +61,9 @@ def make_app(
         return handle
 
     async def all_runs(_: Request) -> Response:
-        known = {run.folder.path for run in runs}
-        new = [path for path in await anyio.to_thread.run_sync(find) if path not in known]
+        found = await anyio.to_thread.run_sync(find)
+        known = {run.folder.path for run in runs}  # not before: another page may have asked meanwhile
+        new = [path for path in found if path not in known]
         runs.extend(Run(number, path) for number, path in enumerate(new, len(runs)))
         lines = await anyio.to_thread.run_sync(lambda: [run.overview() for run in runs])
         return _json({"runs": lines})

@@ -125,7 +125,7 @@ class _Trained:
 
     def _sequence_ranks(self, run: VerlRun) -> int:
         sizes = (run.value(f"{of}.ulysses_sequence_parallel_size") for of in (self.engine, self.verl))
-        return self.sequence_size(next(filter(None, sizes), 1), run)
+        return max(self.sequence_size(size, run) for size in (1, *sizes) if size is not None)
 
     def _ranks(self, run: VerlRun) -> int:
         return run.groups.critic if self.ours == "critic" else run.groups.actor

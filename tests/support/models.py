@@ -30,7 +30,7 @@ VOCABULARY = (*SPECIAL, *CHARACTERS)
 PAD, EOS = 0, 1
 POSITIONS = 512  # of prompt and response together
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -72,7 +72,7 @@ def save_tokenizer(folder: Path) -> None:
 
 def tiny_config(**changes: Any) -> Qwen2Config:
     """Returns a configuration with 2 layers, hidden size 32, and 4 heads over 2 key-value heads."""
-    return Qwen2Config(**{**_SIZES, **changes})
+    return Qwen2Config(**{**SIZES, **changes})
 
 
 def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
@@ -96,7 +96,7 @@ def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: A
         "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, _GLM),
     }[architecture]
     more = {"tie_word_embeddings": False, "num_experts_per_tok": 2}
-    config = config_class(**{**_SIZES, **more, **experts, **changes})
+    config = config_class(**{**SIZES, **more, **experts, **changes})
     return save_random(model_class, config, folder, seed=seed)
 
 

@@ -40,7 +40,7 @@ from tests.support.engines import (
     with_old_log_probs,
     with_policy_loss,
 )
-from tests.support.models import VOCABULARY, save_policy, save_random, save_reward_model, save_value_model
+from tests.support.models import SIZES, VOCABULARY, save_policy, save_random, save_reward_model, save_value_model
 from tests.support.ranks import RunRanks
 
 BATCH = make_batch(24, num_mini_batches=2)
@@ -68,19 +68,7 @@ def one_thread() -> Iterator[None]:
 
 
 # Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
-SIZES = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": None,
-}
+OF_ALL = {**SIZES, "head_dim": 8, "tie_word_embeddings": False}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
@@ -188,7 +176,7 @@ def learn_architectures(models: Path, settings: Mapping[str, Any]) -> dict[str, 
 def architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("architectures")
     for name, changes in ARCHITECTURES.items():
-        config: PreTrainedConfig = AutoConfig.for_model(name, **SIZES, **changes)
+        config: PreTrainedConfig = AutoConfig.for_model(name, **OF_ALL, **changes)
         save_random(AutoModelForCausalLM.from_config, config, folder / name)
     return folder
 
