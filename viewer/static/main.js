@@ -1,13 +1,18 @@
 // Chooses the page by the address, and holds what all pages share: the head line, the theme, the run that is watched.
 import { takeToken } from "./api.js";
+import { Compare } from "./compare.js";
 import { Critic } from "./critic.js";
+import { Health } from "./health.js";
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./lib.js";
 import { Overview } from "./overview.js";
 import { ErrorSentence } from "./parts.js";
+import { Policy } from "./policy.js";
+import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
 import { RunData } from "./run_data.js";
 import { Runs } from "./runs.js";
 import { duration, visible } from "./text.js";
+import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
 
 const THEMES = ["light dark", "light", "dark"];
@@ -17,13 +22,22 @@ const KEYS = [
   ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["/", "search (Overview, Responses)"], ["?", "these keys"],
 ];
 
+// The pages of a run in the order of the head line: their names, titles and components.
+const PAGES = [
+  ["overview", "Overview", Overview], ["critic", "Critic", Critic], ["policy", "Policy", Policy], ["responses", "Responses", Responses], ["tokens", "Tokens", Tokens],
+  ["prompt", "Prompt", Prompt], ["timeline", "Timeline", Timeline], ["health", "Health", Health],
+];
+
 // #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, to: null, row: 17}; 120-130 has a `to`.
+// #/run/3/prompt/17 -> {page: "prompt", run: 3, rest: ["17"], ...}; #/compare/0-3-5 -> {page: "compare", runs: [0, 3, 5]}.
 export function parseAddress(hash) {
-  const [, begin, run, page = "overview", kind, step, row] = hash.split("/");
+  const [, begin, run, page = "overview", ...rest] = hash.split("/");
+  const [kind, step, row] = rest;
+  if (begin === "compare") return { page: "compare", runs: (run ?? "").split("-").filter((text) => /^\d+$/.test(text)).map(Number) };
   if (begin !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
   const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
   const [first, last] = (step ?? "").split("-");
-  return { page, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
+  return { page, rest, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
 }
 
 function useTheme() {
@@ -84,9 +98,9 @@ function App() {
 function Head({ at, data }) {
   const { facts } = data;
   const last = facts.train.at(-1);
-  const pages = [["overview", "Overview", ""], ["responses", "Responses", `/train/${at.step ?? last ?? ""}`], ["tokens", "Tokens", tokensAddress(at, last)], ["critic", "Critic", ""]];
+  const rest = { responses: `/train/${at.step ?? last ?? ""}`, tokens: tokensAddress(at, last) };
   return html`<b class="name">${visible(facts.name)}</b><${State} facts=${facts} />
-    <nav aria-label="pages">${pages.map(([page, title, rest]) => html`<a href=${`#/run/${at.run}/${page}${rest}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
+    <nav aria-label="pages">${PAGES.map(([page, title]) => html`<a href=${`#/run/${at.run}/${page}${rest[page] ?? ""}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
 }
 
 function tokensAddress(at, last) {
@@ -107,8 +121,9 @@ export function State({ facts }) {
 
 function Page(shared) {
   if (shared.at.page === "runs") return html`<${Runs} ...${shared} />`;
+  if (shared.at.page === "compare") return html`<${Careful} key=${`compare${shared.at.runs}`} Chosen=${Compare} shared=${shared} />`;
   if (!shared.data?.facts) return html`<p class="dim">${shared.data?.error ? "" : "…"}</p>`;
-  const Chosen = new Map([["overview", Overview], ["responses", Responses], ["tokens", Tokens], ["critic", Critic]]).get(shared.at.page);
+  const Chosen = PAGES.find(([page]) => page === shared.at.page)?.[2];
   return Chosen ? html`<${Careful} key=${`${shared.at.page}${shared.at.run}`} Chosen=${Chosen} shared=${shared} />` : html`<p>There is no such page.</p>`;
 }
 

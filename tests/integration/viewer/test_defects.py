@@ -99,11 +99,15 @@ class Way:
         self.clicks += 1
         assert self.clicks <= MOST_CLICKS
 
-    def caption(self, selector: str) -> dict[str, float]:
-        """The numbers below a chart, by their names."""
-        self.page.until(lambda: re.search(r"\d", self.page.one(f"{selector} figcaption b").text), "the numbers")
-        texts = [one.text.rpartition(" ") for one in self.page.all(f"{selector} figcaption span:not(.dim)")]
-        return {name.strip(): float(number) for name, _, number in texts}
+    def caption(self, selector: str, name: str) -> dict[str, float]:
+        """The numbers below a chart, by their names, as soon as `name` is among them."""
+
+        def numbers() -> dict[str, float] | None:
+            texts = [one.text.rpartition(" ") for one in self.page.all(f"{selector} figcaption span:not(.dim)")]
+            found = {name.strip(): number for name, _, number in texts}
+            return {name: float(number) for name, number in found.items()} if found.get(name, "–") != "–" else None
+
+        return self.page.until(numbers, f"{name} below {selector}")  # type: ignore[no-any-return]
 
     def column(self, title: str) -> list[float]:
         """A column of the table of responses, from top to bottom."""
@@ -124,7 +128,7 @@ def way(open_page: Callable[[str], Page], defects: str) -> Way:
 def test_a_dead_critic_explains_nothing_and_foresees_nothing(way: Way) -> None:
     way.click("table.runs a", "dead-critic")
     way.click("nav a", "Critic")
-    shown = way.caption('[data-card="explained"]')
+    shown = way.caption('[data-card="explained"]', "explained variance")
     assert shown["explained variance"] == pytest.approx(0, abs=1e-3)
     assert shown["2.5 %"] < 0 < shown["97.5 %"]
     way.page.until_shown("0.5: chance")
@@ -136,10 +140,10 @@ def test_a_dead_critic_explains_nothing_and_foresees_nothing(way: Way) -> None:
 
 def test_a_score_that_is_won_by_length_rises_without_accuracy_and_sorts_as_length(way: Way) -> None:
     way.click("table.runs a", "long-is-good")
-    shown = way.caption('[data-card="critic/score/mean"]')
+    shown = way.caption('[data-card="critic/score/mean"]', "val/accuracy")
     assert shown["critic/score/mean"] > 0.5
     assert shown["val/accuracy"] == 0.25
-    assert way.caption('[data-card="response_length/mean"]')["p50"] > 50
+    assert way.caption('[data-card="response_length/mean"]', "p50")["p50"] > 50
     way.click('[data-card="response_length/mean"] .u-over')
     way.click("table.responses th button", "score")
     way.page.until(lambda: way.page.all('th[aria-sort="descending"]'), "the order")
@@ -162,7 +166,7 @@ def test_an_answer_that_is_copied_for_many_prompts_is_named_and_read(way: Way) -
 
 def test_a_collapse_has_no_entropy_and_one_text_for_all_prompts(way: Way) -> None:
     way.click("table.runs a", "collapsed")
-    assert way.caption('[data-card="actor/entropy"]') == {"actor/entropy": 0}
+    assert way.caption('[data-card="actor/entropy"]', "actor/entropy") == {"actor/entropy": 0}
     way.click("nav a", "Responses")
     way.page.until_shown("32 of 32 responses")
     assert way.page.text().count("same text for 7 other prompts") == 32

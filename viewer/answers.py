@@ -1,0 +1,97 @@
+"""Answers what a page asks about a run: the server by its addresses, an export in its file."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from viewer.files import Unreadable, finite
+from viewer.metrics import meaning
+from viewer.run import Run
+from viewer.step_files import read_row, read_scalars
+from viewer.tokens import derived
+
+MAX_COLUMNS = 200
+MAX_EVENTS = 5_000
+MAX_STEPS = 20  # of one table of responses
+# Of a run, by the integers in the path and the texts of the query: bytes, or a value for JSON; raises Unreadable.
+Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
+
+
+def facts(run: Run, *_: Any) -> dict[str, Any]:
+    """Returns what a page needs first: the names of the metrics, the recorded steps, events, state, scales."""
+    line = run.overview()
+    metrics = run.metrics
+    return line | {
+        "metrics": [[name, *meaning(name)] for name in metrics.names],
+        "generation": metrics.generation,
+        "train": run.folder.steps("train"),
+        "val": run.folder.steps("val"),
+        "events": run.events[-MAX_EVENTS:],
+        "has_events": run.folder.stamp("events.jsonl") is not None,
+        "scales": run.footers.scales(),
+    }
+
+
+def columns(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> bytes:
+    """Returns int32 number of steps, int32 steps, then float32 values of each asked metric: one block of 4-byte words.
+
+    Raises:
+        Unreadable: the query asks for what is no metric.
+    """
+    numbers = [integer(number, -1) for number in query.get("metrics", "").split(",") if number][:MAX_COLUMNS]
+    run.refresh()
+    if any(not 0 <= number < len(run.metrics.names) for number in numbers):
+        raise Unreadable("metrics: expected numbers of metrics of this run")
+    steps, values = run.columns(numbers, since(query))
+    return np.array([len(steps), *steps], "<i4").tobytes() + b"".join(values)
+
+
+def recorded(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
+    """Returns what the recorded steps say about critic and lengths, as columns over the steps."""
+    return run.footers.curves(since(query))
+
+
+def responses(kind: str) -> Answer:
+    """Makes the answer with the numbers of all responses of a step, or of the steps `to` another one."""
+
+    def answer(run: Run, path: Mapping[str, int], query: Mapping[str, str]) -> Any:
+        first = path["step"]
+        last = integer(query.get("to"), first)
+        steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
+        if not 1 <= len(steps) <= MAX_STEPS:
+            raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
+        return read_scalars(run.folder, kind, steps, query.get("text", ""))
+
+    return answer
+
+
+def response(kind: str) -> Answer:
+    """Makes the answer with one response, token by token."""
+
+    def answer(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
+        found = read_row(run.folder, kind, path["step"], path["row"])
+        gamma = finite(run.footers.get(path["step"]).get("gamma")) if kind == "train" else None
+        return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
+
+    return answer
+
+
+# By the path below that of the run.
+ANSWERS: Mapping[str, Answer] = {
+    "": facts,
+    "/columns": columns,
+    "/recorded": recorded,
+    **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
+    **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
+}
+
+
+def since(query: Mapping[str, str]) -> int:
+    """Returns the last step that the page has, -1 for none."""
+    return integer(query.get("since"), -1)
+
+
+def integer(text: str | None, default: int) -> int:
+    """Returns a whole number that is not negative, and `default` for any other text."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 10 else default
