@@ -2,6 +2,8 @@
 
 RUN is a run folder, or a folder that holds some. Nothing in it is changed. The server listens on this machine only;
 from another one: ssh -L 8265:localhost:8265 HOST, and the same address there.
+
+python -m viewer export RUN... --out FILE: write one file that shows them without a server.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import uvicorn
 
+from viewer import export
 from viewer.app import make_app
 from viewer.files import Unreadable
 from viewer.run import Run, find_runs
@@ -30,6 +33,9 @@ _USER_ERROR, _WAIT_S = 2, 0.5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until Ctrl-C; returns the exit status, 2 for a mistake of the user, which is told in one sentence."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["export"]:
+        return export.main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
         runs = [Run(number, path) for number, path in enumerate(runs_of(options.runs, wait=options.wait))]

@@ -125,7 +125,7 @@ class Page:
         asked = [
             event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
         ]
-        elsewhere = [url for url in asked if not url.startswith((self.origin + "/", "about:"))]
+        elsewhere = [url for url in asked if not f"{url}/".startswith((self.origin + "/", "about:", "data:"))]
         logged = [
             entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
         ]

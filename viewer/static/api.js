@@ -1,4 +1,5 @@
-// Asks the server, with the token that came in the fragment of the address.
+// Asks the server, with the token that came in the fragment of the address; or, in an exported file, what the file holds.
+import { isSaved, savedAnswer, savedColumns } from "./saved.js";
 
 const STORED = "splitppo-token";
 
@@ -18,11 +19,12 @@ async function ask(address, more = {}) {
 }
 
 export async function get(address, signal) {
-  return (await ask(address, { signal })).json();
+  return isSaved ? savedAnswer(address) : (await ask(address, { signal })).json();
 }
 
 // Steps as Int32Array and one Float32Array per metric.
 export async function getColumns(run, numbers, since) {
+  if (isSaved) return savedColumns(run, numbers);
   const answer = await ask(`runs/${run}/columns?metrics=${numbers.join(",")}&since=${since < 0 ? "" : since}`);
   const buffer = await answer.arrayBuffer();
   const length = new Int32Array(buffer, 0, 1)[0];
@@ -33,6 +35,7 @@ export async function getColumns(run, numbers, since) {
 
 // Server-sent events by fetch, for an EventSource sends no Authorization. Goes on after a loss, and rests while the tab is hidden.
 export function listen(run, position, handle, tell) {
+  if (isSaved) return () => {};
   let controller = null;
   let isOver = false;
   let pauseMs = 500;

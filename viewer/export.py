@@ -1,0 +1,163 @@
+"""python -m viewer export RUN... --out FILE: make one HTML file of runs, which opens without a server or a network.
+
+It has all curves and events, and of the recorded steps as many responses as --max-mb leaves room for: the last step and
+the first one, those with a loss, then others evenly between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitppo.atomic_write import write_atomically
+from viewer.answers import ANSWERS, Answer, facts
+from viewer.bundle import one_page
+from viewer.files import Unreadable
+from viewer.live import dump
+from viewer.run import Run, find_runs
+
+MAX_MB = 25.0
+_USER_ERROR = 2
+_KINDS = ("train", "val")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the file; returns the exit status, 2 for a mistake of the user, which is told in one sentence."""
+    parser = argparse.ArgumentParser(
+        prog="python -m viewer export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write, e.g. run.html")
+    parser.add_argument("--max-mb", metavar="MB", type=float, default=MAX_MB, help="its size (default %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        file = Export([Run(number, path) for number, path in enumerate(find_runs(options.runs))], options.max_mb)
+        write_atomically(options.out, one_page(file.saved).encode())
+    except (Unreadable, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _USER_ERROR
+    size = options.out.stat().st_size / 1e6
+    sys.stdout.write(f"{options.out}: {size:.1f} MB, {file.num_responses} responses of {file.num_steps} steps\n")
+    return 0
+
+
+class Export:
+    """What a file holds of some runs.
+
+    Attributes:
+        saved: answers of the server, compressed by gzip and as base64, by their addresses below /api/.
+        num_steps, num_responses: how much is there of the record of responses.
+    """
+
+    def __init__(self, runs: Sequence[Run], max_mb: float) -> None:
+        self.saved: dict[str, str] = {}
+        self.num_steps = self.num_responses = 0
+        self._bytes_left = int(max_mb * 1e6) - len(one_page({}))
+        for run in runs:
+            self._add_whole(run)
+        if self._bytes_left < 0:
+            more = f"{-self._bytes_left / 1e6:.1f} MB more"
+            raise Unreadable(f"--max-mb {max_mb:g}: the pages and the curves of these runs alone take {more}")
+        kept = {run.number: {kind: set[int]() for kind in _KINDS} for run in runs}
+        for run, kind, step in _in_turns([steps_of(run) for run in runs]):
+            if not self._add_step(run, kind, step):
+                break
+            kept[run.number][kind].add(step)
+        lines = []
+        for run in runs:
+            told = facts(run) | {kind: sorted(steps) for kind, steps in kept[run.number].items()}
+            if told["state"] in ("live", "quiet"):
+                told |= {
+                    "state": "saved",
+                    "sentence": time.strftime("as of %Y-%m-%d %H:%M", time.gmtime()),
+                    "live": None,
+                }
+            self._put(f"runs/{run.number}", told)
+            lines.append({name: told[name] for name in run.overview()})
+        self._put("runs", {"runs": lines})
+
+    def _add_whole(self, run: Run) -> None:
+        """Adds what the pages ask of a run without saying a step, and what other pages ask by the numbers there."""
+        run.refresh()
+        steps, columns = run.columns(range(len(run.metrics.names)), -1)
+        self._put(f"runs/{run.number}/columns", {"steps": steps, "columns": [_numbers(one) for one in columns]})
+        self._put(f"runs/{run.number}", facts(run))
+        for path, answer in ANSWERS.items():
+            if "{" not in path and path not in ("", "/columns"):
+                self._put(f"runs/{run.number}{path}", _told(answer, run))
+
+    def _add_step(self, run: Run, kind: str, step: int) -> bool:
+        """Adds a step and its recorded responses if there is room for all of it; returns whether there was."""
+        place = f"/{kind}/{{step:int}}"
+        table = _told(ANSWERS[place], run, step=step)
+        columns = table.get("columns", {})
+        chosen = columns.get("why" if kind == "train" else "fixed") or []
+        rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
+        found = {f"runs/{run.number}/{kind}/{step}": packed(table)}
+        for row in rows:
+            value = _told(ANSWERS[place + "/{row:int}"], run, step=step, row=row)
+            found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(value)
+        size = sum(len(text) + len(address) + 8 for address, text in found.items())
+        if size > self._bytes_left:
+            return False
+        self._bytes_left -= size
+        self.saved |= found
+        self.num_steps += 1
+        self.num_responses += len(rows)
+        return True
+
+    def _put(self, address: str, value: Any) -> None:
+        self.saved[address] = packed(value)
+        self._bytes_left -= len(self.saved[address]) + len(address) + 8
+
+
+def steps_of(run: Run) -> list[tuple[Run, str, int]]:
+    """Returns the recorded steps of a run, the most telling first: the ends, those with a loss, then evenly."""
+    lost = {event.get("step") for event in run.events if event.get("kind") == "group_lost"}
+    ordered = []
+    for kind in _KINDS:
+        steps = spread(run.folder.steps(kind))
+        steps.sort(key=lambda step: step not in lost and step not in steps[:2])
+        ordered.append([(run, kind, step) for step in steps])
+    return list(_in_turns(ordered))
+
+
+def spread(steps: Sequence[int]) -> list[int]:
+    """Orders steps so that each beginning of the list covers them: the last, the first, the middle, the quarters."""
+    places = dict.fromkeys([len(steps) - 1, 0] if steps else [])
+    parts = 2
+    while len(places) < len(steps):
+        places |= dict.fromkeys(len(steps) * part // parts for part in range(1, parts))
+        parts *= 2
+    return [steps[place] for place in places]
+
+
+def _in_turns(lists: Sequence[Sequence[Any]]) -> Iterator[Any]:
+    for place in range(max(map(len, lists), default=0)):
+        yield from (items[place] for items in lists if place < len(items))
+
+
+def _numbers(column: bytes) -> list[float]:
+    """Reads a column of float32 as numbers with no more digits than it has; NaN becomes null on the way to the page."""
+    return [float(f"{value:.7g}") for value in np.frombuffer(column, "<f4")]
+
+
+def packed(value: Any) -> str:
+    """Compresses an answer as the page reads it."""
+    return base64.b64encode(gzip.compress(dump(value).encode(), 6, mtime=0)).decode()
+
+
+def _told(answer: Answer, run: Run, **path: int) -> Any:
+    """Returns what the server answers, or, for what cannot be read, the sentence about it."""
+    try:
+        return answer(run, path, {})
+    except Unreadable as error:
+        return {"unreadable": str(error)}
