@@ -23,6 +23,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 
 from tests.support.browser import Page, chromium, viewer_process
 from tests.support.viewed_runs import Shape, add_step, make_run, write_live
+from viewer import export
 
 STEPS, METRICS, LONG, LONGEST = 2000, 115, 8_000, 32_000
 SCORE = '[data-card="critic/score/mean"]'
@@ -71,6 +72,9 @@ def main() -> None:
         folder = make_long_run(Path(name) / "long")
         size = sum(file.stat().st_size for file in (folder / "rollouts" / "train").iterdir())
         tell("apparent size of the rollouts, MB", size / 1e6)
+        file, start = Path(name) / "run.html", time.monotonic()
+        export.main([str(folder), "--out", str(file)])
+        tell("export, s", time.monotonic() - start)
         start = time.monotonic()
         with viewer_process([folder]) as (process, address):
             tell("listening, s", time.monotonic() - start)

