@@ -5,6 +5,9 @@ import { number } from "./text.js";
 
 export const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 
+// No fraction of a step, a token or a second stands at a tick.
+const STEPS_OF_TICKS = Array.from({ length: 13 }, (_, at) => [1, 2, 5].map((one) => one * 10 ** at)).flat();
+
 // The colour of a variable of the style sheet as it is now, by the theme.
 export function colour(name) {
   const probe = document.body.appendChild(document.createElement("i"));
@@ -50,7 +53,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: range ? { range } : {} },
-      axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 32, incrs: STEPS_OF_TICKS }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
         label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },
       }))],
@@ -82,7 +85,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
   return html`<figure class="chart">
     <div ref=${holder} class=${onStep ? "plot opens" : "plot"} tabindex="0" role="img" aria-label=${label} onKeyDown=${onKey}></div>
     <figcaption>${x.length ? html`<span class="dim">step ${steps[at]}</span>` : html`<span class="dim">no step yet</span>`}
-      ${series.map((one, place) => one.hidden || html`<span><i class="key" style=${{ background: `var(${one.colour ?? COLOURS[place % COLOURS.length]})` }}></i>${one.label} <b>${number(told(one.values))}</b></span>`)}
+      ${series.map((one, place) => one.hidden || html`<span><i class=${one.width < 1 ? "key thin" : "key"} style=${{ background: `var(${one.colour ?? COLOURS[place % COLOURS.length]})` }}></i>${one.label} <b>${number(told(one.values))}</b></span>`)}
     </figcaption>
   </figure>`;
 }

@@ -35,6 +35,7 @@ METADATA_KEY = b"splitppo"
 _VERSION = 1
 _NUM_FIXED_PROMPTS = 64
 _LARGEST_HALF = 6e4  # a list with larger numbers is float32
+_LOG_PROBS = frozenset({"old", "ref", "rollout"})  # float32: their differences are small, and they may not be
 # Numbers of responses that a run may lack.
 _MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last", "value_error")
 # The lists of a step, and their columns; the number `reward` is the sum of the list `rewards`.
@@ -181,7 +182,7 @@ def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, An
         **{column: pa.nulls(len(tokens.lengths), pa.list_(pa.float32())) for column in _LISTS.values()},
     }
     for name, values_N in tokens.lists.items():
-        is_small = (np.abs(values_N[within_N]) < _LARGEST_HALF).all()
+        is_small = name not in _LOG_PROBS and (np.abs(values_N[within_N]) < _LARGEST_HALF).all()
         kind, of_numpy = (pa.float16(), np.float16) if is_small else (pa.float32(), np.float32)
         columns[_LISTS[name]] = lists(values_N.astype(of_numpy), kind)
     return columns | _of_turns(tokens, scores, rows, lists)

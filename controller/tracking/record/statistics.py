@@ -60,12 +60,12 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
 
 
 def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Averages numbers of tokens by the share of the response that lies before them; null for a share without one.
+    """Averages numbers of tokens by where their middles lie in the response; null for a sixteenth without one.
 
     `values` has the numbers of the tokens that are learned from.
     """
     learned = tokens.learned
-    bins = (tokens.places[learned] * _NUM_POSITIONS) // tokens.lengths[tokens.row_of[learned]]
+    bins = (2 * tokens.places[learned] + 1) * _NUM_POSITIONS // (2 * tokens.lengths[tokens.row_of[learned]])
     count = np.bincount(bins, minlength=_NUM_POSITIONS)
 
     def mean(values_N: NDArray[Any]) -> Float64s:

@@ -16,6 +16,7 @@ const call = (module) => all.map((given) => module[name](...given) ?? null);
 import(`/static/${file}`).then(call).then(done, (error) => done(String(error)));
 """
 ROWS = {"row": [0, 1, 2], "step": [4, 4, 4], "prompt_index": [7, 7, 8], "text_hash": ["a", "a", "a"], "why": [2, 1, 0]}
+AT: dict[str, Any] = {"run": 0, "rest": [], "kind": "train", "step": None, "to": None, "row": None}
 SHARED = "same text for 1 other prompt"
 # (file, function): [(arguments, result), ...]
 CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
@@ -59,15 +60,13 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
     ("main.js", "parseAddress"): [
         (["#/"], {"page": "runs"}),
         (["#/run/x/tokens"], {"page": "runs"}),
-        (["#/run/2"], {"page": "overview", "run": 2, "kind": "train", "step": None, "to": None, "row": None}),
+        (["#/compare/0-3-x"], {"page": "compare", "runs": [0, 3]}),
+        (["#/run/2"], AT | {"page": "overview", "run": 2}),
         (
             ["#/run/0/responses/val/3-7"],
-            {"page": "responses", "run": 0, "kind": "val", "step": 3, "to": 7, "row": None},
+            AT | {"page": "responses", "rest": ["val", "3-7"], "kind": "val", "step": 3, "to": 7},
         ),
-        (
-            ["#/run/0/tokens/../3/-1"],
-            {"page": "tokens", "run": 0, "kind": "train", "step": 3, "to": None, "row": None},
-        ),
+        (["#/run/0/tokens/../3/-1"], AT | {"page": "tokens", "rest": ["..", "3", "-1"], "step": 3}),
     ],
     ("api.js", "parseEvent"): [
         (['event: steps\ndata: {"last": 3}'], {"name": "steps", "value": {"last": 3}}),

@@ -112,8 +112,8 @@ def test_numbers_that_a_half_cannot_hold_are_stored_as_floats(config: Config) ->
     experience, scores = random_experience(config, LENGTHS)
     experience.batch["values"].values[0] = 7e4
     table, _ = read(train_file(record_of(experience, scores), config, BACKEND))
-    kinds = {name: table.schema.field(name).type.value_type for name in ("value", "old")}
-    assert kinds == {"value": pa.float32(), "old": pa.float16()}
+    kinds = {name: table.schema.field(name).type.value_type for name in ("value", "ret", "old")}
+    assert kinds == {"value": pa.float32(), "ret": pa.float16(), "old": pa.float32()}
     assert table["value"].to_pylist()[0][0] == 7e4
 
 

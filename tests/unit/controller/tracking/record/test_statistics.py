@@ -44,7 +44,7 @@ def test_the_statistics_of_a_step_agree_with_float64_sums_over_its_tokens(tmp_pa
     assert found["explained_variance"]["value"] == pytest.approx(
         learning_metrics(experience)["critic/vf_explained_var"]
     )
-    bins = np.array([16 * place // length for length in (16, 3, 40, 5) for place in range(length)])
+    bins = np.array([int(16 * (place + 0.5) / length) for length in (16, 3, 40, 5) for place in range(length)])
     for position in range(16):
         here = bins == position
         by = {name: found["by_position"][name][position] for name in ("count", "value", "ret", "kl", "ev")}
