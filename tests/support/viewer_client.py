@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from viewer.app import make_app
 from viewer.run import Run
@@ -43,6 +43,19 @@ async def ask(
 ) -> Answer:
     """Sends one request to an application that shows `folders`; the path is sent as it is written."""
     app = make_app([Run(n, folder) for n, folder in enumerate(folders)], token=TOKEN, allowed_hosts=allowed_hosts)
+    return await send_to(app, path, method=method, host=host, token=token, headers=headers)
+
+
+async def send_to(
+    app: ASGIApp,
+    path: str,
+    *,
+    method: str = "GET",
+    host: str = "localhost:8265",
+    token: str | None = TOKEN,
+    headers: Mapping[str, str] = {},
+) -> Answer:
+    """Sends one request to an application."""
     raw, _, query = path.partition("?")
     sent = {"host": host, **({} if token is None else {"authorization": f"Bearer {token}"}), **headers}
     scope = {

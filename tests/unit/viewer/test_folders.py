@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
-from tests.support.viewer_client import ask
+from tests.support.viewer_client import TOKEN, Answer, ask, send_to
 from viewer.__main__ import main
+from viewer.app import make_app
 from viewer.files import RunDir, Tail, Unreadable
 from viewer.metrics import meaning
 from viewer.run import Run, find_runs
@@ -320,3 +323,19 @@ async def test_a_file_without_rows_numbers_is_a_sentence(run: Path) -> None:
 def test_a_port_that_is_none_is_one_sentence(run: Path, port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--port", str(port)]) == 2
     assert f"error: --port {port}" in capsys.readouterr().err
+
+
+def test_a_run_that_two_pages_find_at_once_joins_the_table_once(tmp_path: Path) -> None:
+    first, later = (make_run(tmp_path / name, Shape(steps=1)) for name in ("first", "later"))
+    both_look = threading.Barrier(2, timeout=30)
+
+    def find() -> list[Path]:
+        both_look.wait()
+        return [first, later]
+
+    async def asked_at_once() -> list[Answer]:
+        app = make_app([Run(0, first)], token=TOKEN, find=find)
+        return await asyncio.gather(send_to(app, "/api/runs"), send_to(app, "/api/runs"))
+
+    for answer in asyncio.run(asked_at_once()):
+        assert [run["name"] for run in answer.json["runs"]] == ["first", "later"]
