@@ -48,6 +48,7 @@ def test_a_run_resumes_bit_for_bit_under_every_schedule(
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
+@pytest.mark.extended
 def test_ranks_without_results_of_their_own_may_die(whole: RunFolder, together: dict[str, Any], tmp_path: Path) -> None:
     verdict = run_cells([COMPUTING, LEARNING], together, tmp_path / "run")
     assert verdict.failures(whole.summary["weights_sha256"]) == []
