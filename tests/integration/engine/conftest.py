@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.support.ranks import RunRanks, rank_processes
 
@@ -13,3 +14,12 @@ from tests.support.ranks import RunRanks, rank_processes
 def run() -> Iterator[RunRanks]:
     with rank_processes(4) as run:
         yield run
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One process computes with as many threads as a rank: several add up in another order, about 1e-6 apart."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

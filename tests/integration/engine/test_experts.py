@@ -91,6 +91,17 @@ def learn(folder: Path, checkpoint: Path) -> Facts:
     return facts
 
 
+def with_whole_head(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Joins weight and bias of the value head: the terms of the bias, a single sum, cancel each other.
+
+    What is left of it may be 2e-6 off by rounding alone: one rank and two lie on both sides of the sum in float64.
+    """
+    if "score.bias" not in gradients:
+        return gradients
+    head = torch.cat([gradients["score.weight"].flatten(), gradients["score.bias"]])
+    return {name: tensor for name, tensor in gradients.items() if not name.startswith("score.")} | {"score": head}
+
+
 def test_two_ranks_learn_what_one_does_and_experts_leave_by_the_names_of_their_files(
     run: RunRanks, folder: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +112,7 @@ def test_two_ranks_learn_what_one_does_and_experts_leave_by_the_names_of_their_f
         for name, of_one in {**expected, "large": expected["policy"]}.items():
             actual = {weight: torch.from_numpy(array) for weight, array in facts[name].items()}
             assert any(weight.endswith("experts.gate_up_proj") for weight in actual)
-            assert relative_error(actual, of_one) <= (1e-5 if name == "value" else 1e-6), name
+            assert relative_error(with_whole_head(actual), with_whole_head(of_one)) <= 1e-6, name
         assert facts["in_files"].keys() == stored.keys()
         assert all(np.array_equal(array, stored[name]) for name, array in facts["in_files"].items())
     export(tmp_path / "checkpoint", tmp_path / "exported")

@@ -58,15 +58,6 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One process computes with as many threads as a rank: several add up in another order, about 1e-6 apart."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 # Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
 OF_ALL = {**SIZES, "head_dim": 8, "tie_word_embeddings": False}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
