@@ -6,6 +6,7 @@ Every mistake of the user becomes one sentence in a ConfigError.
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,19 +89,23 @@ def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _origin(path: str, sentence: str, source: str, overrides: Sequence[str]) -> str:
-    """Finds the origin of a mistake for the error message: the last override that gives its key, or else `source`.
+    """Finds the origin of a mistake for the error message: the override that gives its key, or else `source`.
 
     `source` is e.g. a file. `path` is the dotted path of the wrong key; it is empty for a rule between sections. An
     override of a key below `path` also counts if the sentence of the mistake names that key, or says that `path` is
-    unknown.
+    unknown. Of several, the override of the key that the sentence names first; of the same key, the last one.
     """
+    found: list[tuple[int, str]] = []
     for override in reversed(overrides):
         key = override.partition("=")[0]
-        is_below, name = key.startswith(f"{path}.") or not path, re.escape(key.removeprefix(f"{path}."))
-        is_named = sentence.startswith("unknown key") or re.search(rf"\b{name}\b", sentence)
-        if f"{path}.".startswith(f"{key}.") or (is_below and is_named):
-            return f"override {override!r}"
-    return source
+        if f"{path}.".startswith(f"{key}."):  # it replaces what overrides before it have given
+            found.append((len(sentence), override))
+            break
+        if key.startswith(f"{path}.") or not path:
+            name = re.escape(key.removeprefix(f"{path}."))
+            if named := re.search(rf"^unknown key|\b{name}\b", sentence):
+                found.append((named.start(), override))
+    return f"override {min(found, key=itemgetter(0))[1]!r}" if found else source
 
 
 def dump_config(config: Config, *, with_defaults: bool = True) -> str:

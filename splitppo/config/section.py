@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 
@@ -50,6 +51,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_switch_is_a_number(cls, section: Any) -> Any:
+        for name, value in section.items() if isinstance(section, dict) else ():
+            field = cls.model_fields.get(name)
+            if field is not None and isinstance(value, bool) and _kinds(field.annotation) <= _NUMBERS:
+                raise ValueError(f"{name}: expected a number, got {value}")
+        return section
+
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         for name, value in self:
@@ -75,6 +85,18 @@ class Section(BaseModel):
         copy = self.model_copy(update={name: getattr(self, name).changed(rest, values)} if path else values)
         copy.model_fields_set.intersection_update(self.model_fields_set)
         return copy
+
+
+_NUMBERS = {int, float, NoneType}
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Returns the types of an annotation, one by one."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for part in get_args(annotation) for kind in _kinds(part)}
+    return {annotation}
 
 
 def expected(description: str, fits: Callable[[Any], bool] = lambda _: True) -> WrapValidator:

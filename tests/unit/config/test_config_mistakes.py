@@ -27,6 +27,12 @@ from tests.support.configs import MINIMAL, load, mistake
         ('data.train_files=[a, "b\\0"]', "key 'data.train_files': expected text without NUL characters"),
         ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
         ("run.total_steps=2.5", "key 'run.total_steps': input should be a valid integer"),
+        ("actor.fsdp_size=true", "key 'actor.fsdp_size': expected a number, got True"),
+        (
+            "actor.ppo_micro_batch_size_per_gpu=yes",
+            "key 'actor.ppo_micro_batch_size_per_gpu': expected a number, got True",
+        ),
+        ("actor.lr=false", "key 'actor.lr': expected a number, got False"),
         (
             "actor.loss_agg_mode=token-meen",
             "key 'actor.loss_agg_mode': input should be 'token-mean', 'token-sum', 'seq-mean-token-sum',"
@@ -267,6 +273,24 @@ def test_a_mistake_on_the_command_line_names_the_override(tmp_path: Path, overri
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, override, "actor.weight_decay=0.5", "rollout.temperature=0.5")
     assert str(caught.value).startswith(f"override {override!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "blamed"),
+    [
+        (["actor.fsdp_size=3", "services.actor.num_processes=8"], 0),
+        (["services.actor.num_processes=8", "actor.fsdp_size=3"], 1),
+        (["actor.fsdp_size=2", "actor.fsdp_size=3", "services.actor.num_processes=8"], 1),
+        (["actor.lr_schedule=cosine", "actor.lr_decay_steps=null"], 0),
+        (["actor.lr_schedule=linear", "actor={lr_schedule: cosine, model: m}"], 1),
+    ],
+)
+def test_of_several_overrides_the_one_is_named_whose_key_is_wrong(
+    tmp_path: Path, overrides: list[str], blamed: int
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, *overrides)
+    assert str(caught.value).startswith(f"override {overrides[blamed]!r}: ")
 
 
 @pytest.mark.parametrize("mistaken", ["lr_schedule: cosine", "lr: fast", "lrr: 1"])
