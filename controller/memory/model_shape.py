@@ -51,6 +51,7 @@ class ModelShape:
     is_gated: bool  # the MLP multiplies two projections
     is_tied: bool  # the output layer is the embedding
     windows: tuple[int | None, ...]  # sliding window of each layer, in positions; None: a token sees all before it
+    head_dim: int = 0  # of a query or key-value head
     head_parameters: int = 0  # of the value head
     linear_widths: Mapping[str, int] = field(default_factory=dict)  # linear layers by name: inputs + outputs
     num_frozen: int = 0  # weights that are not trained
@@ -165,6 +166,7 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         intermediate=_intermediate(config, hidden),
         attention=heads * head_dim,
         key_values=(config.get("num_key_value_heads") or heads) * head_dim,
+        head_dim=head_dim,
         vocabulary=_find(config, "vocabulary") or 0,
         is_gated=any(part in name for name in shapes for part in _GATES),
         is_tied=is_tied,

@@ -7,7 +7,7 @@ a layer's adapters, V vocabulary, T tokens of a micro-batch, N response tokens o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from controller.memory.model_shape import ModelShape
@@ -132,9 +132,10 @@ def backward(
         embedding:      4 V D, 8 V D if tied
 
     Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
-    while its activations are freed.
+    while its activations are freed. Ranks that divide positions keep at least one key-value head each.
     """
-    bytes_each = compute_bytes(trained)
+    repeated = trained.ulysses_sequence_parallel_size * model.head_dim
+    model, bytes_each = replace(model, key_values=max(model.key_values, repeated)), compute_bytes(trained)
     kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
     embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden

@@ -95,6 +95,17 @@ def test_ranks_that_divide_positions_keep_a_part_of_the_activations(tmp_path: Pa
     assert (one.weights, terms.weights, one.logits) == (weights, weights, terms.logits)
 
 
+def test_ranks_that_divide_positions_keep_repeated_keys_and_values_but_store_none_of_them(tmp_path: Path) -> None:
+    four, with_heads = {"services__actor__num_processes": 4}, ModelShape(**{**vars(MODEL), "head_dim": 2})
+    ranks = config(tmp_path, **four, actor__ulysses_sequence_parallel_size=4, actor__ppo_mini_batch_size=4)
+    whole, repeated = (phases(ranks, model=model) for model in (MODEL, with_heads))
+    # 3 of 10 tokens on a rank; 2 key-value heads of dimension 2 become 4, in both layers.
+    assert repeated["backward"].activations - whole["backward"].activations == 2 * 3 * 4 * 2 * (8 - 4)
+    assert repeated["generate"] == whole["generate"]
+    alone = config(tmp_path, **four, actor__ppo_mini_batch_size=4)
+    assert phases(alone, model=MODEL) == phases(alone, model=with_heads)
+
+
 def test_logits_are_the_largest_term_of_a_large_vocabulary(tmp_path: Path) -> None:
     wide = ModelShape(**{**vars(MODEL), "vocabulary": 10_000})
     terms = phases(config(tmp_path), model=wide)["backward"]

@@ -133,7 +133,7 @@ def test_windows_and_experts_are_those_of_one_token(tmp_path: Path) -> None:
     shape = read_model_shape(write_folder(tmp_path / "model", **more, **experts), "policy", "key")
     assert shape.windows == (3, None)
     assert (shape.intermediate, shape.experts_per_token) == (10, 2)
-    assert (shape.attention, shape.key_values) == (16, 8)
+    assert (shape.attention, shape.key_values, shape.head_dim) == (16, 8, 8)
 
 
 @pytest.mark.parametrize(
