@@ -14,6 +14,7 @@ from tests.kill_matrix.cells import STEP, cells_at, frozen_model_cells_at, mesh_
 from tests.kill_matrix.conversation_cells import conversation_cells_at, recorded_cells_at
 from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
+from tests.kill_matrix.sequence_cells import sequence_cells_at
 from tests.kill_matrix.teacher_cells import teacher_cells_at
 from tests.support.runs import Inputs
 
@@ -26,6 +27,7 @@ CELLS = (
     *conversation_cells_at(STEP),
     *recorded_cells_at(STEP),
     *teacher_cells_at(STEP),
+    *sequence_cells_at(STEP),
 )
 
 
