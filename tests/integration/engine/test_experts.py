@@ -24,6 +24,7 @@ from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
 from services.engine.strategies import fsdp2
 from services.engine.strategies.registry import build_strategy
+from services.engine.train_engine import TrainEngine
 from services.engine.weights_digest import weights_digest
 from splitppo.balance import partition
 from tests.support.engines import CPU, forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent
@@ -119,6 +120,32 @@ def test_two_ranks_learn_what_one_does_and_experts_leave_by_the_names_of_their_f
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert exported.keys() == stored.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in exported.items())
+
+
+def resume(folder: Path, checkpoint: Path, kind: Kind) -> tuple[str, str]:
+    """On a rank that divides positions with another one: weights after two updates, and with a checkpoint between."""
+
+    def engine() -> TrainEngine:
+        return make_engine(folder, kind, ulysses_sequence_parallel_size=2, gradient_checkpointing="selective")
+
+    def after_update(engine: TrainEngine) -> str:
+        engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+        return engine.compute_weights_digest()
+
+    whole = engine()
+    after_update(whole)
+    whole.save_checkpoint(checkpoint, b"", with_hf_model=False).result(60)
+    resumed = engine()
+    resumed.load_checkpoint(checkpoint)
+    return after_update(whole), after_update(resumed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_divide_positions_resume_experts_bit_for_bit(
+    run: RunRanks, folder: Path, tmp_path: Path, kind: Kind
+) -> None:
+    found = run(2, resume, folder, tmp_path / "checkpoint", kind)
+    assert len({digest for digests in found for digest in digests}) == 1
 
 
 def test_experts_get_no_adapters_which_is_said_once_and_merged_weights_have_the_names_of_the_base(

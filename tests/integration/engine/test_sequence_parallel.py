@@ -277,6 +277,44 @@ def test_a_group_without_rows_takes_part(run: RunRanks, policy: Path, kind: Kind
         assert relative_error(tensors(made), expected) <= 1e-6
 
 
+def rows_without_much_to_learn() -> Batch:
+    """Responses of no token, of one, and of several of which none or the last counts; one row has two positions."""
+    rng, prompts, counts = (
+        np.random.default_rng(3),
+        (4, 1, 3, 7, 2, 9),
+        ("", "1", "0", "00000", "111111", "0" * 11 + "1"),
+    )
+    return Batch.from_rows(
+        prompts=[rng.integers(3, 50, length) for length in prompts],
+        responses=[rng.integers(3, 50, len(of_row)) for of_row in counts],
+        response_mask=[np.array([count == "1" for count in of_row], np.bool_) for of_row in counts],
+        advantages=[rng.normal(size=len(of_row)) for of_row in counts],
+        returns=[rng.normal(size=len(of_row)) for of_row in counts],
+    )
+
+
+def learn_from_little(
+    policy: Path, kind: Kind, together: int
+) -> tuple[np.ndarray, dict[str, list[np.ndarray]], Arrays]:
+    """On a rank: outputs of such rows and their gradient, after an update on rows in which no token counts."""
+    engine, batch = engine_of(policy, kind, **{SIZE: together}), rows_without_much_to_learn()
+    before = engine.compute_weights_digest()
+    engine.update(batch.take(np.array([0, 2, 3])), forward_of(kind), loss_of(kind), progress=silent)
+    assert engine.compute_weights_digest() == before
+    rows = own_rows(engine, batch)
+    return rows, computed(engine, batch.take(rows)), arrays(gradients(engine, batch.take(rows)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("together", [2, 4])
+def test_rows_with_few_tokens_or_none_that_count(run: RunRanks, policy: Path, kind: Kind, together: int) -> None:
+    alone, batch = engine_of(policy, kind), rows_without_much_to_learn()
+    outputs, expected = computed(alone, batch), gradients(alone, batch)
+    for rows, found, made in run(4, learn_from_little, policy, kind, together):
+        near(found, rows, outputs)
+        assert relative_error(tensors(made), expected) <= 1e-6
+
+
 def last_token_apart(batch: Batch) -> Batch:
     """Rows as a reward model gets them: their last token is the response."""
     prompts = [[*prompt, *response][:-1] for prompt, response in zip(*tokens_of(batch), strict=True)]
