@@ -288,7 +288,7 @@ def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> 
     yield engine.changed("fsdp_size", "fsdp_size", whole, of.fsdp_size, -1)
     both = Section(f"{{{engine.verl},{trained.verl}}}", trained.ours)
     yield both.unsupported("qat.enable", "no quantization in training")
-    part = "the part of it that divides the ranks of the group"
+    part = "the part of it that divides the ranks of the group, which --gpus sets"
     yield both.changed("ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", part, of.sequence_size, 1)
     yield engine.not_needed("{seed,full_determinism}", "run.seed determines a run")
     yield both.changed("strategy", "strategy", "fsdp and fsdp2 are fsdp2", _strategy)

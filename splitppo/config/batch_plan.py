@@ -130,7 +130,8 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
     together, times, ranks = model.ulysses_sequence_parallel_size, "", f"{num_ranks} ranks"
     num_shares = num_ranks // together
     if together > 1:
-        times, ranks = f" x ulysses_sequence_parallel_size ({together})", f"{num_shares} times {together} ranks"
+        times = f" x ulysses_sequence_parallel_size ({together})"
+        ranks = f"{num_shares} x {together} ranks that divide rows"
     fixed, budget = model.ppo_micro_batch_size_per_gpu, model.ppo_max_token_len_per_gpu
     if prompts % mini_batch:
         raise ConfigError(
@@ -140,7 +141,8 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
     if fixed is None and budget * together < longest:
         raise ConfigError(
             f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of data.max_prompt_length +"
-            f" data.max_response_length ({longest}) tokens"
+            f" data.max_response_length ({longest}) tokens; raise it, or {role}.ulysses_sequence_parallel_size, so that"
+            " ranks divide rows"
         )
     rows = mini_batch * config.rollout.n
     if rows < num_shares:

@@ -35,7 +35,7 @@ def test_the_plan_is_printed_with_every_number(tmp_path: Path) -> None:
 def test_ranks_that_divide_positions_have_rows_and_tokens_together(tmp_path: Path) -> None:
     together = ("services.actor.num_processes=4", "actor.ulysses_sequence_parallel_size=2")
     [_, actor, _] = batch_plan(load(tmp_path, *together, "actor.ppo_max_token_len_per_gpu=512")).splitlines()
-    assert "(8 responses, about 4 on each of 2 times 2 ranks)" in actor
+    assert "(8 responses, about 4 on each of 2 x 2 ranks that divide rows)" in actor
     assert actor.endswith("micro-batches of at most 1024 tokens")
     sentence = mistake(tmp_path, *together, "actor.ppo_max_token_len_per_gpu=511")
     assert sentence.startswith(
