@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Export:
-    """What a file holds of some runs.
+    """Collects what a file holds of some runs.
 
     Attributes:
         saved: answers of the server, compressed by gzip and as base64, by their addresses below /api/.
