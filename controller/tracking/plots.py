@@ -3,16 +3,16 @@
 import io
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.tracking.figures import MARGIN, PHASES, Steps, figures
 from controller.tracking.plain_text import clock
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import POOLS, read_trace
-from controller.workers.span import Span, busy_s
+from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
 _INK, _FAINT = "#22313f", "#8a99a6"
@@ -36,30 +36,6 @@ _STYLE = {
     "lines.markersize": 4,
     "legend.fontsize": 9,
 }
-# The label of spans by name in the timeline, their colour, and True if text on this colour is white.
-PHASES = {
-    "gen": ("generate", "#4c78a8", True),
-    "update_weights": ("sync", "#b5cf6b", False),
-    "old_log_prob": ("old log-probs", "#72b7b2", False),
-    "ref": ("reference", "#9ecae9", False),
-    "teacher": ("teacher", "#59a14f", True),
-    "values": ("values", "#f2cf5b", False),
-    "reward_model": ("reward model", "#d67195", True),
-    "score": ("reward", "#b279a2", True),
-    "environment": ("environments", "#8cd17d", False),
-    "adv": ("advantages", "#bab0ac", False),
-    "update_actor": ("update", "#f58518", False),
-    "publish": ("publish", "#e45756", True),
-    "sync": ("sync", "#b5cf6b", False),
-    "probe": ("probe", "#79706e", True),
-    "update_critic": ("update", "#f58518", False),
-    "testing": ("validation", "#d4a6c8", False),
-    "save_checkpoint": ("checkpoint", "#9d755d", True),
-    "load_checkpoint": ("restore", "#54a24b", True),
-}
-# The spans of a step's responses.
-_SAMPLING = frozenset({"gen", "update_weights", "environment", "score", "reward_model"})
-_MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title
 
@@ -126,68 +102,13 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
         }
         return {label: curve for label, curve in points.items() if curve}
 
-    accuracy = {
-        name: name.removeprefix("val-core/")
-        for row in metrics
-        for name in row
-        if name.startswith("val-core/") and "/mean@" in name
-    }
-    kl = {
-        "distillation/kl": "to the teacher",
-        "actor/reward_kl_penalty": "to the reference",
-        "actor/kl_loss": "to the reference (loss)",
-        "actor/ppo_kl": "old to new policy",
-    }
-    charts = (
-        Chart("Reward", "mean per response", curves({"critic/score/mean": "score", "critic/rewards/mean": "with KL"})),
-        Chart("Validation accuracy", "share of held-out prompts", curves(accuracy), floor=-0.03, ceiling=1.03),
-        Chart("KL", "nats per token", curves(kl)),
-        Chart("Value loss", "half squared error", curves({"critic/vf_loss": ""}), floor=0.0),
-        Chart("Explained variance", "of the returns", curves({"critic/vf_explained_var": ""}), -1.06, 1.06),
-        Chart("Policy entropy", "nats per token", curves({"actor/entropy": ""})),
-    )
+    names = dict.fromkeys(name for row in metrics for name in row)
+    charts = [
+        Chart(figure.title, figure.unit, curves(figure.metrics), figure.floor, figure.ceiling)
+        for figure in figures(names)
+        if figure.is_in_report
+    ]
     return [chart for chart in charts if chart.curves]
-
-
-def step_to_show(spans: Sequence[Span]) -> int | None:
-    """Chooses the step that the timeline shows: between two others, near the median duration; None without steps."""
-    lengths = {
-        step: max(call.finished_s for call in calls) - min(call.started_s for call in calls)
-        for step, made in sorted(_made_in(spans).items())
-        if (calls := [span for span in made if span.is_call])
-    }
-    inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
-    if not inner:
-        return None
-    median = statistics.median(lengths[step] for step in inner)
-    return min(inner, key=lambda step: abs(lengths[step] - median))
-
-
-def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
-    """Returns the start of a step, the end of its last work, and the start of the next step, in unix seconds.
-
-    If the run paused or ended after the step, the third time is the end of the last work.
-    """
-    made = _made_in(spans)
-    start, end = min(span.started_s for span in made[step]), max(span.finished_s for span in made[step])
-    next_start = min((span.started_s for span in made[step + 1] if span.is_call), default=end)
-    return start, end, next_start if next_start <= end + _MARGIN * (end - start) else end
-
-
-def _made_in(spans: Sequence[Span]) -> dict[int, list[Span]]:
-    """Returns the spans by the step in whose time they were made, without restores, which may come much later.
-
-    Responses that were sampled before the actor's update of the step before (rollout.staleness 1) belong to that step.
-    """
-    updated_s = {span.step: span.finished_s for span in spans if span.name == "update_actor"}
-    ahead = {
-        span.step for span in spans if span.name == "gen" and span.started_s < updated_s.get(span.step - 1, -math.inf)
-    }
-    made = defaultdict(list)
-    for span in spans:
-        if span.name != "load_checkpoint":
-            made[span.step - (span.step in ahead and span.name in _SAMPLING)].append(span)
-    return made
 
 
 def _draw_chart(axes: Any, chart: Chart) -> None:
@@ -215,19 +136,21 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
     """Draws the work of each pool during one step and beside it, that of neighbouring steps in pale colours."""
     from matplotlib.patches import Patch
 
-    step = step_to_show(spans)
+    steps = Steps(spans)
+    step = steps.to_show()
     if step is None:
         axes.set_title("Timeline: no step was traced")
         axes.set_axis_off()
         return
-    start, end, next_start = times_of(spans, step)
-    margin = _MARGIN * (end - start)
+    start, end, next_start = steps.times(step)
+    busy = steps.busy(step)
+    margin = MARGIN * (end - start)
     shown = [span for span in spans if span.finished_s > start - margin and span.started_s < end + margin]
     pools = [pool for pool in POOLS if any(span.pool == pool for span in shown)]
     for span in shown:
         _draw_span(axes, pools.index(span.pool), span, step, (start, start - margin, end + margin))
     for row, pool in enumerate(pools):
-        share = busy_s([span for span in spans if span.pool == pool], start, next_start) / max(next_start - start, 1e-9)
+        share = busy.get(pool, 0.0) / max(next_start - start, 1e-9)
         axes.text(1.01, row, f"{share:.0%} busy", transform=axes.get_yaxis_transform(), va="center", fontsize=11)
     for boundary in (0.0, next_start - start):
         axes.axvline(boundary, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1)
@@ -237,7 +160,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
     axes.set_ylim(len(pools) - 0.5, -0.5)
     axes.set_xlim(-margin, end - start + margin)
     axes.set_xlabel("seconds since the step began (dashed: the step's own time; pale: work for neighbouring steps)")
-    own = sorted(_made_in(spans)[step], key=lambda span: span.started_s)
+    own = sorted(steps.made[step], key=lambda span: span.started_s)
     phases = dict.fromkeys(PHASES[span.name] for span in [*own, *shown])
     axes.legend(
         handles=[Patch(color=colour, label=label) for label, colour, _ in phases],

@@ -8,7 +8,7 @@ import json
 import os
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,17 @@ def read_trace(path: Path) -> list[Span]:
     """Parses and returns the spans of a trace file; skips broken lines and other events; [] without a file."""
     if not path.exists():
         return []
-    spans = []
     with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):  # no span of ours
-                spans.append(_span_of(json.loads(line.rstrip(",\n"))))
-    return spans
+        return list(spans_of(lines))
+
+
+def spans_of(lines: Iterable[str]) -> Iterator[Span]:
+    """Yields the spans that lines of a trace file hold."""
+    for line in lines:
+        with suppress(
+            ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
+        ):  # none of ours
+            yield _span_of(json.loads(line.rstrip(",\n")))
 
 
 def _span_of(event: Any) -> Span:

@@ -9,12 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from controller.tracking.plots import PHASES, charts_of, render_report, step_to_show, times_of, write_report
+from controller.tracking.figures import PHASES
+from controller.tracking.plots import charts_of, render_report, write_report
 from controller.tracking.step_file import StepFile
 from controller.tracking.timeline import Trace
 from controller.workers.span import Span
 
 T0 = 1_760_000_000.0
+SCORE, ACCURACY = "Score and held-out accuracy", "Accuracy by data source"
 
 
 def metrics_of(num_steps: int, *, critic: bool = True) -> list[dict[str, float | None]]:
@@ -49,9 +51,9 @@ def size_of(png: bytes) -> tuple[int, ...]:
 
 def test_charts_follow_the_metrics() -> None:
     titles = [chart.title for chart in charts_of(metrics_of(4))]
-    assert titles == ["Reward", "Validation accuracy", "KL", "Value loss", "Explained variance"]
+    assert titles == [SCORE, ACCURACY, "KL", "Explained variance of the critic", "Value loss"]
     without_critic = [chart.title for chart in charts_of(metrics_of(4, critic=False))]
-    assert without_critic == ["Reward", "Validation accuracy", "KL"]
+    assert without_critic == [SCORE, ACCURACY, "KL"]
     assert charts_of([]) == []
 
 
@@ -61,54 +63,6 @@ def test_a_curve_holds_the_steps_that_have_the_metric_as_a_number() -> None:
     reward, accuracy = charts_of(rows)[:2]
     assert reward.curves == {"score": [(1, 0.1), (3, 0.3)]}
     assert accuracy.curves == {"sort_letters/acc/mean@1": [(0, 0.25), (3, 0.95)]}
-
-
-def test_the_step_shown_is_typical_and_has_neighbours() -> None:
-    spans = [
-        Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
-    ]
-    assert step_to_show(spans) == 4
-    assert step_to_show(spans[:1]) == 1
-    assert step_to_show([]) is None
-
-
-def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
-    spans = [
-        Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
-    ]
-    beside = [
-        Span("actor", "testing", 0, T0 - 9, T0),
-        Span("critic", "save_checkpoint", 4, T0 + 8, T0 + 9),
-        Span("actor", "load_checkpoint", 4, T0 + 1000, T0 + 1001),
-    ]
-    assert step_to_show([*spans, *beside]) == 4
-    assert step_to_show(beside) is None
-
-
-def test_a_step_lasts_until_the_next_one_begins_unless_the_run_paused_in_between() -> None:
-    first = [
-        Span("actor", "gen", 1, 10.0, 15.0),
-        Span("actor", "testing", 1, 15.0, 20.0),
-        Span("actor", "load_checkpoint", 1, 100.0, 101.0),
-    ]
-    assert times_of([*first, Span("actor", "gen", 2, 20.5, 25.0)], 1) == (10.0, 20.0, 20.5)
-    assert times_of([*first, Span("actor", "gen", 2, 102.0, 105.0)], 1) == (10.0, 20.0, 20.0)
-    assert times_of(first, 1) == (10.0, 20.0, 20.0)
-
-
-def test_responses_that_were_sampled_ahead_belong_to_the_time_of_the_step_before() -> None:
-    spans = [Span("rollout", "gen", 1, -1.0, 0.0)]
-    for step in range(1, 5):
-        start = 10.0 * step
-        spans += [
-            Span("actor", "old_log_prob", step, start, start + 1),
-            Span("rollout", "gen", step + 1, start + 0.5, start + 8),
-            Span("actor", "update_actor", step, start + 1, start + 5),
-            Span("scoring", "score", step + 1, start + 8, start + 9.5),  # after the update
-        ]
-    assert times_of(spans, 2) == (20.0, 29.5, 30.0)
-    assert times_of(spans, 1) == (-1.0, 19.5, 20.0)
-    assert step_to_show(spans) in (2, 3)
 
 
 @pytest.mark.parametrize(("num_steps", "critic"), [(120, True), (3, False), (1, True), (0, False)])
