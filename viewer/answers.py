@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from controller.tracking.figures import figures
 from viewer.files import Unreadable, finite
 from viewer.metrics import meaning
 from viewer.run import Run
@@ -30,6 +31,14 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "events": run.events[-MAX_EVENTS:],
         "has_events": run.folder.stamp("events.jsonl") is not None,
         "scales": run.footers.scales(),
+        "figures": [
+            {
+                "title": f"{figure.title}, {figure.unit}",
+                "metrics": figure.metrics,
+                "range": [figure.floor, figure.ceiling],
+            }
+            for figure in figures(metrics.names)
+        ],
     }
 
 
@@ -77,11 +86,25 @@ def response(kind: str) -> Answer:
     return answer
 
 
+def timeline(run: Run, *_: Any) -> Any:
+    """Returns the work of all pools."""
+    run.refresh()
+    return run.spans.table()
+
+
+def timeline_step(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
+    """Returns how busy the pools were in a step, and what its time was spent waiting for."""
+    run.refresh()
+    return run.spans.step(path["step"])
+
+
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
     "/columns": columns,
     "/recorded": recorded,
+    "/timeline": timeline,
+    "/timeline/{step:int}": timeline_step,
     **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
     **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
 }

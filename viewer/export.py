@@ -102,6 +102,8 @@ class Export:
         chosen = columns.get("why" if kind == "train" else "fixed") or []
         rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
         found = {f"runs/{run.number}/{kind}/{step}": packed(table)}
+        if kind == "train":
+            found[f"runs/{run.number}/timeline/{step}"] = packed(_told(ANSWERS["/timeline/{step:int}"], run, step=step))
         for row in rows:
             value = _told(ANSWERS[place + "/{row:int}"], run, step=step, row=row)
             found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(_shortened(value))

@@ -9,6 +9,7 @@ from typing import Any
 
 from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.metrics import Metrics
+from viewer.spans import Spans
 from viewer.summaries import Footers
 
 # The controller writes live.json every 5 s, and more often when something changes.
@@ -31,6 +32,7 @@ class Run:
         self.folder = RunDir(path)
         self.metrics = Metrics(self.folder)
         self.footers = Footers(self.folder)
+        self.spans = Spans(self.folder)
         self.events: list[dict[str, Any]] = []
         self._events = Tail(self.folder, "events.jsonl")
         self._lock = threading.Lock()
@@ -42,6 +44,10 @@ class Run:
             is_new, rows = self._events.read()
             if is_new:
                 self.events.clear()
+                self.spans.lost = ()
+            for event in rows:
+                if event.get("kind") == "cut" and isinstance(event.get("spans"), list):
+                    self.spans.add_lost(event["spans"])
             self.events += [_without_spans(event) for event in rows]
 
     def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[bytes]]:

@@ -32,8 +32,8 @@ export function useDrawn(draw, needs) {
   return ref;
 }
 
-// What is drawn: nothing for a missing number, the edge of the range for one beyond it.
-export const drawn = (values, [low, high] = [-Infinity, Infinity]) => Array.from(values, (value) => (Number.isFinite(value) ? Math.max(low, Math.min(high, value)) : null));
+// What is drawn: nothing for a missing number, the edge of the range for one beyond it; an edge of null is none.
+export const drawn = (values, [low, high] = []) => Array.from(values, (value) => (Number.isFinite(value) ? Math.max(low ?? -Infinity, Math.min(high ?? Infinity, value)) : null));
 
 // series: [{label, values, width?, colour?}]; band: [label of the upper curve, of the lower one].
 export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, range }) {
@@ -52,7 +52,7 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
     const made = new uPlot({
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: range ? { range } : {} },
+      scales: { x: { time: false }, y: range ? { range: (_, least, most) => { const own = uPlot.rangeNum(least ?? 0, most ?? 1, 0.1, true); return range.map((edge, side) => edge ?? own[side]); } } : {} },
       axes: [{ ...axis, size: 32, incrs: STEPS_OF_TICKS }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
         label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },

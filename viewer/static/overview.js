@@ -1,30 +1,21 @@
-// Is the run healthy? Nine cards, then every metric.
+// Is the run healthy? The figures that the report shares, then every metric.
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { go, useKeys } from "./parts.js";
 import { clock, duration, number, visible } from "./text.js";
 
-// [title, metrics], and the card that replaces them if the recorded steps have a column.
-const CARDS = [
-  ["Score and held-out accuracy", ["critic/score/mean", "val/accuracy"]],
-  ["KL, nats", ["actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]],
-  ["Explained variance of the critic", ["critic/vf_explained_var"], Explained, "value"],
-  ["Length of responses, tokens", ["response_length/mean", "response_length/max", "response_length/min"], Lengths, "p50"],
-  ["Share at the limit, without EOS", ["response_length/clip_ratio", "response/no_eos_ratio"]],
-  ["Entropy, nats", ["actor/entropy"]],
-  ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
-  ["Learning rates", ["actor/lr", "critic/lr"]],
-  ["Seconds of a step and its parts, which may overlap", ["timing_s/step", "timing_s/gen", "timing_s/reward", "timing_s/ref", "timing_s/values", "timing_s/update_actor", "timing_s/update_critic"]],
-];
+// The cards that replace a figure, by its first metric, if the recorded steps have a column.
+const BETTER = { "critic/vf_explained_var": [Explained, "value"], "response_length/mean": [Lengths, "p50"] };
 const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
 
 export function Overview({ data, at, theme }) {
   const [axis, setAxis] = useState("step");
   const { facts } = data;
+  const names = facts.figures.flatMap(({ metrics }) => Object.keys(metrics));
   useEffect(() => {
-    data.want([...CARDS.flatMap(([, names]) => names), ...AXES]);
+    data.want([...names, ...AXES]);
     data.wantRecorded();
-  }, [data]);
+  }, [data, names.join()]);
   const { recorded } = data;
   const x = axis === "step" ? data.steps : data.axis(axis);
   const hasResponses = facts.train.length > 0;
@@ -33,9 +24,13 @@ export function Overview({ data, at, theme }) {
       ${["step", "tokens", "time"].map((kind) => html`<option value=${kind}>${kind === "time" ? "seconds" : kind}</option>`)}</select></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
-      ${CARDS.map(([title, names, Better, column]) => Better && recorded?.[column].some((one) => one !== null)
-        ? html`<${Better} ...${{ recorded, theme, onStep }} x=${recorded.steps.map((step) => x[data.steps.indexOf(step)] ?? null)} />`
-        : html`<${Card} title=${title} names=${names} ...${{ data, x, theme, onStep }} />`)}
+      ${facts.figures.map((figure) => {
+        const [first] = Object.keys(figure.metrics);
+        const [Better, column] = BETTER[first] ?? [];
+        return Better && recorded?.[column].some((one) => one !== null)
+          ? html`<${Better} ...${{ recorded, theme, onStep }} x=${recorded.steps.map((step) => x[data.steps.indexOf(step)] ?? null)} />`
+          : first && html`<${Card} ...${figure} ...${{ data, x, theme, onStep }} />`;
+      })}
       <${Events} facts=${facts} />
     </div>
     <${AllMetrics} ...${{ data, x, theme, onStep }} />`;
@@ -45,16 +40,11 @@ export function nearest(steps, wanted) {
   return steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
 }
 
-function Card({ title, names, data, x, theme, onStep }) {
-  const series = names.filter((name) => data.column(name)).map((name) => ({ label: shortened(name, names), values: data.column(name) }));
+function Card({ title, metrics, range, data, x, theme, onStep }) {
+  const names = Object.keys(metrics);
+  const series = names.filter((name) => data.column(name)).map((name) => ({ label: visible(metrics[name] || name), values: data.column(name) }));
   return html`<section class="card" data-card=${names[0]}><h2>${title}</h2>
-    ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep }} label=${title} />` : html`<p class="dim">${data.facts.step === null ? "no step yet" : `This run has none of ${names.join(", ")}.`}</p>`}</section>`;
-}
-
-// The end of a name that tells it from the others of its card.
-function shortened(name, names) {
-  const parts = name.split("/");
-  return names.length > 1 && new Set(names.map((one) => one.split("/").slice(0, -1).join())).size === 1 ? parts.at(-1) : name;
+    ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep, range }} label=${title} />` : html`<p class="dim">${data.facts.step === null ? "no step yet" : `This run has none of ${names.join(", ")}.`}</p>`}</section>`;
 }
 
 export function Explained({ recorded, x = recorded.steps, theme, onStep, height }) {
@@ -122,7 +112,7 @@ function AllMetrics({ data, x, theme, onStep }) {
   return html`<section><h2>All metrics</h2>
     <input ref=${input} type="search" size="30" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
     <span class="dim"> ${found.length} of ${data.facts.metrics.length}; a click draws one</span>
-    <div class="cards">${chosen.map((name) => html`<${Card} key=${name} title=${visible(name)} names=${[name]} ...${{ data, x, theme, onStep }} />`)}</div>
+    <div class="cards">${chosen.map((name) => html`<${Card} key=${name} title=${visible(name)} metrics=${{ [name]: "" }} ...${{ data, x, theme, onStep }} />`)}</div>
     <div class="wide scroll"><table><tbody>${found.slice(0, 400).map(([name, section, unit, meaning]) => html`<tr>
       <td><button class="link" aria-pressed=${chosen.includes(name)} onClick=${() => choose(name)}>${visible(name)}</button></td>
       <td class="dim">${section}</td><td class="dim">${unit === "1" ? "" : unit}</td><td>${meaning}</td></tr>`)}</tbody></table></div></section>`;

@@ -1,6 +1,306 @@
-// Where did the time go?
-import { html } from "./lib.js";
+// Where is the time? Lanes of the pools on a canvas; of one step, how busy each pool was and what its time was spent waiting for.
+import { colour, useDrawn } from "./chart.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
+import { number, visible } from "./text.js";
 
-export function Timeline() {
-  return html`<div class="bar"><h1>Timeline</h1></div>`;
+const ROW = 18, GAP = 8, TOP = 20, BOTTOM = 22, LEFT = 92, MOST_ROWS = 6, MARGIN = 0.05, SHORTEST_S = 0.001;
+const HELP = "drag or ← → pan, wheel or + − zoom, Home shows all, ↑ ↓ choose a span, Enter opens its step";
+
+export function Timeline({ data, at, theme }) {
+  const stamp = `${data.facts.step} ${data.facts.events.length} ${data.facts.state}`;
+  const { value: table, error } = useValue(`runs/${at.run}/timeline`, stamp);
+  const asked = useValue(at.step === null ? null : `runs/${at.run}/timeline/${at.step}`, stamp);
+  const found = asked.value?.step === at.step ? asked.value : null;
+  const address = (step) => `/run/${at.run}/timeline/train/${step}`;
+  const lanes = useMemo(() => table && laid(table), [table]);
+  if (error) return html`<h1>Timeline</h1><${ErrorSentence} text=${error} />`;
+  if (!table) return html`<h1>Timeline</h1><p class="dim">…</p>`;
+  if (!table.columns.start.length) return html`<h1>Timeline</h1><${Sentence}>trace.json holds no work yet.<//>`;
+  return html`<div class="bar"><h1>Timeline</h1><${StepChooser} steps=${table.steps.step} step=${at.step} address=${address} />
+      ${table.shown !== null && html`<a href=${`#${address(table.shown)}`}>a typical step: ${table.shown}</a>`}
+      <button onClick=${() => download(table, lanes)}>download trace.json</button>
+      <span>for <a href="https://ui.perfetto.dev" target="_blank" rel="noreferrer noopener">ui.perfetto.dev</a>, a site of others</span></div>
+    ${table.sentence && html`<${Sentence}>${table.sentence}<//>`}
+    <${Lanes} ...${{ table, lanes, found, theme }} step=${at.step} open=${(step) => go(address(step))} />
+    ${asked.error && html`<${ErrorSentence} text=${asked.error} />`}
+    ${found && html`<${StepTable} found=${found} table=${table} />`}`;
+}
+
+// Rows of spans, from top to bottom: of each pool as many as its overlapping spans need. `reach`: how far the spans up to each one reach.
+export function laid({ columns: { pool, start, end }, pools }) {
+  const rows = [];
+  let y = TOP;
+  pools.forEach((name, place) => {
+    const own = [];
+    for (let span = 0; span < pool.length; span++) {
+      if (pool[span] !== place) continue;
+      let row = own.find((one) => one.reach.at(-1) <= start[span]);
+      if (!row && own.length < MOST_ROWS) own.push((row = { pool: name, place, number: own.length, y: y + own.length * ROW, spans: [], reach: [] }));
+      row ??= own.at(-1);
+      row.spans.push(span);
+      row.reach.push(Math.max(row.reach.at(-1) ?? -Infinity, end[span]));
+    }
+    rows.push(...own);
+    if (own.length) y += own.length * ROW + GAP;
+  });
+  return { rows, height: y + BOTTOM };
+}
+
+// The part of the time that is shown, at most a little more than all of it.
+export function clamped(from, to, end) {
+  const edge = end * 0.02 || 1;
+  const long = Math.min(Math.max(to - from, SHORTEST_S), end + 2 * edge);
+  const begin = Math.min(Math.max(from, -edge), end + edge - long);
+  return { from: begin, to: begin + long };
+}
+
+// The first place in rising numbers with one above `limit`.
+export function firstAbove(numbers, limit) {
+  let [low, high] = [0, numbers.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (numbers[middle] > limit) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+function Lanes({ table, lanes, found, theme, step, open }) {
+  const { columns, steps } = table;
+  const end = useMemo(() => columns.end.reduce((most, one) => Math.max(most, one), 0), [table]);
+  const view = useRef({ ...clamped(-Infinity, Infinity, end), isAll: true });
+  const [chosen, choose] = useState(null);
+  const inks = useMemo(() => inksOf(), [theme]);
+  const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, lanes)?.y })) : []), [found, lanes]);
+  const scene = { table, lanes, inks, path, step, chosen };
+  const latest = useRef(scene);
+  latest.current = scene;
+  const frame = useRef(0);
+  const paint = (node) => draw(node, latest.current, view.current);
+  const canvas = useDrawn(paint, [table, inks, path, step, chosen]);
+  const move = (from, to, isAll = false) => {
+    view.current = { ...clamped(from, to, end), isAll };
+    frame.current ||= requestAnimationFrame(() => { frame.current = 0; if (canvas.current?.isConnected) paint(canvas.current); });
+  };
+  const showAll = () => move(-Infinity, Infinity, true);
+  const zoom = (factor, share = 0.5) => {
+    const { from, to } = view.current;
+    const middle = from + (to - from) * share;
+    move(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  };
+  const pan = (share) => { const { from, to } = view.current; move(from + (to - from) * share, to + (to - from) * share); };
+  const show = (span) => {
+    choose(span);
+    const { from, to } = view.current;
+    if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (to - from) / 2, columns.start[span] + (to - from) / 2);
+  };
+  useEffect(() => {
+    const place = steps.step.indexOf(step);
+    const margin = (steps.next_start[place] - steps.start[place]) * MARGIN;
+    if (place >= 0) move(steps.start[place] - margin, steps.next_start[place] + margin);
+  }, [step]);
+  useEffect(() => { if (view.current.isAll) showAll(); }, [table]);
+  const roomOf = (node) => node.clientWidth - LEFT;
+  useEffect(() => {
+    const node = canvas.current;
+    const onWheel = (event) => { event.preventDefault(); latest.current.zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / roomOf(node))); };
+    node.addEventListener("wheel", onWheel, { passive: false });
+    return () => node.removeEventListener("wheel", onWheel);
+  }, []);
+  scene.zoom = zoom;
+  const drag = (event) => {
+    const { from, to } = view.current;
+    const seconds = (to - from) / roomOf(event.target);
+    let isMoved = false;
+    const onMove = (other) => {
+      isMoved ||= Math.abs(other.clientX - event.clientX) > 3;
+      if (isMoved) move(from - (other.clientX - event.clientX) * seconds, to - (other.clientX - event.clientX) * seconds);
+    };
+    const onUp = () => { removeEventListener("pointermove", onMove); removeEventListener("pointerup", onUp); removeEventListener("pointercancel", onUp); };
+    [["pointermove", onMove], ["pointerup", onUp], ["pointercancel", onUp]].forEach(([name, handle]) => addEventListener(name, handle));
+  };
+  const point = (event) => event.buttons || choose(hit(event, latest.current, view.current) ?? chosen);
+  const onKey = (event) => {
+    const next = (by) => show(Math.max(0, Math.min(columns.start.length - 1, chosen === null ? firstAbove(columns.start, view.current.from) : chosen + by)));
+    const keys = {
+      ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), Home: showAll,
+      ArrowDown: () => next(1), ArrowUp: () => next(-1), Enter: () => chosen !== null && open(columns.step[chosen]),
+    };
+    if (!Object.hasOwn(keys, event.key)) return;
+    event.preventDefault();
+    keys[event.key]();
+  };
+  return html`<div class="bar"><button onClick=${() => zoom(0.7)} aria-label="zoom in">+</button><button onClick=${() => zoom(1 / 0.7)} aria-label="zoom out">−</button>
+      <button onClick=${showAll}>all</button><span class="dim">${HELP}</span></div>
+    <canvas ref=${canvas} class="lanes" style=${{ height: `${lanes.height}px` }} tabindex="0" role="img" aria-label=${`work of the pools over time: ${HELP}`}
+      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${() => chosen !== null && open(columns.step[chosen])} onKeyDown=${onKey}></canvas>
+    <${Legend} table=${table} />
+    <div class="details" role="status">${chosen !== null && columns.start.length > chosen ? told(table, chosen) : html`<span class="dim">no span chosen</span>`}</div>`;
+}
+
+function told({ columns, phases, pools }, span) {
+  const [name, label] = phases[columns.name[span]];
+  const [start, end] = [columns.start[span], columns.end[span]];
+  return html`<b>${pools[columns.pool[span]]}</b><span>${visible(label)} (${visible(name)})</span><span>step ${columns.step[span]}</span><span>${seconds(end - start)}</span>
+    <span class="dim">from ${seconds(start)} to ${seconds(end)}</span>${columns.lost[span] ? html`<span>lost: the run went back, and has done this step again</span>` : ""}`;
+}
+
+const seconds = (time) => `${number(Math.round(time * 1e6) / 1e6)} s`;
+
+function Legend({ table: { phases, columns } }) {
+  const colours = new Map(phases.map(([, label, tone]) => [label, tone]));
+  return html`<figcaption class="phases">${[...colours].map(([label, tone]) => html`<span><i class="key" style=${{ background: tone }}></i>${visible(label)}</span>`)}
+    ${columns.lost.includes(1) && html`<span>hatched: lost work, done again</span>`}<span>line: critical path of the chosen step</span></figcaption>`;
+}
+
+function rowOf(piece, { columns, phases }, { rows }) {
+  const fits = (span) => phases[columns.name[span]][0] === piece.name && columns.step[span] === piece.step && columns.start[span] < piece.end && columns.end[span] > piece.start;
+  return rows.find((row) => row.pool === piece.pool && row.spans.some((span) => !columns.lost[span] && fits(span)));
+}
+
+// The span under the pointer, or one at most two pixels beside it.
+function hit(event, { table: { columns }, lanes }, { from, to }) {
+  const near = ((to - from) / (event.target.clientWidth - LEFT)) * 2;
+  const time = from + ((event.offsetX - LEFT) * near) / 2;
+  const row = lanes.rows.find((one) => event.offsetY >= one.y && event.offsetY < one.y + ROW);
+  const exact = row?.spans[firstAbove(row.reach, time)];
+  if (exact !== undefined && columns.start[exact] <= time) return exact;
+  const close = row?.spans[firstAbove(row.reach, time - near)];
+  return close !== undefined && columns.start[close] <= time + near ? close : undefined;
+}
+
+function inksOf() {
+  const [ink, dim, line, paper] = ["--ink", "--dim", "--line", "--paper"].map(colour);
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = ink;
+  pen.lineWidth = 1.5;
+  [[-1, 1, 1, -1], [-1, 7, 7, -1], [5, 7, 7, 5]].forEach(([fromX, fromY, toX, toY]) => { pen.moveTo(fromX, fromY); pen.lineTo(toX, toY); });
+  pen.stroke();
+  return { ink, dim, line, paper, hatch: pen.createPattern(tile, "repeat") };
+}
+
+function draw(canvas, scene, view) {
+  const scale = devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
+  canvas.dataset.view = `${view.from} ${view.to}`;
+  const pen = canvas.getContext("2d");
+  const x = (time) => LEFT + ((time - view.from) / (view.to - view.from)) * (width - LEFT);
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  pen.font = "11px sans-serif";
+  pen.fillStyle = scene.inks.ink;
+  scene.lanes.rows.filter((row) => row.number === 0).forEach((row) => pen.fillText(row.pool, 4, row.y + 12));
+  pen.save();
+  pen.beginPath();
+  pen.rect(LEFT, 0, width - LEFT, height);
+  pen.clip();
+  drawAxis(pen, scene, view, x, height);
+  scene.lanes.rows.forEach((row) => drawRow(pen, row, scene, view, x, width));
+  drawPath(pen, scene, x);
+  pen.restore();
+}
+
+// Borders of steps with their numbers, and seconds below.
+function drawAxis(pen, { table: { steps }, inks, step }, view, x, height) {
+  let last = -Infinity;
+  pen.strokeStyle = pen.fillStyle = inks.dim;
+  pen.lineWidth = 1;
+  for (let place = 0; place < steps.step.length; place++) {
+    const left = x(steps.start[place]);
+    if (steps.next_start[place] < view.from || left < last + 34 || left > x(view.to)) continue;
+    last = left;
+    pen.globalAlpha = steps.step[place] === step ? 1 : 0.5;
+    pen.strokeRect(left, 0, 0, height - BOTTOM);
+    pen.globalAlpha = 1;
+    pen.fillText(steps.step[place], Math.max(LEFT, left) + 3, 11);
+  }
+  const rough = (view.to - view.from) / 6;
+  const ten = 10 ** Math.floor(Math.log10(rough));
+  const stride = ten * (rough / ten > 5 ? 10 : rough / ten > 2 ? 5 : 2);
+  for (let time = Math.ceil(view.from / stride) * stride; time <= view.to; time += stride) pen.fillText(`${Number(time.toFixed(4))} s`, x(time), height - 6);
+}
+
+// What is narrower than a pixel is drawn once with its neighbours.
+function drawRow(pen, row, { table: { columns, phases }, inks, step, chosen }, view, x, width) {
+  let painted = -1;
+  for (let place = firstAbove(row.reach, view.from); place < row.spans.length; place++) {
+    const span = row.spans[place];
+    if (columns.start[span] > view.to) break;
+    const left = Math.max(LEFT - 2, x(columns.start[span]));
+    const right = Math.min(width + 2, x(columns.end[span]));
+    if (right < painted + 1) continue;
+    const wide = Math.max(1, right - left - (right - left > 3 ? 0.7 : 0));
+    const [, label, tone, isDark] = phases[columns.name[span]];
+    const isPale = columns.lost[span] || (step !== null && columns.step[span] !== step);
+    pen.globalAlpha = isPale ? 0.4 : 1;
+    pen.fillStyle = tone;
+    pen.fillRect(left, row.y, wide, ROW - 2);
+    pen.globalAlpha = 1;
+    if (columns.lost[span]) {
+      pen.fillStyle = inks.hatch;
+      pen.fillRect(left, row.y, wide, ROW - 2);
+    } else if (wide > widthOf(pen, label) + 8) {
+      pen.fillStyle = isPale ? inks.ink : isDark ? "#ffffff" : "#22313f";
+      pen.fillText(label, left + 4, row.y + 12);
+    }
+    if (span === chosen) {
+      pen.strokeStyle = inks.ink;
+      pen.lineWidth = 2;
+      pen.strokeRect(left, row.y - 1, wide, ROW);
+    }
+    painted = left + wide;
+  }
+}
+
+const widths = new Map();
+function widthOf(pen, label) {
+  if (!widths.has(label)) widths.set(label, pen.measureText(label).width);
+  return widths.get(label);
+}
+
+// From piece to piece through the lanes; where the step waited for no call, the line stays in the lane where it was.
+function drawPath(pen, { path, inks }, x) {
+  for (const [tone, wide] of [[inks.paper, 6], [inks.ink, 2.5]]) {
+    let y = path.find((piece) => piece.y !== undefined)?.y;
+    pen.strokeStyle = tone;
+    pen.lineWidth = wide;
+    pen.beginPath();
+    for (const piece of path) {
+      y = piece.y ?? y;
+      pen.lineTo(x(piece.start), y + ROW - 5);
+      pen.lineTo(x(piece.end), y + ROW - 5);
+    }
+    pen.stroke();
+  }
+}
+
+function StepTable({ found, table: { phases, pools } }) {
+  const whole = found.next_start - found.start;
+  const share = (part) => `${number(Math.round((1000 * part) / whole) / 10)} %`;
+  const labels = new Map(phases.map(([name, label]) => [name, label]));
+  const path = new Map();
+  for (const { pool, name, start, end } of found.path) path.set(`${pool} ${name}`, { pool, name, time: (path.get(`${pool} ${name}`)?.time ?? 0) + end - start });
+  return html`<h2>Step ${found.step}: ${seconds(whole)} until the next one${found.end > found.next_start ? `, with work until ${seconds(found.end - found.start)}` : ""}</h2>
+    <div class="split"><section><h2>How busy each pool was</h2><table class="busy"><thead><tr><th>pool</th><th class="n">busy, s</th><th class="n">busy</th><th class="n">idle</th></tr></thead>
+      <tbody>${pools.filter((pool) => pool in found.busy).map((pool) => html`<tr><td>${pool}</td><td class="n">${number(found.busy[pool])}</td><td class="n">${share(found.busy[pool])}</td><td class="n">${share(whole - found.busy[pool])}</td></tr>`)}</tbody></table></section>
+    <section><h2>Critical path: what the time was spent waiting for</h2><table class="path"><thead><tr><th>pool</th><th>phase</th><th class="n">seconds</th><th class="n">share</th></tr></thead>
+      <tbody>${[...path.values()].map(({ pool, name, time }) => html`<tr><td>${pool || "–"}</td><td>${visible(labels.get(name) ?? name)}</td><td class="n">${number(Math.round(time * 1e6) / 1e6)}</td><td class="n">${share(time)}</td></tr>`)}</tbody></table>
+      <p class="dim">In the order of the first piece of each. “waiting”: for no call, but for messages and the controller's own work.</p></section></div>`;
+}
+
+// The spans as trace.json has them, which every reader of Chrome's trace event format can open.
+function download({ columns, phases, pools, unix_s: first }, { rows }) {
+  const names = pools.map((pool, place) => ({ ph: "M", pid: place + 1, tid: 0, name: "process_name", args: { name: pool } }));
+  const spans = rows.flatMap((row) => row.spans.filter((span) => !columns.lost[span]).map((span) => ({
+    ph: "X", pid: row.place + 1, tid: row.number + 1, ts: Math.round((first + columns.start[span]) * 1e6), dur: Math.round((columns.end[span] - columns.start[span]) * 1e6),
+    name: phases[columns.name[span]][0], cat: row.pool, args: { step: columns.step[span] },
+  })));
+  const text = `[\n${[...names, ...spans].map((event) => JSON.stringify(event)).join(",\n")}\n]`;
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type: "application/json" })), download: "trace.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

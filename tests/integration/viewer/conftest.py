@@ -12,7 +12,7 @@ from tests.support.browser import CHROMIUM, DRIVER, Page, chromium, viewer
 from tests.support.hostile_texts import HOSTILE
 from tests.support.viewed_runs import Shape, make_run
 
-UPDATED = Shape(steps=12, with_update=True)
+UPDATED = Shape(steps=12, with_update=True, with_trace=True)
 TALKS = Shape(steps=3, with_conversations=True)
 
 

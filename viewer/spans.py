@@ -1,0 +1,134 @@
+"""The work of a run's pools from trace.json, with the work that recoveries have cut out of it."""
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from controller.tracking.figures import PHASES, Steps
+from controller.tracking.timeline import POOLS, spans_of
+from controller.workers.span import Span
+from viewer.files import MAX_LINES_BYTES, RunDir, Unreadable, finite
+from viewer.metrics import MAX_NAME, MAX_STEP
+
+TRACE = "trace.json"
+MAX_SPANS, MAX_STEP_SPANS = 200_000, 10_000
+_READ_BYTES = 64 << 20
+_DIGITS = 6
+_OTHER = "#8a99a6"  # the colour of what is no phase
+
+
+class Spans:
+    """What trace.json holds, read again when the file has changed.
+
+    Attributes:
+        lost: the spans of steps that the run has done again, oldest first.
+    """
+
+    def __init__(self, folder: RunDir) -> None:
+        self.lost: Sequence[Span] = ()
+        self._folder = folder
+        self._stamp: tuple[int, int, int] | None = None
+        self._is_whole = True
+        self._steps = Steps(())
+
+    def add_lost(self, rows: Iterable[Any]) -> None:
+        """Adds the spans of an event `cut`, [pool, name, step, start, end] each; what is none is left out."""
+        found = (Span(*row) for row in rows if isinstance(row, list) and len(row) == 5)
+        self.lost = (*self.lost, *filter(_is_one, found))[-MAX_SPANS:]
+
+    def table(self) -> dict[str, Any]:
+        """Returns the latest spans as columns, oldest first, with times in seconds since the first.
+
+        {"unix_s": of that, "columns": {pool, name, step, start, end, lost}, "steps": {step, start, next_start}, "shown"
+        (a typical step), "pools", "phases" [[name, label, colour, is dark]], "sentence"}. `pool` and `name` are numbers of
+        `pools` and `phases`.
+        """
+        steps, first = self._read()
+        rows = [(span, 0) for span in steps.spans] + [(span, 1) for span in self.lost]
+        rows = sorted(rows, key=lambda row: row[0].started_s)[-MAX_SPANS:]
+        names = {name: number for number, name in enumerate(dict.fromkeys(span.name for span, _ in rows))}
+        left_out = len(steps.spans) + len(self.lost) > len(rows) or not self._is_whole
+        columns = {
+            "pool": [POOLS.index(span.pool) for span, _ in rows],
+            "name": [names[span.name] for span, _ in rows],
+            "step": [span.step for span, _ in rows],
+            "start": [round(span.started_s - first, _DIGITS) for span, _ in rows],
+            "end": [round(span.finished_s - first, _DIGITS) for span, _ in rows],
+            "lost": [is_lost for _, is_lost in rows],
+        }
+        times = [(step, *steps.times(step)) for step in sorted(steps.made)]
+        return {
+            "unix_s": first,
+            "columns": columns,
+            "steps": {
+                "step": [step for step, *_ in times],
+                "start": [round(start - first, _DIGITS) for _, start, _, _ in times],
+                "next_start": [round(next_start - first, _DIGITS) for *_, next_start in times],
+            },
+            "shown": steps.to_show(),
+            "pools": POOLS,
+            "phases": [(name, *PHASES.get(name, (name, _OTHER, False))) for name in names],
+            "sentence": f"These are the latest {len(rows):,} spans; those before are left out." if left_out else None,
+        }
+
+    def step(self, step: int) -> dict[str, Any]:
+        """Returns a step's times, in seconds since the first span, the busy seconds of pools, and the critical path.
+
+        Raises:
+            Unreadable: trace.json has no such step, or too much of it.
+        """
+        steps, first = self._read()
+        if step not in steps.made:
+            raise Unreadable(f"{TRACE} has no span of step {step}.")
+        start, end, next_start = steps.times(step)
+        num_spans = sum(span.started_s < next_start and span.finished_s > start for span in steps.spans)
+        if num_spans > MAX_STEP_SPANS:
+            raise Unreadable(f"{TRACE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}.")
+        start, end, next_start = (round(time - first, _DIGITS) for time in (start, end, next_start))
+        return {
+            "step": step,
+            "start": start,
+            "end": end,
+            "next_start": next_start,
+            "busy": {pool: round(seconds, _DIGITS) for pool, seconds in steps.busy(step).items()},
+            "path": [
+                {
+                    "pool": piece.pool,
+                    "name": piece.name,
+                    "step": piece.step,
+                    "start": round(piece.started_s - first, _DIGITS),
+                    "end": round(piece.finished_s - first, _DIGITS),
+                }
+                for piece in steps.critical_path(step)
+            ],
+        }
+
+    def _read(self) -> tuple[Steps, float]:
+        """Returns the spans by their steps, and when the first of all begins; raises Unreadable without a file."""
+        stamp = self._folder.stamp(TRACE)
+        if stamp is None or stamp != self._stamp:
+            with self._folder.open(TRACE, max_bytes=MAX_LINES_BYTES) as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - _READ_BYTES))
+                lines = io.StringIO(file.read(_READ_BYTES).decode(errors="replace"))
+            found = deque((span for span in spans_of(lines) if _is_one(span)), maxlen=MAX_SPANS)
+            self._is_whole = size <= _READ_BYTES and len(found) < MAX_SPANS
+            self._steps, self._stamp = Steps(tuple(found)), stamp
+        spans = (*self._steps.spans, *self.lost)
+        return self._steps, min((span.started_s for span in spans), default=0.0)
+
+
+def _is_one(span: Span) -> bool:
+    """Returns True for a span whose fields are what a run writes."""
+    texts: Sequence[Any] = (span.pool, span.name)
+    times = finite(span.started_s), finite(span.finished_s)
+    return (
+        all(isinstance(text, str) and 0 < len(text) <= MAX_NAME for text in texts)
+        and span.pool in POOLS
+        and type(span.step) is int
+        and 0 <= span.step <= MAX_STEP
+        and None not in times
+        and 0 <= span.started_s <= span.finished_s < 1e11
+    )
