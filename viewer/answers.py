@@ -9,6 +9,7 @@ from controller.tracking.figures import figures
 from viewer.files import Unreadable, finite
 from viewer.metrics import meaning
 from viewer.run import Run
+from viewer.spans import TRACE
 from viewer.step_files import read_row, read_scalars
 from viewer.tokens import derived
 
@@ -29,6 +30,7 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
         "events": run.events[-MAX_EVENTS:],
+        "has_trace": run.folder.stamp(TRACE) is not None,
         "has_events": run.folder.stamp("events.jsonl") is not None,
         "scales": run.footers.scales(),
         "figures": [

@@ -42,8 +42,8 @@ class Spans:
         """Returns the latest spans as columns, oldest first, with times in seconds since the first.
 
         {"unix_s": of that, "columns": {pool, name, step, start, end, lost}, "steps": {step, start, next_start}, "shown"
-        (a typical step), "pools", "phases" [[name, label, colour, is dark]], "sentence"}. `pool` and `name` are numbers of
-        `pools` and `phases`.
+        (a typical step), "pools", "phases" [[name, label, colour, is dark]], "sentence"}. `pool` and `name` are places
+        in `pools` and `phases`.
         """
         steps, first = self._read()
         rows = [(span, 0) for span in steps.spans] + [(span, 1) for span in self.lost]

@@ -19,7 +19,7 @@ const THEMES = ["light dark", "light", "dark"];
 const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
 const KEYS = [
   ["j k", "next, previous response (Tokens)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step"],
-  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["/", "search (Overview, Responses)"], ["?", "these keys"],
+  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses)"], ["?", "these keys"],
 ];
 
 // The pages of a run in the order of the head line: their names, titles and components.

@@ -9,11 +9,12 @@ const HELP = "drag or ← → pan, wheel or + − zoom, Home shows all, ↑ ↓ 
 
 export function Timeline({ data, at, theme }) {
   const stamp = `${data.facts.step} ${data.facts.events.length} ${data.facts.state}`;
-  const { value: table, error } = useValue(`runs/${at.run}/timeline`, stamp);
-  const asked = useValue(at.step === null ? null : `runs/${at.run}/timeline/${at.step}`, stamp);
+  const { value: table, error } = useValue(data.facts.has_trace ? `runs/${at.run}/timeline` : null, stamp);
+  const asked = useValue(at.step === null || !data.facts.has_trace ? null : `runs/${at.run}/timeline/${at.step}`, stamp);
   const found = asked.value?.step === at.step ? asked.value : null;
   const address = (step) => `/run/${at.run}/timeline/train/${step}`;
   const lanes = useMemo(() => table && laid(table), [table]);
+  if (!data.facts.has_trace) return html`<h1>Timeline</h1><${Sentence}>This run has no trace.json, so it has no timeline.<//>`;
   if (error) return html`<h1>Timeline</h1><${ErrorSentence} text=${error} />`;
   if (!table) return html`<h1>Timeline</h1><p class="dim">…</p>`;
   if (!table.columns.start.length) return html`<h1>Timeline</h1><${Sentence}>trace.json holds no work yet.<//>`;
@@ -264,15 +265,15 @@ function widthOf(pen, label) {
 
 // From piece to piece through the lanes; where the step waited for no call, the line stays in the lane where it was.
 function drawPath(pen, { path, inks }, x) {
-  for (const [tone, wide] of [[inks.paper, 6], [inks.ink, 2.5]]) {
+  for (const [tone, wide] of [[inks.paper, 4], [inks.ink, 2]]) {
     let y = path.find((piece) => piece.y !== undefined)?.y;
     pen.strokeStyle = tone;
     pen.lineWidth = wide;
     pen.beginPath();
     for (const piece of path) {
       y = piece.y ?? y;
-      pen.lineTo(x(piece.start), y + ROW - 5);
-      pen.lineTo(x(piece.end), y + ROW - 5);
+      pen.lineTo(x(piece.start), y + ROW + 1);
+      pen.lineTo(x(piece.end), y + ROW + 1);
     }
     pen.stroke();
   }
@@ -287,7 +288,7 @@ function StepTable({ found, table: { phases, pools } }) {
   return html`<h2>Step ${found.step}: ${seconds(whole)} until the next one${found.end > found.next_start ? `, with work until ${seconds(found.end - found.start)}` : ""}</h2>
     <div class="split"><section><h2>How busy each pool was</h2><table class="busy"><thead><tr><th>pool</th><th class="n">busy, s</th><th class="n">busy</th><th class="n">idle</th></tr></thead>
       <tbody>${pools.filter((pool) => pool in found.busy).map((pool) => html`<tr><td>${pool}</td><td class="n">${number(found.busy[pool])}</td><td class="n">${share(found.busy[pool])}</td><td class="n">${share(whole - found.busy[pool])}</td></tr>`)}</tbody></table></section>
-    <section><h2>Critical path: what the time was spent waiting for</h2><table class="path"><thead><tr><th>pool</th><th>phase</th><th class="n">seconds</th><th class="n">share</th></tr></thead>
+    <section><h2>Critical path: what the time was spent waiting for</h2><table class="critical"><thead><tr><th>pool</th><th>phase</th><th class="n">seconds</th><th class="n">share</th></tr></thead>
       <tbody>${[...path.values()].map(({ pool, name, time }) => html`<tr><td>${pool || "–"}</td><td>${visible(labels.get(name) ?? name)}</td><td class="n">${number(Math.round(time * 1e6) / 1e6)}</td><td class="n">${share(time)}</td></tr>`)}</tbody></table>
       <p class="dim">In the order of the first piece of each. “waiting”: for no call, but for messages and the controller's own work.</p></section></div>`;
 }

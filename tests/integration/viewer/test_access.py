@@ -24,6 +24,9 @@ PAGES = {
     "run/0/tokens/train/2/0": ".tok",
     "run/1/tokens/train/2/0": ".turn",
     "run/0/critic": "canvas.heat",
+    "run/0/timeline": "canvas.lanes",
+    "run/0/timeline/train/3": "table.critical",
+    "run/4/timeline": ".sentence",
     "run/4/tokens": ".sentence",
 }
 

@@ -13,7 +13,18 @@ import pytest
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.browser import Page, viewer
-from tests.support.viewed_runs import Shape, gae, half, make_run, metrics, response, write_live, write_rows
+from tests.support.viewed_runs import (
+    Shape,
+    gae,
+    half,
+    make_run,
+    metrics,
+    response,
+    spans_of,
+    write_live,
+    write_rows,
+    write_trace,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -79,6 +90,9 @@ def defects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         planted(folder / "copied", copied, lambda _: {}),
         planted(folder / "collapsed", collapsed, lambda step: {"actor/entropy": max(0.0, 1 - 2 * step / STEPS)}),
     ]
+    made.append(make_run(folder / "slow-critic", Shape(steps=STEPS)))
+    spans = [span for step in range(1, STEPS + 1) for span in spans_of(step, critic_s=1.8, step_s=2.4)]
+    write_trace(made[-1], spans)  # all else takes 0.6 s
     with viewer(made) as address:
         yield address
 
@@ -140,9 +154,9 @@ def test_a_dead_critic_explains_nothing_and_foresees_nothing(way: Way) -> None:
 
 def test_a_score_that_is_won_by_length_rises_without_accuracy_and_sorts_as_length(way: Way) -> None:
     way.click("table.runs a", "long-is-good")
-    shown = way.caption('[data-card="critic/score/mean"]', "val/accuracy")
-    assert shown["critic/score/mean"] > 0.5
-    assert shown["val/accuracy"] == 0.25
+    shown = way.caption('[data-card="critic/score/mean"]', "held-out accuracy")
+    assert shown["score"] > 0.5
+    assert shown["held-out accuracy"] == 0.25
     assert way.caption('[data-card="response_length/mean"]', "p50")["p50"] > 50
     way.click('[data-card="response_length/mean"] .u-over')
     way.click("table.responses th button", "score")
@@ -174,3 +188,17 @@ def test_a_collapse_has_no_entropy_and_one_text_for_all_prompts(way: Way) -> Non
     way.click(".tok")
     assert re.search(r"entropy 0\b(?!\.)", way.page.one(".details").text)
     assert COPIED in way.page.text()
+
+
+def test_a_slow_critic_is_what_a_step_waits_for_while_the_actor_is_idle(way: Way) -> None:
+    way.click("table.runs a", "slow-critic")
+    way.click("nav a", "Timeline")
+    way.click(".bar a", "a typical step")
+    [waited] = way.page.until(
+        lambda: [row.text for row in way.page.all("table.critical tbody tr") if row.text.startswith("critic update")],
+        "the update of the critic on the critical path",
+    )
+    assert float(waited.split()[-2]) >= 70
+    busy = {row.text.split()[0]: float(row.text.split()[2]) for row in way.page.all("table.busy tbody tr")}
+    assert busy["critic"] > 80
+    assert busy["actor"] < 45

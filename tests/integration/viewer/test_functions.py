@@ -38,7 +38,18 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
     ("text.js", "duration"): [([59.6], "60 s"), ([600], "10 min"), ([7200], "2.0 h"), ([None], "–"), ([-1], "–")],
     ("text.js", "clock"): [([0], "1970-01-01 00:00:00"), ([1e300], "–"), (["now"], "–")],
     ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
-    ("chart.js", "drawn"): [([[-4, None, 0.5, 2], [-1, 1]], [-1, None, 0.5, 1]), ([[-4, None]], [-4, None])],
+    ("chart.js", "drawn"): [
+        ([[-4, None, 0.5, 2], [-1, 1]], [-1, None, 0.5, 1]),
+        ([[-4, None]], [-4, None]),
+        ([[-4, 7], [0, None]], [0, 7]),
+    ],
+    ("timeline.js", "clamped"): [
+        ([10, 20, 100], {"from": 10, "to": 20}),
+        ([-50, -40, 100], {"from": -2, "to": 8}),
+        ([95, 110, 100], {"from": 87, "to": 102}),
+        ([-1000, 1000, 100], {"from": -2, "to": 102}),
+    ],
+    ("timeline.js", "firstAbove"): [([[1, 2, 2, 5], 2], 3), ([[1, 2], 0], 0), ([[1, 2], 9], 2), ([[], 1], 0)],
     ("colours.js", "ownLimits"): [
         (["reward", {"row": {"rewards": [1, None, -2]}, "derived": {}}], [-2, 1]),
         (["ratio", {"row": {}, "derived": {"ratio": [0.5, 1.5]}}], [0.5, 2]),

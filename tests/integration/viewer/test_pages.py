@@ -229,6 +229,7 @@ def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
         ("responses/train/2", "table.responses"),
         ("tokens/train/2/0", ".tok"),
         ("critic", "canvas.heat"),
+        ("timeline/train/3", "table.critical"),
     ):
         page.go(f"run/0/{name}")
         page.one(sign)
