@@ -22,10 +22,11 @@ import numpy as np
 from selenium.webdriver.common.action_chains import ActionChains
 
 from tests.support.browser import Page, chromium, viewer_process
-from tests.support.viewed_runs import Shape, add_step, make_run, write_live
+from tests.support.viewed_runs import Shape, add_step, make_run, spans_of, write_live, write_trace
 from viewer import export
 
 STEPS, METRICS, LONG, LONGEST = 2000, 115, 8_000, 32_000
+SPANS = 16_000
 SCORE = '[data-card="critic/score/mean"]'
 # Milliseconds from a key to two frames later, when its colours are on the screen.
 RECOLOUR = """
@@ -57,6 +58,22 @@ requestAnimationFrame(function frame(now) {
   page.scrollTop = step * ++frames;
   if (frames <= 120) requestAnimationFrame(frame);
   else done([longest, page.scrollTop > 100 * step]);
+});
+"""
+# Frames per second, and the longest frame in milliseconds, while the mouse pans a timeline for 120 frames.
+PAN = """
+const [done] = arguments, canvas = document.querySelector("canvas.lanes"), before = canvas.dataset.view;
+const send = (node, name, x) => node.dispatchEvent(new PointerEvent(name, {clientX: x, bubbles: true, buttons: 1}));
+let first, last, longest = 0, frames = 0;
+send(canvas, "pointerdown", 1000);
+requestAnimationFrame(function frame(now) {
+  if (frames) longest = Math.max(longest, now - last);
+  first ??= now;
+  last = now;
+  send(document.body, "pointermove", 1000 - 5 * ++frames);
+  if (frames <= 120) return requestAnimationFrame(frame);
+  send(document.body, "pointerup", 0);
+  done([120000 / (now - first), longest, canvas.dataset.view !== before]);
 });
 """
 SHOWN = "return document.querySelector(arguments[0]).innerText.includes(arguments[1])"
@@ -96,6 +113,7 @@ def make_long_run(folder: Path) -> Path:
     known |= {f"bench/{number}": 0.5 for number in range(METRICS - len(known) + 1)}
     (folder / "metrics.jsonl").write_text("".join(line(known, step) for step in range(1, STEPS + 1)))
     write_live(folder, step=STEPS, total=2 * STEPS, phase="training")
+    write_trace(folder, [span for step in range(1, STEPS + 1) for span in spans_of(step)][:SPANS])
     return folder
 
 
@@ -122,6 +140,7 @@ def measure(page: Page, folder: Path, pid: int, num_lines: int, seconds: float) 
     click = ActionChains(driver).move_to_element(curve).click().perform
     tell("a point of a curve to its responses, s", seconds_of(click, page, "table.responses"))
     measure_tokens(page)
+    measure_timeline(page)
     page.go("run/0/overview")
     page.one(f"{SCORE} figcaption b")
     known = json.loads((folder / "metrics.jsonl").read_text().partition("\n")[0])
@@ -151,6 +170,19 @@ def measure_tokens(page: Page) -> None:
     page.one(f"{SCORE} figcaption b")
     tell(f"a response of {LONGEST:,} tokens, coloured, ms", ms_of(OPEN, f"run/0/tokens/train/{STEPS - 1}/0"))
     tell("longest frame while it is scrolled, ms", ms_of(SCROLL))
+
+
+def measure_timeline(page: Page) -> None:
+    """Pans the timeline, of which 70 % and then a half is shown."""
+    opened = seconds_of(lambda: page.go("run/0/timeline"), page, "canvas.lanes[data-view]")
+    tell(f"a timeline of {SPANS:,} spans, s", opened)
+    for percent in (70, 49):
+        page.one("button[aria-label='zoom in']").click()
+        rate, longest, is_moved = page.driver.execute_async_script(PAN)
+        if not is_moved:
+            raise SystemExit("the timeline did not move")
+        tell(f"... panned while {percent} % are shown, frames/s", rate)
+        tell("... and its longest frame, ms", longest)
 
 
 def tell(what: str, number: float) -> None:
