@@ -34,12 +34,7 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "has_events": run.folder.stamp("events.jsonl") is not None,
         "scales": run.footers.scales(),
         "figures": [
-            {
-                "title": f"{figure.title}, {figure.unit}",
-                "metrics": figure.metrics,
-                "range": [figure.floor, figure.ceiling],
-            }
-            for figure in figures(metrics.names)
+            (f"{one.title}, {one.unit}", one.metrics, (one.floor, one.ceiling)) for one in figures(metrics.names)
         ],
     }
 

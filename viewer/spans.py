@@ -16,6 +16,8 @@ TRACE = "trace.json"
 MAX_SPANS, MAX_STEP_SPANS = 200_000, 10_000
 _READ_BYTES = 64 << 20
 _DIGITS = 6
+_LATEST_S = 1e11
+_PIECE = ("pool", "name", "step", "start", "end")
 _OTHER = "#8a99a6"  # the colour of what is no phase
 
 
@@ -49,28 +51,20 @@ class Spans:
         rows = [(span, 0) for span in steps.spans] + [(span, 1) for span in self.lost]
         rows = sorted(rows, key=lambda row: row[0].started_s)[-MAX_SPANS:]
         names = {name: number for number, name in enumerate(dict.fromkeys(span.name for span, _ in rows))}
-        left_out = len(steps.spans) + len(self.lost) > len(rows) or not self._is_whole
-        columns = {
-            "pool": [POOLS.index(span.pool) for span, _ in rows],
-            "name": [names[span.name] for span, _ in rows],
-            "step": [span.step for span, _ in rows],
-            "start": [round(span.started_s - first, _DIGITS) for span, _ in rows],
-            "end": [round(span.finished_s - first, _DIGITS) for span, _ in rows],
-            "lost": [is_lost for _, is_lost in rows],
-        }
+        told = [(POOLS.index(span.pool), names[span.name], *_numbers(span, first), is_lost) for span, is_lost in rows]
         times = [(step, *steps.times(step)) for step in sorted(steps.made)]
+        starts = [
+            (step, round(start - first, _DIGITS), round(after - first, _DIGITS)) for step, start, _, after in times
+        ]
+        is_cut = len(steps.spans) + len(self.lost) > len(rows) or not self._is_whole
         return {
             "unix_s": first,
-            "columns": columns,
-            "steps": {
-                "step": [step for step, *_ in times],
-                "start": [round(start - first, _DIGITS) for _, start, _, _ in times],
-                "next_start": [round(next_start - first, _DIGITS) for *_, next_start in times],
-            },
+            "columns": _columns(("pool", "name", "step", "start", "end", "lost"), told),
+            "steps": _columns(("step", "start", "next_start"), starts),
             "shown": steps.to_show(),
             "pools": POOLS,
             "phases": [(name, *PHASES.get(name, (name, _OTHER, False))) for name in names],
-            "sentence": f"These are the latest {len(rows):,} spans; those before are left out." if left_out else None,
+            "sentence": f"These are the latest {len(rows):,} spans; those before are left out." if is_cut else None,
         }
 
     def step(self, step: int) -> dict[str, Any]:
@@ -86,21 +80,13 @@ class Spans:
         num_spans = sum(span.started_s < next_start and span.finished_s > start for span in steps.spans)
         if num_spans > MAX_STEP_SPANS:
             raise Unreadable(f"{TRACE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}.")
-        start, end, next_start = (round(time - first, _DIGITS) for time in (start, end, next_start))
+        times = zip(("start", "end", "next_start"), (start, end, next_start), strict=True)
         return {
             "step": step,
-            "start": start,
-            "end": end,
-            "next_start": next_start,
+            **{name: round(time - first, _DIGITS) for name, time in times},
             "busy": {pool: round(seconds, _DIGITS) for pool, seconds in steps.busy(step).items()},
             "path": [
-                {
-                    "pool": piece.pool,
-                    "name": piece.name,
-                    "step": piece.step,
-                    "start": round(piece.started_s - first, _DIGITS),
-                    "end": round(piece.finished_s - first, _DIGITS),
-                }
+                dict(zip(_PIECE, (piece.pool, piece.name, *_numbers(piece, first)), strict=True))
                 for piece in steps.critical_path(step)
             ],
         }
@@ -120,15 +106,21 @@ class Spans:
         return self._steps, min((span.started_s for span in spans), default=0.0)
 
 
+def _numbers(span: Span, first: float) -> tuple[int, float, float]:
+    return span.step, round(span.started_s - first, _DIGITS), round(span.finished_s - first, _DIGITS)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
 def _is_one(span: Span) -> bool:
     """Returns True for a span whose fields are what a run writes."""
     texts: Sequence[Any] = (span.pool, span.name)
-    times = finite(span.started_s), finite(span.finished_s)
     return (
         all(isinstance(text, str) and 0 < len(text) <= MAX_NAME for text in texts)
         and span.pool in POOLS
-        and type(span.step) is int
-        and 0 <= span.step <= MAX_STEP
-        and None not in times
-        and 0 <= span.started_s <= span.finished_s < 1e11
+        and (type(span.step) is int and 0 <= span.step <= MAX_STEP)
+        and None not in (finite(span.started_s), finite(span.finished_s))
+        and 0 <= span.started_s <= span.finished_s < _LATEST_S
     )

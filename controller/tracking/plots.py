@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.tracking.figures import MARGIN, PHASES, Steps, figures
+from controller.tracking.figures import MARGIN, PHASES, Figure, Steps, figures
 from controller.tracking.plain_text import clock
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import POOLS, read_trace
@@ -42,19 +42,10 @@ _LEGEND_COLUMNS = 9  # of the timeline, beside its title
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of the report: curves of metrics over steps that share axes.
+    """One figure of the report, with its (step, value) pairs by label, steps ascending."""
 
-    Attributes:
-        title, unit: the texts above the chart and beside its value axis.
-        curves: (step, value) pairs by label, steps ascending.
-        floor, ceiling: the limits of the value axis; None: the values set them. Values beyond them are cut off.
-    """
-
-    title: str
-    unit: str
+    figure: Figure
     curves: Mapping[str, Sequence[tuple[int, float]]]
-    floor: float | None = None
-    ceiling: float | None = None
 
 
 def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> Path:
@@ -103,19 +94,15 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
         return {label: curve for label, curve in points.items() if curve}
 
     names = dict.fromkeys(name for row in metrics for name in row)
-    charts = [
-        Chart(figure.title, figure.unit, curves(figure.metrics), figure.floor, figure.ceiling)
-        for figure in figures(names)
-        if figure.is_in_report
-    ]
+    charts = [Chart(figure, curves(figure.metrics)) for figure in figures(names) if figure.is_in_report]
     return [chart for chart in charts if chart.curves]
 
 
 def _draw_chart(axes: Any, chart: Chart) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(chart.title)
-    axes.set_ylabel(chart.unit)
+    axes.set_title(chart.figure.title)
+    axes.set_ylabel(chart.figure.unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     for (label, points), colour in zip(chart.curves.items(), _LINES, strict=False):
         steps, values = map(list, zip(*points, strict=True))
@@ -124,7 +111,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
             axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
             values = [statistics.fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
         axes.plot(steps, values, color=colour, marker="o" if len(steps) <= 40 else "", label=label)
-    axes.set_ylim(chart.floor, chart.ceiling)
+    axes.set_ylim(chart.figure.floor, chart.figure.ceiling)
     if len(chart.curves) > 1:
         axes.legend()
     else:

@@ -11,7 +11,7 @@ const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
 export function Overview({ data, at, theme }) {
   const [axis, setAxis] = useState("step");
   const { facts } = data;
-  const names = facts.figures.flatMap(({ metrics }) => Object.keys(metrics));
+  const names = facts.figures.flatMap(([, metrics]) => Object.keys(metrics));
   useEffect(() => {
     data.want([...names, ...AXES]);
     data.wantRecorded();
@@ -24,12 +24,12 @@ export function Overview({ data, at, theme }) {
       ${["step", "tokens", "time"].map((kind) => html`<option value=${kind}>${kind === "time" ? "seconds" : kind}</option>`)}</select></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
-      ${facts.figures.map((figure) => {
-        const [first] = Object.keys(figure.metrics);
+      ${facts.figures.map(([title, metrics, range]) => {
+        const [first] = Object.keys(metrics);
         const [Better, column] = BETTER[first] ?? [];
         return Better && recorded?.[column].some((one) => one !== null)
           ? html`<${Better} ...${{ recorded, theme, onStep }} x=${recorded.steps.map((step) => x[data.steps.indexOf(step)] ?? null)} />`
-          : first && html`<${Card} ...${figure} ...${{ data, x, theme, onStep }} />`;
+          : first && html`<${Card} ...${{ title, metrics, range, data, x, theme, onStep }} />`;
       })}
       <${Events} facts=${facts} />
     </div>

@@ -58,13 +58,8 @@ export function clamped(from, to, end) {
 
 // The first place in rising numbers with one above `limit`.
 export function firstAbove(numbers, limit) {
-  let [low, high] = [0, numbers.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (numbers[middle] > limit) high = middle;
-    else low = middle + 1;
-  }
-  return low;
+  const place = numbers.findIndex((one) => one > limit);
+  return place < 0 ? numbers.length : place;
 }
 
 function Lanes({ table, lanes, found, theme, step, open }) {
@@ -74,10 +69,7 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   const [chosen, choose] = useState(null);
   const inks = useMemo(() => inksOf(), [theme]);
   const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, lanes)?.y })) : []), [found, lanes]);
-  const scene = { table, lanes, inks, path, step, chosen };
-  const latest = useRef(scene);
-  latest.current = scene;
-  const frame = useRef(0);
+  const [latest, frame] = [useRef(null), useRef(0)];
   const paint = (node) => draw(node, latest.current, view.current);
   const canvas = useDrawn(paint, [table, inks, path, step, chosen]);
   const move = (from, to, isAll = false) => {
@@ -90,47 +82,40 @@ function Lanes({ table, lanes, found, theme, step, open }) {
     const middle = from + (to - from) * share;
     move(middle - (middle - from) * factor, middle + (to - middle) * factor);
   };
+  latest.current = { table, lanes, inks, path, step, chosen, zoom };
   const pan = (share) => { const { from, to } = view.current; move(from + (to - from) * share, to + (to - from) * share); };
-  const show = (span) => {
-    choose(span);
-    const { from, to } = view.current;
-    if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (to - from) / 2, columns.start[span] + (to - from) / 2);
-  };
   useEffect(() => {
     const place = steps.step.indexOf(step);
     const margin = (steps.next_start[place] - steps.start[place]) * MARGIN;
     if (place >= 0) move(steps.start[place] - margin, steps.next_start[place] + margin);
   }, [step]);
   useEffect(() => { if (view.current.isAll) showAll(); }, [table]);
-  const roomOf = (node) => node.clientWidth - LEFT;
   useEffect(() => {
     const node = canvas.current;
-    const onWheel = (event) => { event.preventDefault(); latest.current.zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / roomOf(node))); };
+    const onWheel = (event) => { event.preventDefault(); latest.current.zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / (node.clientWidth - LEFT))); };
     node.addEventListener("wheel", onWheel, { passive: false });
     return () => node.removeEventListener("wheel", onWheel);
   }, []);
-  scene.zoom = zoom;
   const drag = (event) => {
     const { from, to } = view.current;
-    const seconds = (to - from) / roomOf(event.target);
-    let isMoved = false;
-    const onMove = (other) => {
-      isMoved ||= Math.abs(other.clientX - event.clientX) > 3;
-      if (isMoved) move(from - (other.clientX - event.clientX) * seconds, to - (other.clientX - event.clientX) * seconds);
-    };
-    const onUp = () => { removeEventListener("pointermove", onMove); removeEventListener("pointerup", onUp); removeEventListener("pointercancel", onUp); };
-    [["pointermove", onMove], ["pointerup", onUp], ["pointercancel", onUp]].forEach(([name, handle]) => addEventListener(name, handle));
+    const seconds = (to - from) / (event.target.clientWidth - LEFT);
+    const stop = new AbortController();
+    addEventListener("pointermove", ({ clientX }) => move(from - (clientX - event.clientX) * seconds, to - (clientX - event.clientX) * seconds), stop);
+    ["pointerup", "pointercancel"].forEach((name) => addEventListener(name, () => stop.abort(), stop));
   };
   const point = (event) => event.buttons || choose(hit(event, latest.current, view.current) ?? chosen);
   const onKey = (event) => {
-    const next = (by) => show(Math.max(0, Math.min(columns.start.length - 1, chosen === null ? firstAbove(columns.start, view.current.from) : chosen + by)));
+    const { from, to } = view.current;
+    const next = (by) => {
+      const span = Math.max(0, Math.min(columns.start.length - 1, chosen === null ? firstAbove(columns.start, from) : chosen + by));
+      if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (to - from) / 2, columns.start[span] + (to - from) / 2);
+      choose(span);
+    };
     const keys = {
       ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), Home: showAll,
       ArrowDown: () => next(1), ArrowUp: () => next(-1), Enter: () => chosen !== null && open(columns.step[chosen]),
     };
-    if (!Object.hasOwn(keys, event.key)) return;
-    event.preventDefault();
-    keys[event.key]();
+    if (Object.hasOwn(keys, event.key) && !event.ctrlKey && !event.metaKey) { event.preventDefault(); keys[event.key](); }
   };
   return html`<div class="bar"><button onClick=${() => zoom(0.7)} aria-label="zoom in">+</button><button onClick=${() => zoom(1 / 0.7)} aria-label="zoom out">−</button>
       <button onClick=${showAll}>all</button><span class="dim">${HELP}</span></div>
@@ -160,15 +145,13 @@ function rowOf(piece, { columns, phases }, { rows }) {
   return rows.find((row) => row.pool === piece.pool && row.spans.some((span) => !columns.lost[span] && fits(span)));
 }
 
-// The span under the pointer, or one at most two pixels beside it.
+// The span under the pointer, or one a pixel beside it.
 function hit(event, { table: { columns }, lanes }, { from, to }) {
-  const near = ((to - from) / (event.target.clientWidth - LEFT)) * 2;
-  const time = from + ((event.offsetX - LEFT) * near) / 2;
+  const pixel = (to - from) / (event.target.clientWidth - LEFT);
+  const time = from + (event.offsetX - LEFT) * pixel;
   const row = lanes.rows.find((one) => event.offsetY >= one.y && event.offsetY < one.y + ROW);
-  const exact = row?.spans[firstAbove(row.reach, time)];
-  if (exact !== undefined && columns.start[exact] <= time) return exact;
-  const close = row?.spans[firstAbove(row.reach, time - near)];
-  return close !== undefined && columns.start[close] <= time + near ? close : undefined;
+  const span = row?.spans[firstAbove(row.reach, time - pixel)];
+  return columns.start[span] <= time + pixel ? span : undefined;
 }
 
 function inksOf() {
@@ -176,8 +159,7 @@ function inksOf() {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
-  pen.strokeStyle = ink;
-  pen.lineWidth = 1.5;
+  Object.assign(pen, { strokeStyle: ink, lineWidth: 1.5 });
   [[-1, 1, 1, -1], [-1, 7, 7, -1], [5, 7, 7, 5]].forEach(([fromX, fromY, toX, toY]) => { pen.moveTo(fromX, fromY); pen.lineTo(toX, toY); });
   pen.stroke();
   return { ink, dim, line, paper, hatch: pen.createPattern(tile, "repeat") };
@@ -195,14 +177,9 @@ function draw(canvas, scene, view) {
   pen.font = "11px sans-serif";
   pen.fillStyle = scene.inks.ink;
   scene.lanes.rows.filter((row) => row.number === 0).forEach((row) => pen.fillText(row.pool, 4, row.y + 12));
-  pen.save();
-  pen.beginPath();
-  pen.rect(LEFT, 0, width - LEFT, height);
-  pen.clip();
   drawAxis(pen, scene, view, x, height);
   scene.lanes.rows.forEach((row) => drawRow(pen, row, scene, view, x, width));
-  drawPath(pen, scene, x);
-  pen.restore();
+  drawPath(pen, scene, (time) => Math.max(LEFT, x(time)));
 }
 
 // Borders of steps with their numbers, and seconds below.
@@ -215,7 +192,7 @@ function drawAxis(pen, { table: { steps }, inks, step }, view, x, height) {
     if (steps.next_start[place] < view.from || left < last + 34 || left > x(view.to)) continue;
     last = left;
     pen.globalAlpha = steps.step[place] === step ? 1 : 0.5;
-    pen.strokeRect(left, 0, 0, height - BOTTOM);
+    if (left >= LEFT) pen.strokeRect(left, 0, 0, height - BOTTOM);
     pen.globalAlpha = 1;
     pen.fillText(steps.step[place], Math.max(LEFT, left) + 3, 11);
   }
@@ -231,45 +208,25 @@ function drawRow(pen, row, { table: { columns, phases }, inks, step, chosen }, v
   for (let place = firstAbove(row.reach, view.from); place < row.spans.length; place++) {
     const span = row.spans[place];
     if (columns.start[span] > view.to) break;
-    const left = Math.max(LEFT - 2, x(columns.start[span]));
-    const right = Math.min(width + 2, x(columns.end[span]));
+    const [left, right] = [Math.max(LEFT, x(columns.start[span])), Math.min(width + 2, x(columns.end[span]))];
     if (right < painted + 1) continue;
     const wide = Math.max(1, right - left - (right - left > 3 ? 0.7 : 0));
     const [, label, tone, isDark] = phases[columns.name[span]];
     const isPale = columns.lost[span] || (step !== null && columns.step[span] !== step);
-    pen.globalAlpha = isPale ? 0.4 : 1;
-    pen.fillStyle = tone;
-    pen.fillRect(left, row.y, wide, ROW - 2);
+    Object.assign(pen, { globalAlpha: isPale ? 0.4 : 1, fillStyle: tone }).fillRect(left, row.y, wide, ROW - 2);
     pen.globalAlpha = 1;
-    if (columns.lost[span]) {
-      pen.fillStyle = inks.hatch;
-      pen.fillRect(left, row.y, wide, ROW - 2);
-    } else if (wide > widthOf(pen, label) + 8) {
-      pen.fillStyle = isPale ? inks.ink : isDark ? "#ffffff" : "#22313f";
-      pen.fillText(label, left + 4, row.y + 12);
-    }
-    if (span === chosen) {
-      pen.strokeStyle = inks.ink;
-      pen.lineWidth = 2;
-      pen.strokeRect(left, row.y - 1, wide, ROW);
-    }
+    if (columns.lost[span]) Object.assign(pen, { fillStyle: inks.hatch }).fillRect(left, row.y, wide, ROW - 2);
+    else if (wide > 20 && wide > pen.measureText(label).width + 8) Object.assign(pen, { fillStyle: isPale ? inks.ink : isDark ? "#ffffff" : "#22313f" }).fillText(label, left + 4, row.y + 12);
+    if (span === chosen) Object.assign(pen, { strokeStyle: inks.ink, lineWidth: 2 }).strokeRect(left, row.y - 1, wide, ROW);
     painted = left + wide;
   }
-}
-
-const widths = new Map();
-function widthOf(pen, label) {
-  if (!widths.has(label)) widths.set(label, pen.measureText(label).width);
-  return widths.get(label);
 }
 
 // From piece to piece through the lanes; where the step waited for no call, the line stays in the lane where it was.
 function drawPath(pen, { path, inks }, x) {
   for (const [tone, wide] of [[inks.paper, 4], [inks.ink, 2]]) {
     let y = path.find((piece) => piece.y !== undefined)?.y;
-    pen.strokeStyle = tone;
-    pen.lineWidth = wide;
-    pen.beginPath();
+    Object.assign(pen, { strokeStyle: tone, lineWidth: wide }).beginPath();
     for (const piece of path) {
       y = piece.y ?? y;
       pen.lineTo(x(piece.start), y + ROW + 1);

@@ -50,9 +50,9 @@ def size_of(png: bytes) -> tuple[int, ...]:
 
 
 def test_charts_follow_the_metrics() -> None:
-    titles = [chart.title for chart in charts_of(metrics_of(4))]
+    titles = [chart.figure.title for chart in charts_of(metrics_of(4))]
     assert titles == [SCORE, ACCURACY, "KL", "Explained variance of the critic", "Value loss"]
-    without_critic = [chart.title for chart in charts_of(metrics_of(4, critic=False))]
+    without_critic = [chart.figure.title for chart in charts_of(metrics_of(4, critic=False))]
     assert without_critic == [SCORE, ACCURACY, "KL"]
     assert charts_of([]) == []
 
