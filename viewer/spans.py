@@ -22,7 +22,7 @@ _OTHER = "#8a99a6"  # the colour of what is no phase
 
 
 class Spans:
-    """What trace.json holds, read again when the file has changed.
+    """The spans of trace.json, read again when the file has changed.
 
     Attributes:
         lost: the spans of steps that the run has done again, oldest first.

@@ -13,18 +13,8 @@ import pytest
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.browser import Page, viewer
-from tests.support.viewed_runs import (
-    Shape,
-    gae,
-    half,
-    make_run,
-    metrics,
-    response,
-    spans_of,
-    write_live,
-    write_rows,
-    write_trace,
-)
+from tests.support.viewed_runs import Shape, gae, half, make_run, metrics, response, write_live, write_rows
+from tests.support.viewed_traces import spans_of, write_trace
 
 pytestmark = pytest.mark.browser
 

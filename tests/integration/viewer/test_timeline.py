@@ -13,7 +13,8 @@ from selenium.webdriver.common.keys import Keys
 from controller.tracking.figures import PHASES, Steps
 from controller.tracking.timeline import read_trace
 from tests.support.browser import Page, viewer
-from tests.support.viewed_runs import Shape, add_step, make_run, spans_of, write_trace
+from tests.support.viewed_runs import Shape, add_step, make_run
+from tests.support.viewed_traces import spans_of, write_trace
 
 pytestmark = pytest.mark.browser
 

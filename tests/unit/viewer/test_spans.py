@@ -11,7 +11,8 @@ import pytest
 
 from controller.tracking.figures import Steps, figures
 from controller.tracking.timeline import read_trace
-from tests.support.viewed_runs import T0, Shape, add_event, make_run, spans_of, write_trace
+from tests.support.viewed_runs import Shape, add_event, make_run
+from tests.support.viewed_traces import T0, spans_of, write_trace
 from tests.support.viewer_client import ask
 from viewer.spans import MAX_STEP_SPANS
 
