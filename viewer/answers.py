@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from controller.tracking.figures import figures
+from viewer.distributions import MAX_STEPS as MAX_STEPS_OF_STRIPS
 from viewer.files import Unreadable, finite
 from viewer.metrics import meaning
 from viewer.run import Run
@@ -95,6 +96,11 @@ def timeline_step(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> An
     return run.spans.step(path["step"])
 
 
+def policy(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
+    """Returns how the policy's numbers spread over the tokens of recorded steps."""
+    return run.distributions.since(since(query), integer(query.get("most"), MAX_STEPS_OF_STRIPS))
+
+
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
@@ -102,6 +108,7 @@ ANSWERS: Mapping[str, Answer] = {
     "/recorded": recorded,
     "/timeline": timeline,
     "/timeline/{step:int}": timeline_step,
+    "/policy": policy,
     **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
     **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
 }

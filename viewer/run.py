@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from viewer.distributions import Distributions
 from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.metrics import Metrics
 from viewer.spans import Spans
@@ -33,6 +34,7 @@ class Run:
         self.metrics = Metrics(self.folder)
         self.footers = Footers(self.folder)
         self.spans = Spans(self.folder)
+        self.distributions = Distributions(self.folder)
         self.events: list[dict[str, Any]] = []
         self._events = Tail(self.folder, "events.jsonl")
         self._lock = threading.Lock()

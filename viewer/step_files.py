@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -30,6 +31,8 @@ TOKEN_LISTS = (
     *("new", "entropy_tokens", "clip"),
 )
 TURN_LISTS = ("turn_rewards", "turn_ends")
+_LEARNED = 2
+Float64s = NDArray[np.float64]
 
 
 def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = "") -> dict[str, Any]:
@@ -74,6 +77,33 @@ def read_footer(folder: RunDir, step: int) -> dict[str, Any]:
     """Reads what a step says about all its tokens, without its rows."""
     with _parquet(folder, "train", step) as (file, reader):
         return _footer(reader, file)
+
+
+def read_drawn(folder: RunDir, step: int) -> tuple[dict[str, Any], dict[str, Float64s]]:
+    """Reads the footer of a step, and the numbers of the tokens that represent it.
+
+    These are the tokens that are learned from, of responses that were drawn at random: {column: values, one after the
+    other}. A column that one of these responses lacks is left out.
+    """
+    with _parquet(folder, "train", step) as (file, reader):
+        kinds = {field.name: field.type for field in reader.schema_arrow}
+        names = [name for name in ("flags", "old", "new", "entropy_tokens") if _is_list_of_numbers(kinds.get(name))]
+        drawn: dict[str, Float64s] = {}
+        if "flags" in names and pa.types.is_integer(kinds.get("why", pa.null())):
+            table = reader.read(columns=["why", *names], use_threads=False)
+            rows = table.filter(pc.equal(pc.bit_wise_and(table["why"].fill_null(0), 1), 1))
+            lists = {name: rows[name].combine_chunks() for name in names}
+            lengths = pc.list_value_length(lists["flags"])
+            is_learned = lists.pop("flags").flatten().to_numpy(zero_copy_only=False).astype(np.int64) & _LEARNED > 0
+            for name, column in lists.items():
+                if column.null_count == 0 and pc.list_value_length(column).equals(lengths):
+                    drawn[name] = column.flatten().to_numpy(zero_copy_only=False).astype(np.float64)[is_learned]
+        return _footer(reader, file), drawn
+
+
+def _is_list_of_numbers(kind: Any) -> bool:
+    is_list = kind is not None and pa.types.is_list(kind)
+    return is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
 
 
 def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:

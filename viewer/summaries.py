@@ -1,6 +1,6 @@
 """Summaries over the recorded steps of a run: curves of the critic and of lengths, and the scales of colours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,39 +23,47 @@ _CONSTANT = {"ratio": (0.8, 1.2), "entropy": (0.0, 3.0)}
 _TAIL = 0.01
 
 
-class Footers:
-    """The footers of a run's train files, each read once as long as its file stays the same."""
+class StepFiles:
+    """The train files of a run, each read once by `read` as long as it stays the same."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunDir, read: Callable[[RunDir, int], dict[str, Any]]) -> None:
+        self._folder, self._read = folder, read
         self._known: dict[int, tuple[tuple[int, int, int], dict[str, Any]]] = {}
-        self._scales: dict[str, tuple[float, float]] | None = None
 
     def get(self, step: int) -> dict[str, Any]:
-        """Returns the small values of a step's footer, with "error" among them if the file cannot be read."""
+        """Returns what was read of a step, only "error" if its file cannot be read."""
         stamp = self._folder.stamp("rollouts", "train", f"{step}.parquet")
         if stamp is not None and self._known.get(step, (None,))[0] == stamp:
             return self._known[step][1]
         try:
-            footer = read_footer(self._folder, step)
+            found = self._read(self._folder, step)
         except Unreadable as error:
             return {"error": str(error)}
-        kept = {name: value for name, value in footer.items() if name not in ("histograms", "calibration")}
         if stamp is not None:
-            self._known[step] = stamp, kept
-        return kept
+            self._known[step] = stamp, found
+        return found
+
+
+class Footers:
+    """The footers of a run's train files."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self._folder = folder
+        self._scales: dict[str, tuple[float, float]] | None = None
+        # Of a step, the small values, with "error" among them if the file cannot be read.
+        self.get = StepFiles(folder, _small_footer).get
 
     def curves(self, since: int = -1) -> dict[str, Any]:
         """Returns what the steps after `since` say about the critic and about lengths, as columns over the steps."""
         steps = [step for step in self._folder.steps("train")[-MAX_FOOTERS:] if step > since]
         footers = [self.get(step) for step in steps]
-        explained, lengths = ([_mapping(one, key) for one in footers] for key in ("explained_variance", "lengths"))
+        explained, lengths = ([mapping(one, key) for one in footers] for key in ("explained_variance", "lengths"))
         return {
             "steps": steps,
             **{name: [finite(found.get(name)) for found in explained] for name in ("value", "low", "high")},
             **{name: [finite(found.get(name)) for found in lengths] for name in ("p10", "p50", "p90")},
             "auc": [finite(footer.get("auc_first_value")) for footer in footers],
-            "by_position": [_rounded(_mapping(footer, "by_position").get("ev")) for footer in footers],
+            "by_position": [rounded(mapping(footer, "by_position").get("ev")) for footer in footers],
             "errors": [footer["error"] for footer in footers if "error" in footer][:5],
         }
 
@@ -79,13 +87,18 @@ class Footers:
 
     def _histograms(self, step: int) -> Mapping[str, Any]:
         try:
-            return _mapping(read_footer(self._folder, step), "histograms")
+            return mapping(read_footer(self._folder, step), "histograms")
         except Unreadable:
             return {}
 
 
+def _small_footer(folder: RunDir, step: int) -> dict[str, Any]:
+    footer = read_footer(folder, step)
+    return {name: value for name, value in footer.items() if name not in ("histograms", "calibration")}
+
+
 def _limits(histograms: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float, float] | None:
-    found = [_mapping(histogram, name) for histogram in histograms for name in names]
+    found = [mapping(histogram, name) for histogram in histograms for name in names]
     lists = [[one[key] if isinstance(one.get(key), list) else [] for key in ("edges", "counts")] for one in found]
     bins = [row for edges, counts in lists for row in zip(edges, edges[1:], counts, strict=False)]
     known = [row for row in bins if all(finite(number) is not None for number in row) and row[2] >= 0]
@@ -99,11 +112,13 @@ def _limits(histograms: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tu
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a value that is an object, an empty one for anything else."""
     found = values.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _rounded(values: Any) -> list[float | None]:
+def rounded(values: Any, digits: int = 3) -> list[float | None]:
+    """Returns what a footer gives as a list of numbers, rounded; None for what is no number."""
     numbers = map(finite, values if isinstance(values, list) else [])
-    return [None if number is None else round(number, 3) for number in numbers]
+    return [None if number is None else round(number, digits) for number in numbers]

@@ -341,17 +341,25 @@ def footer(rows: Sequence[Mapping[str, Any]], step: int, seed: int, shape: Shape
         "lam": LAM,
         "kl_coef": 0.001,
     }
+    share = np.concatenate([np.linspace(0, 1, len(row["flags"]))[row["flags"] > 0] for row in rows])
+    place = np.minimum((share * POSITIONS).astype(int), POSITIONS - 1)
+
+    def by_position(values: Array) -> list[float | None]:
+        return [float(values[place == k].mean()) if (place == k).any() else None for k in range(POSITIONS)]
+
+    found["by_position"] = {
+        "edges": np.linspace(0, 1, POSITIONS + 1).tolist(),
+        "count": [int((place == k).sum()) for k in range(POSITIONS)],
+        "kl": by_position(lists["log_ratio_ref"]),
+        "mismatch": by_position(np.abs(lists["log_ratio_rollout"])),
+    }
     if shape.with_critic:
         value, ret = tokens("value"), tokens("ret")
         lists["value"] = value
-        share = np.concatenate([np.linspace(0, 1, len(row["flags"]))[row["flags"] > 0] for row in rows])
-        place = np.minimum((share * POSITIONS).astype(int), POSITIONS - 1)
-        found["by_position"] = {
-            "edges": np.linspace(0, 1, POSITIONS + 1).tolist(),
+        found["by_position"] |= {
             "ev": [explained(value[place == k], ret[place == k]) for k in range(POSITIONS)],
-            "value": [float(value[place == k].mean()) if (place == k).any() else None for k in range(POSITIONS)],
-            "ret": [float(ret[place == k].mean()) if (place == k).any() else None for k in range(POSITIONS)],
-            "count": [int((place == k).sum()) for k in range(POSITIONS)],
+            "value": by_position(value),
+            "ret": by_position(ret),
         }
         order = np.array_split(np.argsort(value), CALIBRATION)
         found["calibration"] = {

@@ -1,10 +1,10 @@
 // Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses.
-import { Chart, colour, useDrawn } from "./chart.js";
-import { shade } from "./colours.js";
+import { Chart } from "./chart.js";
 import { html, useEffect } from "./lib.js";
 import { Explained, nearest } from "./overview.js";
 import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
 import { compared, rowsOf } from "./responses.js";
+import { Strip } from "./strip.js";
 import { number, visible } from "./text.js";
 
 const WORST = 20;
@@ -24,6 +24,8 @@ export function Critic({ data, at, theme }) {
   const losses = ["critic/vf_loss"].filter((name) => data.column(name)).map((label) => ({ label, values: data.column(label) }));
   const hasValues = critic?.value.some((one) => one !== null);
   const shared = { theme, onStep };
+  const told = (place) => `Bottom: first tokens, top: last ones. Blue: explains (1 is all), orange: worse than the mean (−1 and less). At step ${critic.steps[place]}: first ${ofPosition(place, 0)}, middle ${ofPosition(place, 8)}, last ${ofPosition(place, 15)}.`;
+  const ofPosition = (place, at) => number(critic.by_position[place]?.[at]);
   return html`<div class="bar"><h1>Critic</h1>${step !== null && html`<${StepChooser} steps=${facts.train} step=${step} address=${address} />`}</div>
     ${critic?.errors.map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${!facts.train.length && html`<${Sentence}>This run has recorded no responses, so there is no interval, no calibration and no position: tracking.rollouts.enable turns their record on.<//>`}
@@ -31,7 +33,7 @@ export function Critic({ data, at, theme }) {
     <div class="cards">
       ${hasValues ? html`<${Explained} recorded=${critic} height=${200} ...${shared} />`
       : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" range=${[-1, 1]} ...${shared} /></section>`}
-      ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Heat} critic=${critic} step=${step} ...${shared} /></section>`}
+      ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Strip} steps=${critic.steps} columns=${critic.by_position} step=${step} told=${told} label="explained variance by position and step" ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>
         <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />
         <p class="dim">How often a response with a score above the mean began with a larger value than one below it. 0.5: chance.</p></section>`}
@@ -41,35 +43,6 @@ export function Critic({ data, at, theme }) {
     </div>
     ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}
     ${chosen.value?.columns.value_error?.some((one) => one !== null) && html`<${Worst} columns=${chosen.value.columns} at=${at} step=${step} />`}`;
-}
-
-const HEIGHT = 200;
-
-// Explained variance of each sixteenth of the responses (up: towards the end) at each step.
-function Heat({ critic, step, onStep, theme }) {
-  const canvas = useDrawn((node) => drawHeat(node, critic, step), [critic, step, theme]);
-  const open = (event) => onStep(critic.steps[Math.min(critic.steps.length - 1, Math.floor((event.offsetX / canvas.current.clientWidth) * critic.steps.length))]);
-  const now = critic.by_position[critic.steps.indexOf(step)] ?? [];
-  return html`<canvas ref=${canvas} class="heat" role="img" aria-label="explained variance by position and step" onClick=${open}></canvas>
-    <p class="dim">Bottom: first tokens, top: last ones. Blue: explains (1 is all), orange: worse than the mean (−1 and less). At step ${step}: first ${number(now[0])}, middle ${number(now[8])}, last ${number(now[15])}.</p>`;
-}
-
-function drawHeat(canvas, critic, step) {
-  const scale = devicePixelRatio || 1;
-  canvas.width = canvas.clientWidth * scale;
-  canvas.height = HEIGHT * scale;
-  canvas.style.height = `${HEIGHT}px`;
-  const pen = canvas.getContext("2d");
-  const width = canvas.width / critic.steps.length;
-  critic.by_position.forEach((values, at) => (values ?? []).forEach((value, place) => {
-    if (typeof value !== "number") return;
-    const high = canvas.height / values.length;
-    pen.fillStyle = shade(value >= 0, Math.abs(value) / 0.62);
-    pen.fillRect(at * width, canvas.height - (place + 1) * high, Math.max(1, width), high);
-  }));
-  pen.strokeStyle = colour("--ink");
-  const place = critic.steps.indexOf(step);
-  if (place >= 0) pen.strokeRect(place * width, 0, Math.max(1, width), canvas.height);
 }
 
 const SIDE = 200, MARGIN = 36;

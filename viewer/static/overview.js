@@ -40,7 +40,7 @@ export function nearest(steps, wanted) {
   return steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
 }
 
-function Card({ title, metrics, range, data, x, theme, onStep }) {
+export function Card({ title, metrics, range, data, x, theme, onStep }) {
   const names = Object.keys(metrics);
   const series = names.filter((name) => data.column(name)).map((name) => ({ label: visible(metrics[name] || name), values: data.column(name) }));
   return html`<section class="card" data-card=${names[0]}><h2>${title}</h2>

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.browser import Page, viewer
@@ -49,6 +50,13 @@ def collapsed(row: Row, step: int) -> None:
         row["entropy_tokens"] = np.zeros(row["length"])
 
 
+def stale(row: Row, step: int) -> None:
+    """The rollout backend has the weights of the first step: the farther the policy goes, the less do they agree."""
+    noise = np.random.default_rng(row["row"]).normal(0, 0.02 * step**2, row["length"])
+    row["rollout"] = half(row["old"] + noise)
+    row["mismatch"] = float(np.abs(row["old"] - row["rollout"]).mean())
+
+
 def same_text(row: Row) -> None:
     ends = np.linspace(1, len(COPIED), row["length"]).astype(int)
     row |= {"response": COPIED, "text_hash": 1234, "ends": ends}
@@ -83,6 +91,7 @@ def defects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     made.append(make_run(folder / "slow-critic", Shape(steps=STEPS)))
     spans = [span for step in range(1, STEPS + 1) for span in spans_of(step, critic_s=1.8, step_s=2.4)]
     write_trace(made[-1], spans)  # all else takes 0.6 s
+    made.append(planted(folder / "stale", stale, lambda _: {"actor/ppo_kl": 0.001}))
     with viewer(made) as address:
         yield address
 
@@ -192,3 +201,28 @@ def test_a_slow_critic_is_what_a_step_waits_for_while_the_actor_is_idle(way: Way
     busy = {row.text.split()[0]: float(row.text.split()[2]) for row in way.page.all("table.busy tbody tr")}
     assert busy["critic"] > 80
     assert busy["actor"] < 45
+
+
+def test_stale_weights_of_the_rollout_backend_are_a_mismatch_that_grows_from_step_to_step(way: Way) -> None:
+    way.click("table.runs a", "stale")
+    way.click("nav a", "Policy")
+    mismatch = way.page.one('[data-card="mismatch"] canvas')
+    mismatch.send_keys(Keys.HOME)
+    seen = []
+    for step in range(1, STEPS + 1):
+        way.page.until_shown(f"Step {step}: p10")
+        told = way.page.one('[data-card="mismatch"] p').text
+        seen.append([float(number) for number in re.findall(r"p[159]0 (-?[\d.]+)", told)])
+        mismatch.send_keys(Keys.ARROW_RIGHT)
+    widths = [p90 - p10 for p10, _, p90 in seen]
+    assert widths == sorted(widths)
+    assert widths[-1] > 10 * widths[0]
+    kl = way.page.one('[data-card="kl"] p').text  # the policy itself has not gone far
+    assert all(abs(float(number)) < 0.2 for number in re.findall(r"p[159]0 (-?[\d.]+)", kl))
+    mismatch.click()  # in the middle
+    way.clicks += 1
+    way.page.one("table.responses")
+    assert int(way.page.driver.current_url.rpartition("/responses/train/")[2]) in (STEPS // 2, STEPS // 2 + 1)
+    way.click("table.responses th button", "mismatch")
+    way.page.until(lambda: way.page.all('th[aria-sort="descending"]'), "the order")
+    assert min(way.column("mismatch")) > 0.05

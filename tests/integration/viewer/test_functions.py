@@ -84,6 +84,25 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         (['event: a\ndata: {"text": "b: c"}'], {"name": "a", "value": {"text": "b: c"}}),
         ([": still here"], None),
     ],
+    # Counts lie evenly in their bins; those beyond the limits are in the outermost bins.
+    ("policy.js", "rebinned"): [
+        ([{"edges": [0, 1, 2], "counts": [2, 4]}, [0, 2], 4], [1, 1, 2, 2]),
+        ([{"edges": [-10, 0, 1, 90], "counts": [3, 2, 5]}, [0, 1], 2], [4, 6]),
+        ([{"edges": [5, 5, 5], "counts": [3, 4]}, [0, 10], 2], [0, 7]),
+        ([{"edges": [-3, -2], "counts": [4]}, [0, 1], 3], [4, 0, 0]),
+        ([{"edges": [7, 8], "counts": [4]}, [0, 1], 3], [0, 0, 4]),
+    ],
+    ("policy.js", "quantile"): [
+        ([{"edges": [0, 1, 3], "counts": [5, 5]}, 0.5], 1),
+        ([{"edges": [0, 1, 3], "counts": [5, 5]}, 0.75], 2),
+        ([{"edges": [0, 1, 2, 3], "counts": [0, 0, 4]}, 0], 2),
+        ([{"edges": [4, 4], "counts": [1]}, 0.9], 4),
+    ],
+    ("policy.js", "limitsOf"): [
+        ([[{"edges": [0, 1, 2], "counts": [50, 50]}, {"edges": [4, 5, 900], "counts": [99, 1]}]], [0, 5]),
+        ([[{"edges": [3, 3], "counts": [9]}]], [2.5, 3.5]),
+        ([[]], [0, 1]),
+    ],
     # Ends count code points, not UTF-16 units.
     ("tokens.js", "splitTokens"): [
         (["a🙂bc", [1, 2, 4]], ["a", "🙂", "bc"]),

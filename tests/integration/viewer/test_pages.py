@@ -230,6 +230,7 @@ def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
         ("tokens/train/2/0", ".tok"),
         ("critic", "canvas.heat"),
         ("timeline/train/3", "table.critical"),
+        ("policy", "canvas.heat"),
     ):
         page.go(f"run/0/{name}")
         page.one(sign)
