@@ -8,6 +8,7 @@ import numpy as np
 from controller.tracking.figures import figures
 from viewer.distributions import MAX_STEPS as MAX_STEPS_OF_STRIPS
 from viewer.files import Unreadable, finite
+from viewer.logs import log_at
 from viewer.metrics import meaning
 from viewer.run import Run
 from viewer.spans import TRACE
@@ -15,7 +16,6 @@ from viewer.step_files import read_row, read_scalars
 from viewer.tokens import derived
 
 MAX_COLUMNS = 200
-MAX_EVENTS = 5_000
 MAX_STEPS = 20  # of one table of responses
 # Of a run, by the integers in the path and the texts of the query: bytes, or a value for JSON; raises Unreadable.
 Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
@@ -30,8 +30,8 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "generation": metrics.generation,
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
-        "events": run.events[-MAX_EVENTS:],
         "has_trace": run.folder.stamp(TRACE) is not None,
+        "events": run.told_events(),
         "has_events": run.folder.stamp("events.jsonl") is not None,
         "scales": run.footers.scales(),
         "figures": [
@@ -101,6 +101,12 @@ def policy(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
     return run.distributions.since(since(query), integer(query.get("most"), MAX_STEPS_OF_STRIPS))
 
 
+def log(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
+    """Returns the logs of a lost group, or of the controller, up to an event."""
+    run.refresh()
+    return log_at(run.folder, run.events, path["number"])
+
+
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
@@ -109,6 +115,7 @@ ANSWERS: Mapping[str, Answer] = {
     "/timeline": timeline,
     "/timeline/{step:int}": timeline_step,
     "/policy": policy,
+    "/log/{number:int}": log,
     **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
     **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
 }

@@ -62,7 +62,8 @@ def make_app(
 
     async def live(request: Request) -> Response:
         generation = integer(request.query_params.get("generation"), -1)
-        news = events(run_of(request), since(request.query_params), generation, is_ending)
+        run, num_events = run_of(request), integer(request.query_params.get("events"), 0)
+        news = events(run, since(request.query_params), generation, num_events, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
     async def page(_: Request) -> Response:

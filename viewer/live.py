@@ -12,15 +12,17 @@ from viewer.run import Run
 POLL_S = 0.5
 
 
-async def events(run: Run, since: int, generation: int, is_ending: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yields events until the page or the server ends; `since` and `generation` say what the page has.
+async def events(
+    run: Run, since: int, generation: int, num_events: int, is_ending: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """Yields events until the page or the server ends; `since`, `generation` and `num_events` say what the page has.
 
     `reset` {"step"}: the file of metrics was replaced, because the run went back to that step; what the page has is
     void. `steps` {"last", "recorded"}: there are new lines of metrics or new files of responses. `state`: of the run,
     with live.json. `happened`: new lines of events.jsonl.
     """
     await asyncio.to_thread(run.refresh)
-    num_events, last, told, state_told = len(run.events), since, -1, ""
+    last, told, state_told = since, -1, ""
     while not is_ending():
         await asyncio.to_thread(run.refresh)
         steps = run.metrics.steps
@@ -34,7 +36,7 @@ async def events(run: Run, since: int, generation: int, is_ending: Callable[[], 
             yield _event("steps", {"last": newest, "recorded": told})
             last = newest
         if len(run.events) != num_events:
-            yield _event("happened", {"events": run.events[num_events:]})
+            yield _event("happened", {"events": run.told_events(num_events)})
             num_events = len(run.events)
         state = await asyncio.to_thread(run.state)
         shown = json.dumps({**state, "sentence": "", "live": {**(state["live"] or {}), "unix_s": None}})

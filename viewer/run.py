@@ -18,6 +18,7 @@ QUIET_AFTER_S = 15.0
 _MARKS = ("metrics.jsonl", "config.yaml", "live.json", "events.jsonl", "summary.json")
 _SPARKLINE = 60
 MAX_RUNS = 500
+MAX_EVENTS = 5_000
 
 
 class Run:
@@ -25,7 +26,7 @@ class Run:
 
     Attributes:
         number: place in the table of runs, by which addresses name the run.
-        events: the objects of events.jsonl, oldest first.
+        events: the objects of events.jsonl, oldest first, each with its `number`, from 0.
     """
 
     def __init__(self, number: int, path: Path) -> None:
@@ -50,7 +51,16 @@ class Run:
             for event in rows:
                 if event.get("kind") == "cut" and isinstance(event.get("spans"), list):
                     self.spans.add_lost(event["spans"])
-            self.events += [_without_spans(event) for event in rows]
+            self.events += [
+                {**_without_spans(event), "number": number} for number, event in enumerate(rows, len(self.events))
+            ]
+
+    def told_events(self, since: int = 0) -> list[dict[str, Any]]:
+        """Returns the events from number `since` on; of very many the last, and none that every step has."""
+        new = self.events[since:]
+        if len(new) > MAX_EVENTS:
+            new = [event for event in new if event.get("kind") not in ("step", "cut")]
+        return new[-MAX_EVENTS:]
 
     def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[bytes]]:
         """Returns the steps after `since`, and of each asked metric its float32 values at them."""

@@ -45,8 +45,8 @@ export function listen(run, position, handle, tell) {
     const mine = new AbortController();
     controller = mine;
     try {
-      const { since, generation } = position();
-      const answer = await ask(`runs/${run}/live?since=${since < 0 ? "" : since}&generation=${generation}`, { signal: mine.signal });
+      const { since, generation, events } = position();
+      const answer = await ask(`runs/${run}/live?since=${since < 0 ? "" : since}&generation=${generation}&events=${events}`, { signal: mine.signal });
       tell(true);
       pauseMs = 500;
       await read(answer.body.getReader());

@@ -25,8 +25,12 @@ export class RunData {
     this.stop?.();
   }
 
+  lastEvent() {
+    return this.facts.events.at(-1)?.number ?? -1;
+  }
+
   position() {
-    return { since: this.steps.length ? this.steps[this.steps.length - 1] : -1, generation: this.facts.generation };
+    return { since: this.steps.length ? this.steps[this.steps.length - 1] : -1, generation: this.facts.generation, events: this.lastEvent() + 1 };
   }
 
   async loadFacts() {
@@ -87,7 +91,7 @@ export class RunData {
 
   on(name, value) {
     if (name === "state") this.facts = { ...this.facts, ...value };
-    if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...value.events] };
+    if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...value.events.filter((event) => event.number > this.lastEvent())] };
     if (name === "steps" && value.last > this.wentBackTo) this.notice = null;
     if (name === "reset") {
       this.wentBackTo = value.step;

@@ -29,7 +29,7 @@ export function duration(seconds) {
 }
 
 export function clock(unixSeconds) {
-  return Math.abs(unixSeconds) < 1e11 ? new Date(unixSeconds * 1000).toISOString().slice(0, 19).replace("T", " ") : "–";
+  return typeof unixSeconds === "number" && Math.abs(unixSeconds) < 1e11 ? new Date(unixSeconds * 1000).toISOString().slice(0, 19).replace("T", " ") : "–";
 }
 
 // Why the tokens of a row are recorded, by the bits of its column `why`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from contextlib import ExitStack
 from itertools import groupby
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kill_matrix.harness import matrix_config
+from tests.support.browser import CHROMIUM, DRIVER, Page, chromium, viewer
 from tests.support.runs import Inputs, RunFolder, started
 from tests.support.viewer_client import ask
 
@@ -66,7 +68,7 @@ def test_the_record_of_a_run_with_ten_kills_names_each_and_its_sums_are_the_coun
     assert facts["train"] == folder.steps  # also those whose first file was of a step that was done again
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
     sent = [{**event, "spans": len(event["spans"])} if "spans" in event else event for event in events]
-    assert facts["events"] == sent  # the viewer counts the spans
+    assert facts["events"] == [{**event, "number": number} for number, event in enumerate(sent)]  # spans are counted
 
     lost = [event for event in events if event["kind"] == "group_lost"]
     killed = [one for one in VICTIMS if one[0] != "controller"]
@@ -87,6 +89,29 @@ def test_the_record_of_a_run_with_ten_kills_names_each_and_its_sums_are_the_coun
     assert sum(repeated for _, repeated in sums) > 0
     cut = {span[2] for event in events if event["kind"] == "cut" for span in event["spans"]}
     assert cut  # the work that was lost
+    if CHROMIUM.exists() and DRIVER.exists():
+        see_health(folder.path, counted)
+
+
+def see_health(folder: Path, counted: list[tuple[int, int]]) -> None:
+    """Reads the page Health: a row for each kill, the counters of each start, and the logs of each row."""
+    with viewer([folder]) as address, chromium() as driver:
+        page = Page(driver, address)
+        page.go("run/0/health")
+        page.one("table.losses")
+        rows = [row.text for row in reversed(page.all("tr[data-number] td:nth-child(2)"))]
+        assert rows == [role for role, _ in VICTIMS]
+        assert all(re.fullmatch(r"\d+\.\d s", cell.text) for cell in page.all("tr[data-number] td:nth-child(6)"))
+        shown = re.findall(r"start \d+: (\d+) and (\d+)", page.one(".counters").text)
+        assert [(int(restarts), int(repeated)) for restarts, repeated in shown] == counted
+        groups = page.one("tr.sums").text.split()
+        assert int(groups[groups.index("groups:") + 1]) == sum(restarts for restarts, _ in counted)
+        assert int(groups[-1]) == sum(repeated for _, repeated in counted)
+        for button in page.all("tr[data-number] button"):
+            button.click()
+            page.one(".logs pre")
+            button.click()
+        assert page.faults() == []
 
 
 def epoch_of(event: dict[str, Any]) -> int:

@@ -28,6 +28,7 @@ PAGES = {
     "run/0/timeline/train/3": "table.critical",
     "run/4/timeline": ".sentence",
     "run/0/policy": "canvas.heat",
+    "run/0/health": "svg.lifelines",
     "run/4/tokens": ".sentence",
 }
 

@@ -231,6 +231,7 @@ def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
         ("critic", "canvas.heat"),
         ("timeline/train/3", "table.critical"),
         ("policy", "canvas.heat"),
+        ("health", "svg.lifelines"),
     ):
         page.go(f"run/0/{name}")
         page.one(sign)

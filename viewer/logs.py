@@ -1,0 +1,86 @@
+"""Reads the logs of a group as they were at a moment of the run: of the lost rank, of rank 0, and of the controller."""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from viewer.files import RunDir, Unreadable
+
+MAX_LINES, MAX_CHARS = 60, 2_000
+_MAX_LOG_BYTES = 1 << 40  # a log may be large, for only some blocks of it are read
+_BLOCK = 1 << 16
+_STAMP = re.compile(rb"\n(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ")
+_ROLE = re.compile(r"[a-z]{1,20}")
+# Logs of SplitPPO hold no secret; this is for what libraries and users' code may say.
+_SECRET = re.compile(
+    r"""((?:token|secret|password|api_?key|authorization)[\w"']*\s*[:=]\s*["']?(?:bearer\s+)?|\bbearer\s+)"""
+    r"""(?!\d+\b)[^\s"',;]{8,}""",
+    re.IGNORECASE,
+)
+
+
+def log_at(folder: RunDir, events: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Returns [{"file", "sentence", "lines"}]: logs of the group that an event says is lost, and of the controller.
+
+    The lines are those up to the event, by their time stamps, which are in local time: if the viewer's machine has
+    another one, they are not those. A sentence says what the lines are, or why there are none.
+
+    Raises:
+        Unreadable: there is no such event, or it does not say which group was lost and when.
+    """
+    if number >= len(events):
+        raise Unreadable(f"events.jsonl has {len(events)} events; there is none with number {number}, from 0.")
+    event = events[number]
+    role, rank = (event.get("role"), event.get("rank")) if event.get("kind") == "group_lost" else ("controller", 0)
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise Unreadable(f"Event {number} names no role.")
+    try:
+        seconds, thousandths = divmod(int(event["unix_s"] * 1000), 1000)
+        moment = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{thousandths:03d}"
+    except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+        raise Unreadable(f"Event {number} has no time: unix_s is {str(event.get('unix_s'))[:100]}.") from error
+    if role == "controller":
+        return [_read(folder, ["controller_0.log"], moment)]
+    ranks = dict.fromkeys([rank, 0] if isinstance(rank, int) and 0 <= rank < 1_000_000 else [0])
+    files = [[f"{role}_{one:d}.log", f"{role}_{one:d}.log.old"] for one in ranks]
+    if not any(one.get("kind") == "group_up" and one.get("role") == role for one in events[number + 1 :]):
+        files.append([f"{role}_torchrun.log"])  # of the last start alone
+    return [_read(folder, names, moment) for names in (*files, ["controller_0.log"])]
+
+
+def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
+    """Reads the first of some files that begins before a moment."""
+    sentence = ""
+    for file in files:
+        try:
+            with folder.open("logs", file, max_bytes=_MAX_LOG_BYTES) as stream:
+                lines, has_stamps = _until(stream, moment.encode())
+        except Unreadable as error:
+            sentence = sentence or str(error)
+            continue
+        if lines or not has_stamps:
+            told = f"up to {moment} in local time" if has_stamps else "its last lines, for they have no time stamps"
+            return {"file": f"logs/{file}", "sentence": told if lines else "It is empty.", "lines": lines}
+        sentence = f"All lines are younger than {moment}: of the logs before the last start of a group, one is kept."
+    return {"file": f"logs/{files[0]}", "sentence": sentence, "lines": []}
+
+
+def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
+    """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all."""
+    low, high = 0, os.fstat(file.fileno()).st_size
+    while high - low > _BLOCK:
+        middle = (low + high) // 2
+        file.seek(middle)
+        stamp = _STAMP.search(file.read(_BLOCK))
+        low, high = (low, middle) if stamp and stamp[1] > moment else (middle, high)
+    begin = max(0, low - _BLOCK)
+    file.seek(begin)
+    content = file.read(high + _BLOCK - begin)
+    content = content if begin else b"\n" + content
+    stamps = list(_STAMP.finditer(content))
+    late = next((one.start() for one in stamps if one[1] > moment), len(content))
+    lines = content[:late].split(b"\n")[1:]
+    shown = [line.decode(errors="replace")[:MAX_CHARS] for line in lines if line.strip()][-MAX_LINES:]
+    return [_SECRET.sub(r"\1[hidden]", line) for line in shown], bool(stamps)
