@@ -77,14 +77,20 @@ class Page:
     def __init__(self, driver: webdriver.Chrome, address: str) -> None:
         self.driver = driver
         self.origin = address.partition("/#")[0]
-        self.forget()
         driver.get("about:blank")
+        self.forget()
         driver.get(address)
         self.until(lambda: self.all("header"), "the page")
 
     def go(self, address: str) -> None:
         """Follows an address of the pages, such as run/0/overview."""
         self.driver.execute_script("location.hash = arguments[0]", "#/" + address)
+
+    def leave(self) -> None:
+        """Goes where nothing is asked any more, before the viewer ends; fails for the faults until then."""
+        assert self.faults() == []
+        self.driver.get("about:blank")
+        self.forget()
 
     def until(self, seen: Callable[[], Any], what: str) -> Any:
         """Waits until `seen` returns something; fails with `what` is missing and what the page shows."""

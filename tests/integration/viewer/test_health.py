@@ -174,7 +174,7 @@ def test_events_that_no_run_writes_end_no_page(open_page: Callable[[str], Page],
             assert "cannot show" not in page.text()
             page.go("")
             page.one("table.runs")
-        page.driver.get("about:blank")  # a page that stays would miss its viewer
+        page.leave()
 
 
 def test_a_loss_joins_the_page_once_while_the_run_goes_on(open_page: Callable[[str], Page], tmp_path: Path) -> None:
@@ -189,4 +189,4 @@ def test_a_loss_joins_the_page_once_while_the_run_goes_on(open_page: Callable[[s
         page.until_shown("2.5 s")
         write_live(run, step=1, total=2, phase="training")
         assert len(page.all("tr[data-number]")) == 1
-        page.driver.get("about:blank")  # a page that stays would miss its viewer
+        page.leave()

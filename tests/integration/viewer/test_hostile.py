@@ -111,3 +111,4 @@ def test_events_of_any_kind_are_shown_and_end_no_page(open_page: Callable[[str],
         page.go("run/0/overview")
         page.until_shown("last")
         assert len(page.all(".events li")) >= len(events)
+        page.leave()

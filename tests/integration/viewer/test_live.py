@@ -28,8 +28,7 @@ def page(open_page: Callable[[str], Page], live: Path) -> Iterator[Page]:
         page.go("run/0/overview")
         page.until(lambda: page.script(STEPS) == "step 3", "step 3")
         yield page
-        page.go("")
-        assert page.faults() == []
+        page.leave()
 
 
 def test_a_new_step_a_new_phase_and_a_new_event_come_by_themselves(page: Page, live: Path) -> None:
@@ -89,7 +88,7 @@ def test_a_run_that_begins_later_joins_the_table_and_keeps_the_addresses_of_the_
         page.until(lambda: len(page.all("table.runs tbody tr")) == 2, "the second run")
         addresses = {link.text: link.get_attribute("href").partition("#")[2] for link in page.all("table.runs a")}
         assert addresses == {"b": "/run/0/overview", "a": "/run/1/overview"}
-        page.driver.get("about:blank")
+        page.leave()
 
 
 def test_a_hidden_tab_rests_and_catches_up(page: Page, live: Path) -> None:
