@@ -78,6 +78,7 @@ class Page:
         self.driver = driver
         self.origin = address.partition("/#")[0]
         driver.get("about:blank")
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         self.forget()
         driver.get(address)
         self.until(lambda: self.all("header"), "the page")
