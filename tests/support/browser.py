@@ -28,6 +28,9 @@ addEventListener("securitypolicyviolation", (event) => watched.push(`violation o
 addEventListener("error", (event) => watched.push(`error: ${event.message}`));
 addEventListener("unhandledrejection", (event) => watched.push(`rejected: ${event.reason}`));
 window.alert = () => watched.push("alert");
+window.pending = 0;
+const ask = window.fetch;
+window.fetch = (...given) => { pending++; return ask(...given).finally(() => { pending--; }); };
 """
 
 

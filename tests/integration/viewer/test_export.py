@@ -16,7 +16,7 @@ from viewer.__main__ import main
 
 pytestmark = pytest.mark.browser
 
-STILL = 8  # looks, a tenth of a second apart
+STILL = 3  # looks, a tenth of a second apart
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,14 @@ def exported(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def said(page: Page, address: str, sign: str) -> str:
-    """The text of a page once it says the same for a while, without how long ago a run has been seen."""
+    """The text of a page once it waits for nothing and stays the same, without how long ago a run has been seen."""
     page.go(address)
     page.one(sign)
     seen = [""]
 
     def is_still() -> bool:
-        seen.append(page.text())
-        return len(seen) > STILL and len({*seen[-STILL:]}) == 1
+        seen.append("" if page.script("return pending") else page.text())
+        return len(seen) > STILL and seen[-1] != "" and len({*seen[-STILL:]}) == 1
 
     page.until(is_still, f"an end of changes of {address}")
     return re.sub(r"quiet for .*", "", seen[-1])
