@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from viewer import export
 
 STEPS, METRICS, LONG, LONGEST = 2000, 115, 8_000, 32_000
 SPANS = 16_000
+COMPARED = 20
 SCORE = '[data-card="critic/score/mean"]'
 # Milliseconds from a key to two frames later, when its colours are on the screen.
 RECOLOUR = """
@@ -77,6 +79,20 @@ requestAnimationFrame(function frame(now) {
   done([120000 / (now - first), longest, canvas.dataset.view !== before]);
 });
 """
+# Whether every card of a comparison has a number of each run, and is drawn anew by now.
+COMPARED_ALL = """
+const cards = [...document.querySelectorAll(".card figcaption")];
+return cards.length > 5 && cards.every((one) => one.querySelectorAll("b").length === arguments[0]);
+"""
+CHOOSE_TOKENS = """
+const axis = document.querySelector(".bar select");
+axis.value = "tokens";
+axis.dispatchEvent(new Event("change", {bubbles: true}));
+"""
+TWO_FRAMES = """
+const [done] = arguments;
+setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 100);
+"""
 SHOWN = "return document.querySelector(arguments[0]).innerText.includes(arguments[1])"
 
 
@@ -98,6 +114,7 @@ def main() -> None:
             tell("listening, s", time.monotonic() - start)
             with chromium() as driver:
                 measure(Page(driver, address), folder, process.pid, options.lines, options.seconds)
+        measure_compare(folder, Path(name) / "runs")
 
 
 def make_long_run(folder: Path) -> Path:
@@ -118,9 +135,9 @@ def make_long_run(folder: Path) -> Path:
     return folder
 
 
-def line(known: dict[str, Any], step: int) -> str:
+def line(known: dict[str, Any], step: int, factor: float = 1.0) -> str:
     """The metrics of a step, of which every number differs from that of the step before."""
-    numbers = {name: step * 1e-4 + at for at, name in enumerate(known) if name != "step"}
+    numbers = {name: factor * (step * 1e-4 + at) for at, name in enumerate(known) if name != "step"}
     return json.dumps({"step": step, **numbers}) + "\n"
 
 
@@ -153,6 +170,26 @@ def measure(page: Page, folder: Path, pid: int, num_lines: int, seconds: float) 
     last = f"step {2 * STEPS + num_lines}"
     page.until(lambda: page.script(SHOWN, f"{SCORE} figcaption", last), last)
     tell(f"growth of the heap over {STEPS:,} further steps, MB", heap_mb(page) - before)
+
+
+def measure_compare(folder: Path, runs: Path) -> None:
+    """Compares as many runs as a page may have, from a table that shows them; no two have a number in common."""
+    known = json.loads((folder / "metrics.jsonl").read_text().partition("\n")[0])
+    for number in range(COMPARED):
+        run = shutil.copytree(folder, runs / f"run {number}", copy_function=os.link)
+        (run / "metrics.jsonl").unlink()
+        lines = (line(known, step, 1 + number / 100) for step in range(1, STEPS + 1))
+        (run / "metrics.jsonl").write_text("".join(lines))
+    with viewer_process([runs]) as (_, address), chromium() as driver:
+        page = Page(driver, address)
+        page.one("table.runs tbody tr")
+        numbers = "-".join(map(str, range(COMPARED)))
+        for what, act in (("", f"location.hash = '#/compare/{numbers}'"), (", over tokens", CHOOSE_TOKENS)):
+            start = time.monotonic()
+            page.script(act)
+            page.until(lambda: page.script(COMPARED_ALL, COMPARED), "all curves")
+            page.driver.execute_async_script(TWO_FRAMES)
+            tell(f"{COMPARED} runs compared{what}, s", time.monotonic() - start)
 
 
 def measure_tokens(page: Page) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from controller.tracking.figures import figures
+from viewer.config import read_config
 from viewer.distributions import MAX_STEPS as MAX_STEPS_OF_STRIPS
 from viewer.files import Unreadable, finite
 from viewer.logs import log_at
 from viewer.metrics import meaning
+from viewer.prompts import answers_to, fixed_prompts
 from viewer.run import Run
 from viewer.spans import TRACE
 from viewer.step_files import read_row, read_scalars
@@ -27,7 +29,6 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
     metrics = run.metrics
     return line | {
         "metrics": [[name, *meaning(name)] for name in metrics.names],
-        "generation": metrics.generation,
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
         "has_trace": run.folder.stamp(TRACE) is not None,
@@ -107,6 +108,14 @@ def log(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
     return log_at(run.folder, run.events, path["number"])
 
 
+def config(run: Run, *_: Any) -> dict[str, Any]:
+    """Returns the keys of config.yaml as {"actor.lr": "1.0e-06", ...}, or None and a sentence as "error"."""
+    try:
+        return {"keys": read_config(run.folder), "error": None}
+    except Unreadable as error:
+        return {"keys": None, "error": str(error)}
+
+
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
@@ -116,6 +125,9 @@ ANSWERS: Mapping[str, Answer] = {
     "/timeline/{step:int}": timeline_step,
     "/policy": policy,
     "/log/{number:int}": log,
+    "/config": config,
+    "/prompts": lambda run, *_: fixed_prompts(run.folder),
+    "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),
     **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
     **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
 }

@@ -22,6 +22,7 @@ from viewer.answers import ANSWERS, Answer, facts
 from viewer.bundle import one_page
 from viewer.files import Unreadable
 from viewer.live import dump
+from viewer.prompts import fixed_prompts
 from viewer.run import Run, find_runs
 
 MAX_MB = 25.0
@@ -66,6 +67,8 @@ class Export:
         if self._bytes_left < 0:
             more = f"{-self._bytes_left / 1e6:.1f} MB more"
             raise Unreadable(f"--max-mb {max_mb:g}: the pages and the curves of these runs alone take {more}")
+        for run in runs:
+            self._add_prompts(run, self._bytes_left // 4 // len(runs))
         kept = {run.number: {kind: set[int]() for kind in _KINDS} for run in runs}
         for run, kind, step in _in_turns([steps_of(run) for run in runs]):
             if not self._add_step(run, kind, step):
@@ -93,6 +96,15 @@ class Export:
         for path, answer in ANSWERS.items():
             if "{" not in path and path not in ("", "/columns"):
                 self._put(f"runs/{run.number}{path}", _told(answer, run))
+
+    def _add_prompts(self, run: Run, room: int) -> None:
+        """Adds the answers to the prompts of all validations, as far as there is room."""
+        place = "/prompts/{prompt:int}"
+        least = self._bytes_left - room
+        for prompt in fixed_prompts(run.folder)["prompts"]:
+            if self._bytes_left > least:
+                number = prompt["prompt_index"]
+                self._put(f"runs/{run.number}/prompts/{number}", _told(ANSWERS[place], run, prompt=number))
 
     def _add_step(self, run: Run, kind: str, step: int) -> bool:
         """Adds a step and its recorded responses if there is room for all of it; returns whether there was."""

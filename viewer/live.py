@@ -18,11 +18,12 @@ async def events(
     """Yields events until the page or the server ends; `since`, `generation` and `num_events` say what the page has.
 
     `reset` {"step"}: the file of metrics was replaced, because the run went back to that step; what the page has is
-    void. `steps` {"last", "recorded"}: there are new lines of metrics or new files of responses. `state`: of the run,
+    void. `steps` {"last"}: there are new lines of metrics or new files of responses. `state`: of the run,
     with live.json. `happened`: new lines of events.jsonl.
     """
     await asyncio.to_thread(run.refresh)
-    last, told, state_told = since, -1, ""
+    last, state_told = since, ""
+    told: list[list[int]] = [[], []]
     while not is_ending():
         await asyncio.to_thread(run.refresh)
         steps = run.metrics.steps
@@ -30,11 +31,10 @@ async def events(
         if run.metrics.generation != generation:
             generation, last = run.metrics.generation, newest
             yield _event("reset", {"step": newest})
-        recorded = await asyncio.to_thread(run.folder.steps, "train")
-        if newest > last or (recorded[-1:] or [-1])[0] != told:
-            told = (recorded[-1:] or [-1])[0]
-            yield _event("steps", {"last": newest, "recorded": told})
-            last = newest
+        recorded = [(await asyncio.to_thread(run.folder.steps, kind))[-1:] for kind in ("train", "val")]
+        if newest > last or recorded != told:
+            told, last = recorded, newest
+            yield _event("steps", {"last": newest})
         if len(run.events) != num_events:
             yield _event("happened", {"events": run.told_events(num_events)})
             num_events = len(run.events)

@@ -100,6 +100,7 @@ class Run:
             "path": str(self.folder.path),
             **state,
             "error": None if self.folder.path.is_dir() else f"The run folder {self.folder.path} cannot be read.",
+            "generation": self.metrics.generation,
             "step": self.metrics.steps[-1] if self.metrics.steps else None,
             "total_steps": total if isinstance(total, int) else None,
             "score": next(iter(self.metrics.recent("critic/score/mean")), None),

@@ -128,6 +128,23 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         return values
 
 
+def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dict[str, Any]]:
+    """Reads the responses to the fixed prompts of a validation, or to one of them; None where it has no such column.
+
+    Raises:
+        Unreadable: the file cannot be read.
+    """
+    names = (*("row", "prompt_index", "sample", "data_source", "place", "score", "has_eos", "length"), *TEXTS[:3])
+    with _parquet(folder, "val", step) as (_, reader):
+        table = reader.read(columns=[name for name in (*names, "fixed") if name in reader.schema_arrow.names])
+        table = table.filter(table["fixed"])
+        if prompt is not None:
+            table = table.filter(pc.equal(table["prompt_index"], prompt))
+        empty = [None] * table.num_rows
+        columns = [plain(table[name]) if name in table.column_names else empty for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
     """Raises Unreadable for lists that are not one number per token, or do not say where each token ends."""
     lists = {name: values[name] for name in TOKEN_LISTS if values[name] is not None}

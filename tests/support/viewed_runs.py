@@ -45,7 +45,9 @@ class Shape:
 def make_run(folder: Path, shape: Shape = Shape(), *, seed: int = 1, ended: bool = True) -> Path:
     """Writes a whole run into a folder that is made; returns the folder."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("run:\n  seed: 1\n")
+    run = f"run:\n  name: {json.dumps(folder.name)}\n  seed: {seed}\n"
+    estimator = "gae" if shape.with_critic else "grpo"
+    (folder / "config.yaml").write_text(f"{run}algorithm:\n  adv_estimator: {estimator}\n")
     for step in range(1, shape.steps + 1):
         add_step(folder, step, shape, seed=seed)
     if shape.with_trace:

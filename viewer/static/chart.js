@@ -35,12 +35,13 @@ export function useDrawn(draw, needs) {
 // What is drawn: nothing for a missing number, the edge of the range for one beyond it; an edge of null is none.
 export const drawn = (values, [low, high] = []) => Array.from(values, (value) => (Number.isFinite(value) ? Math.max(low ?? -Infinity, Math.min(high ?? Infinity, value)) : null));
 
-// series: [{label, values, width?, colour?}]; band: [label of the upper curve, of the lower one].
-export function Chart({ x, steps = x, series, band, onStep, height = 150, label, theme, range }) {
+// series: [{label, values, width?, colour?, dash?}]; bands: [[label of the upper curve, of the lower one, colour?], ...].
+// told: what the caption says of x, chosen or the last; carries: between its points, a curve tells the last one.
+export function Chart({ x, steps = x, series, band, bands = band ? [band] : [], onStep, height = 150, label, theme, range, told = (step) => `step ${step}`, carries }) {
   const holder = useRef(null);
   const plot = useRef(null);
   const [place, setPlace] = useState(null);
-  const shape = JSON.stringify([series.map((one) => one.label), band, theme, range]);
+  const shape = JSON.stringify([series.map((one) => one.label), bands, theme, range]);
   const open = () => plot.current?.cursor.idx != null && onStep?.(steps[plot.current.cursor.idx]);
   const follow = useRef(open);
   follow.current = open;
@@ -55,12 +56,13 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
       scales: { x: { time: false }, y: range ? { range: (_, least, most) => { const own = uPlot.rangeNum(least ?? 0, most ?? 1, 0.1, true); return range.map((edge, side) => edge ?? own[side]); } } : {} },
       axes: [{ ...axis, size: 32, incrs: STEPS_OF_TICKS }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
-        label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },
+        label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, dash: one.dash, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },
       }))],
-      bands: band ? [{ series: band.map((name) => names.indexOf(name) + 1), fill: colour("--band") }] : [],
+      bands: bands.map(([upper, lower, name]) => ({ series: [upper, lower].map((one) => names.indexOf(one) + 1), fill: name ? colour(name).replace(/rgb\((.*)\)/, "rgba($1, 0.18)") : colour("--band") })),
       hooks: { setCursor: [(self) => setPlace(self.cursor.idx ?? null)] },
     }, [x, ...series.map((one) => drawn(one.values, range))], holder.current);
     plot.current = made;
+    setPlace(null);
     let pressed = null;
     made.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
     made.over.addEventListener("click", (event) => Math.abs(event.clientX - pressed) < 4 && follow.current());
@@ -81,13 +83,18 @@ export function Chart({ x, steps = x, series, band, onStep, height = 150, label,
     event.preventDefault();
   };
   const at = place ?? x.length - 1;
-  const told = (values) => (place === null ? values.findLast((value) => Number.isFinite(value)) : values[at]);
+  const shown = (values) => (place === null || carries ? values.slice(0, at + 1).findLast((value) => Number.isFinite(value)) : values[at]);
   return html`<figure class="chart">
     <div ref=${holder} class=${onStep ? "plot opens" : "plot"} tabindex="0" role="img" aria-label=${label} onKeyDown=${onKey}></div>
-    <figcaption>${x.length ? html`<span class="dim">step ${steps[at]}</span>` : html`<span class="dim">no step yet</span>`}
-      ${series.map((one, place) => one.hidden || html`<span><i class=${one.width < 1 ? "key thin" : "key"} style=${{ background: `var(${one.colour ?? COLOURS[place % COLOURS.length]})` }}></i>${one.label} <b>${number(told(one.values))}</b></span>`)}
+    <figcaption>${x.length ? html`<span class="dim">${told(steps[at], place !== null)}</span>` : html`<span class="dim">no step yet</span>`}
+      ${series.map((one, place) => one.hidden || html`<span><${Key} name=${one.colour ?? COLOURS[place % COLOURS.length]} width=${one.width} dash=${one.dash} />${one.label} <b>${number(shown(one.values))}</b></span>`)}
     </figcaption>
   </figure>`;
+}
+
+// The colour of a curve, with its gaps.
+export function Key({ name, width, dash }) {
+  return html`<i class=${width < 1 ? "key thin" : "key"} style=${{ background: dash ? `repeating-linear-gradient(90deg, var(${name}) 0 ${dash[0]}px, transparent 0 ${dash[0] + dash[1]}px)` : `var(${name})` }}></i>`;
 }
 
 export function Spark({ values, width = 120, height = 24 }) {

@@ -5,7 +5,7 @@ import { Critic } from "./critic.js";
 import { Health } from "./health.js";
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./lib.js";
 import { Overview } from "./overview.js";
-import { ErrorSentence } from "./parts.js";
+import { ErrorSentence, runNumbers } from "./parts.js";
 import { Policy } from "./policy.js";
 import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
@@ -18,8 +18,8 @@ import { Tokens } from "./tokens.js";
 const THEMES = ["light dark", "light", "dark"];
 const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
 const KEYS = [
-  ["j k", "next, previous response (Tokens)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step"],
-  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses)"], ["?", "these keys"],
+  ["j k", "next, previous response (Tokens), prompt (Prompt)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step; prompt (Prompt)"],
+  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses, Compare)"], ["?", "these keys"],
 ];
 
 // The pages of a run in the order of the head line: their names, titles and components.
@@ -33,7 +33,7 @@ const PAGES = [
 export function parseAddress(hash) {
   const [, begin, run, page = "overview", ...rest] = hash.split("/");
   const [kind, step, row] = rest;
-  if (begin === "compare") return { page: "compare", runs: (run ?? "").split("-").filter((text) => /^\d+$/.test(text)).map(Number) };
+  if (begin === "compare") return { page: "compare", runs: runNumbers(run) };
   if (begin !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
   const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
   const [first, last] = (step ?? "").split("-");

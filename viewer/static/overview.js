@@ -6,7 +6,7 @@ import { clock, duration, number, visible } from "./text.js";
 
 // The cards that replace a figure, by its first metric, if the recorded steps have a column.
 const BETTER = { "critic/vf_explained_var": [Explained, "value"], "response_length/mean": [Lengths, "p50"] };
-const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
+export const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
 
 export function Overview({ data, at, theme }) {
   const [axis, setAxis] = useState("step");
@@ -33,7 +33,7 @@ export function Overview({ data, at, theme }) {
       })}
       <${Events} facts=${facts} />
     </div>
-    <${AllMetrics} ...${{ data, x, theme, onStep }} />`;
+    <${AllMetrics} metrics=${facts.metrics} want=${(name) => data.want([name])} card=${(name) => html`<${Card} key=${name} title=${visible(name)} metrics=${{ [name]: "" }} ...${{ data, x, theme, onStep }} />`} />`;
 }
 
 export function nearest(steps, wanted) {
@@ -98,21 +98,22 @@ function sentence(event) {
 
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
-function AllMetrics({ data, x, theme, onStep }) {
+// All metrics, [name, section, unit, meaning] of each, to search; what is chosen is drawn by `card`.
+export function AllMetrics({ metrics, want, card }) {
   const [search, setSearch] = useState("");
   const [chosen, setChosen] = useState([]);
   const input = useRef(null);
   useKeys({ "/": () => input.current.focus() });
   const words = search.toLowerCase().split(" ").filter(Boolean);
-  const found = useMemo(() => data.facts.metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))).sort(([one], [other]) => (one < other ? -1 : 1)), [search, data.facts.metrics.length]);
+  const found = useMemo(() => metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))).sort(([one], [other]) => (one < other ? -1 : 1)), [search, metrics.length]);
   const choose = (name) => {
     setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [name, ...old]));
-    data.want([name]);
+    want(name);
   };
   return html`<section><h2>All metrics</h2>
     <input ref=${input} type="search" size="30" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
-    <span class="dim"> ${found.length} of ${data.facts.metrics.length}; a click draws one</span>
-    <div class="cards">${chosen.map((name) => html`<${Card} key=${name} title=${visible(name)} metrics=${{ [name]: "" }} ...${{ data, x, theme, onStep }} />`)}</div>
+    <span class="dim"> ${found.length} of ${metrics.length}; a click draws one</span>
+    <div class="cards">${chosen.map(card)}</div>
     <div class="wide scroll"><table><tbody>${found.slice(0, 400).map(([name, section, unit, meaning]) => html`<tr>
       <td><button class="link" aria-pressed=${chosen.includes(name)} onClick=${() => choose(name)}>${visible(name)}</button></td>
       <td class="dim">${section}</td><td class="dim">${unit === "1" ? "" : unit}</td><td>${meaning}</td></tr>`)}</tbody></table></div></section>`;

@@ -3,17 +3,41 @@ import { get } from "./api.js";
 import { html, useEffect, useState } from "./lib.js";
 import { visible } from "./text.js";
 
-// {value, error} of an address of the server; an address of null asks for nothing.
-export function useValue(address, stamp) {
-  const [found, setFound] = useState({});
+// {address, value, error} of each of several addresses of the server, once all have answered; what was there before stays until then.
+export function useValues(addresses, stamp) {
+  const [found, setFound] = useState([]);
   useEffect(() => {
-    if (!address) return setFound({});
     const stop = new AbortController();
-    get(address, stop.signal).then((value) => setFound({ value }), (error) => stop.signal.aborted || setFound({ error: error.message }));
+    const asked = addresses.map((address) => get(address, stop.signal).then((value) => ({ address, value }), (error) => ({ address, error: error.message })));
+    Promise.all(asked).then((all) => stop.signal.aborted || setFound(all));
     return () => stop.abort();
-  }, [address, stamp]);
+  }, [addresses.join(), stamp]);
   return found;
 }
+
+// The same of one address; an address of null asks for nothing.
+export const useValue = (address, stamp) => useValues(address ? [address] : [], stamp)[0] ?? {};
+
+// Calls `act` now, and again `ms` milliseconds after it is done, while somebody looks.
+export function useEvery(ms, act, needs) {
+  useEffect(() => {
+    let timer = null, isOver = false;
+    const next = async () => {
+      if (!document.hidden) await act();
+      if (!isOver) timer = setTimeout(next, ms);
+    };
+    next();
+    return () => { isOver = true; clearTimeout(timer); };
+  }, needs);
+}
+
+export const MOST_RUNS = 20;
+
+// "0-3-5" -> [0, 3, 5], each one once.
+export const runNumbers = (text) => [...new Set((text ?? "").split("-").filter((part) => /^\d+$/.test(part)).map(Number))];
+
+// Names of runs as they are shown, with their numbers where two are equal.
+export const labelsOf = (runs) => runs.map(({ name, number }) => visible(runs.filter((one) => one.name === name).length > 1 ? `${name} (${number})` : name));
 
 // Keys of a page, by name; not while somebody types.
 export function useKeys(keys) {

@@ -2,7 +2,8 @@
 import { get, getColumns, listen } from "./api.js";
 
 export class RunData {
-  constructor(number, changed) {
+  // Without `listens`, whoever made it says what is new, by `on`.
+  constructor(number, changed, listens = true) {
     this.number = number;
     this.changed = changed;
     this.facts = null;
@@ -15,8 +16,8 @@ export class RunData {
     this.recorded = null;
     this.wantsRecorded = false;
     this.waiting = Promise.resolve();
-    this.loadFacts().then(() => {
-      if (this.facts && !this.isClosed) this.stop = listen(number, () => this.position(), (name, value) => this.on(name, value), (ok, why) => this.tell(ok, why));
+    this.ready = this.loadFacts().then(() => {
+      if (listens && this.facts && !this.isClosed) this.stop = listen(number, () => this.position(), (name, value) => this.on(name, value), (ok, why) => this.tell(ok, why));
     });
   }
 

@@ -21,8 +21,8 @@ PAGES = {
     "": "table.runs tbody a",
     "run/0/overview": ".chart canvas",
     "run/0/responses/train/2": "table.responses",
-    "run/0/tokens/train/2/0": ".tok",
-    "run/1/tokens/train/2/0": ".turn",
+    "run/0/tokens/train/2/0": 'main:has([aria-label="next response"]) .tok',
+    "run/1/tokens/train/2/0": 'main:has([aria-label="next response"]) .turn',
     "run/0/critic": "canvas.heat",
     "run/0/timeline": "canvas.lanes",
     "run/0/timeline/train/3": "table.critical",
@@ -30,6 +30,9 @@ PAGES = {
     "run/0/policy": "canvas.heat",
     "run/0/health": "svg.lifelines",
     "run/4/tokens": ".sentence",
+    "compare/0-2-4": 'main:has(table.differences) [data-card="critic/score/mean"] span:nth-of-type(4) b',
+    "run/0/prompt": "table.answers",
+    "run/0/prompt/2/with/2-4": "table.answers",
 }
 
 
@@ -87,3 +90,24 @@ def test_keys_alone_lead_from_the_runs_to_a_token_and_to_the_critic(page: Page) 
     tab_to(page, "table.worst tbody a")
     press(page, Keys.ENTER)
     page.one(".tok")
+
+
+def test_keys_alone_tick_two_runs_compare_them_and_lead_to_a_prompt(page: Page) -> None:
+    for run in ("finished", "grpo"):
+        tab_to(page, f'input[aria-label="compare {run}"]')
+        press(page, Keys.SPACE)
+    tab_to(page, 'a[href="#/compare/0-2"]', Keys.SHIFT, Keys.TAB)
+    press(page, Keys.ENTER)
+    tab_to(page, '[data-card="critic/score/mean"] .plot')
+    press(page, Keys.ARROW_LEFT)
+    tab_to(page, 'a[href="#/run/0/prompt/with/2"]')
+    press(page, Keys.ENTER)
+    page.one("table.answers")
+    press(page, "]")
+    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/1/with/2"), "the next prompt")
+    press(page, "k")
+    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/0/with/2"), "the previous prompt")
+    page.go("")
+    tab_to(page, 'input[aria-label="compare grpo"]')
+    press(page, Keys.SPACE)
+    page.until_shown("tick several to compare them")

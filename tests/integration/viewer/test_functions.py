@@ -103,6 +103,60 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([[{"edges": [3, 3], "counts": [9]}]], [2.5, 3.5]),
         ([[]], [0, 1]),
     ],
+    # -1: removed, 0: kept, 1: added; what is kept has the spaces of the second text.
+    ("diff.js", "changes"): [
+        (["a b  c", "a x c"], {"unit": "words", "parts": [[0, "a"], [-1, " b"], [1, " x"], [0, " c"]]}),
+        (
+            ["1 2 3 4 5", "1 3 4 6 5"],
+            {"unit": "words", "parts": [[0, "1"], [-1, " 2"], [0, " 3 4"], [1, " 6"], [0, " 5"]]},
+        ),
+        (["a  b", "a b\n"], {"unit": "words", "parts": [[0, "a b"], [1, "\n"]]}),
+        (["", "a"], {"unit": "words", "parts": [[1, "a"]]}),
+        (["a", ""], {"unit": "words", "parts": [[-1, "a"]]}),
+        (["", ""], {"unit": "words", "parts": []}),
+        (["日本語", "日本人"], {"unit": "words", "parts": [[0, "日本"], [-1, "語"], [1, "人"]]}),
+        (
+            ["k\n" + "x " * 2100, "k\n" + "y " * 2100],
+            {"unit": "lines", "parts": [[0, "k\n"], [-1, "x " * 2100], [1, "y " * 2100]]},
+        ),
+        (["x\n" * 2100, "y\n" * 2100], None),
+    ],
+    ("compare.js", "seedGroups"): [
+        ([[{"run.seed": "1", "run.dir": "a", "x": "1"}, None, {"run.seed": "2", "run.dir": "b", "x": "1"}]], [[0, 2]]),
+        ([[{"run.seed": "1", "x": "1"}, {"run.seed": "2", "x": "2"}]], []),
+        ([[{"run.seed": "1"}, {"run.seed": "1"}]], []),
+        ([[{"x": "1"}, {"x": "1"}]], []),
+    ],
+    ("compare.js", "differences"): [
+        (
+            [[{"a": "1", "b": "2", "run.name": "x"}, None, {"a": "1", "b": "3", "run.name": "y", "constructor": "4"}]],
+            [["b", ["2", None, "3"]], ["constructor", [None, None, "4"]]],
+        ),
+    ],
+    ("compare.js", "union"): [([[[1, 5], [2, 5, 10]]], [1, 2, 5, 10]), ([[]], [])],
+    ("compare.js", "aligned"): [
+        ([[1, 2, 3, 4], [1, 3], [7, 8]], [7, None, 8, None]),
+        ([[1, 2], [1, 1, 2], [7, None, 8]], [7, 8]),
+        ([[1], [], []], [None]),
+    ],
+    ("compare.js", "spread"): [
+        ([[[1, 2, None], [3, 7, 5]]], {"mean": [2, 4.5, None], "high": [3, 7, None], "low": [1, 2, None]}),
+    ],
+    ("prompt.js", "sameOf"): [
+        (
+            [{"hash": "h", "data_source": "s", "place": "p"}, [{"hash": "h", "data_source": "s", "place": "q"}]],
+            {"hash": "h", "data_source": "s", "place": "q"},
+        ),
+        (
+            [{"hash": "h", "data_source": "s", "place": "p"}, [{"hash": "i", "data_source": "s", "place": "p"}]],
+            {"hash": "i", "data_source": "s", "place": "p"},
+        ),
+        ([{"hash": "h", "data_source": "s", "place": "p"}, [{"hash": "h", "data_source": "t", "place": "p"}]], None),
+    ],
+    ("prompt.js", "meanScores"): [
+        ([[{"step": 8, "score": 1}, {"step": 8, "score": 0}, {"step": 4, "score": None}]], [[4, None], [8, 0.5]]),
+    ],
+    ("parts.js", "runNumbers"): [(["0-3-5"], [0, 3, 5]), (["1-x-1--2"], [1, 2]), ([None], [])],
     # Ends count code points, not UTF-16 units.
     ("tokens.js", "splitTokens"): [
         (["a🙂bc", [1, 2, 4]], ["a", "🙂", "bc"]),

@@ -232,8 +232,10 @@ def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
         ("timeline/train/3", "table.critical"),
         ("policy", "canvas.heat"),
         ("health", "svg.lifelines"),
+        ("prompt/0/with/1-2", "table.answers"),
+        ("compare", "table.differences"),
     ):
-        page.go(f"run/0/{name}")
+        page.go("compare/0-1-2-3-4" if name == "compare" else f"run/0/{name}")
         page.one(sign)
         assert page.script("return document.documentElement.scrollWidth") <= width, name
 

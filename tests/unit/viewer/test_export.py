@@ -45,6 +45,15 @@ def test_the_file_keeps_its_size_and_has_whole_steps_that_matter_most(tmp_path: 
     assert len(saved["runs/0/columns"]["steps"]) == 30
 
 
+def test_the_answers_to_the_prompts_of_validations_are_there(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", Shape(steps=8, prompts=3))
+    saved = export(tmp_path)
+    for prompt in saved["runs/0/prompts"]["prompts"]:
+        rows = saved[f"runs/0/prompts/{prompt['prompt_index']}"]["rows"]
+        assert [row["step"] for row in rows] == [8] * 4 + [4] * 4
+    assert saved["runs/0/config"]["keys"]["run.seed"] == "1"
+
+
 def test_a_size_that_not_even_the_curves_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", Shape(steps=3))
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "run.html"), "--max-mb", "0.1"]) == 2
