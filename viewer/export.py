@@ -20,9 +20,9 @@ import numpy as np
 from splitppo.atomic_write import write_atomically
 from viewer.answers import ANSWERS, Answer, facts
 from viewer.bundle import one_page
+from viewer.comparison.prompts import fixed_prompts
 from viewer.files import Unreadable
 from viewer.live import dump
-from viewer.prompts import fixed_prompts
 from viewer.run import Run, find_runs
 
 MAX_MB = 25.0

@@ -11,7 +11,7 @@ from splitppo.config import dump_config
 from tests.support.configs import load
 from tests.support.viewed_runs import Shape, make_run
 from tests.support.viewer_client import ask
-from viewer.config import HIDDEN, MAX_BYTES, MAX_KEYS, read_config
+from viewer.comparison.config import HIDDEN, MAX_BYTES, MAX_KEYS, read_config
 from viewer.files import RunDir, Unreadable
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.viewer_client import ask
-from viewer.prompts import MAX_CHARACTERS, MAX_VALIDATIONS
+from viewer.comparison.prompts import MAX_CHARACTERS, MAX_VALIDATIONS
 
 
 def validate(folder: Path, step: int, **changes: Any) -> Path:
