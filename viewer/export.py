@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from splitppo.atomic_write import write_atomically
-from viewer.answers import ANSWERS, Answer, facts
+from viewer.answers import ANSWERS, Answer, facts, timeline
 from viewer.bundle import one_page
 from viewer.comparison.prompts import fixed_prompts
 from viewer.files import Unreadable
@@ -67,8 +68,10 @@ class Export:
         if self._bytes_left < 0:
             more = f"{-self._bytes_left / 1e6:.1f} MB more"
             raise Unreadable(f"--max-mb {max_mb:g}: the pages and the curves of these runs alone take {more}")
+        room = self._bytes_left // 8 // len(runs)
         for run in runs:
-            self._add_prompts(run, self._bytes_left // 4 // len(runs))
+            for path, numbers in _numbered(run):
+                self._add_some(run, path, numbers, room)
         kept = {run.number: {kind: set[int]() for kind in _KINDS} for run in runs}
         for run, kind, step in _in_turns([steps_of(run) for run in runs]):
             if not self._add_step(run, kind, step):
@@ -97,14 +100,14 @@ class Export:
             if "{" not in path and path not in ("", "/columns"):
                 self._put(f"runs/{run.number}{path}", _told(answer, run))
 
-    def _add_prompts(self, run: Run, room: int) -> None:
-        """Adds the answers to the prompts of all validations, as far as there is room."""
-        place = "/prompts/{prompt:int}"
+    def _add_some(self, run: Run, path: str, numbers: Sequence[int], room: int) -> None:
+        """Adds the answers to addresses that differ in one number, the first ones first, as far as there is room."""
+        before, name, after = re.split(r"{(\w+):int}", path)
         least = self._bytes_left - room
-        for prompt in fixed_prompts(run.folder)["prompts"]:
+        for number in numbers:
             if self._bytes_left > least:
-                number = prompt["prompt_index"]
-                self._put(f"runs/{run.number}/prompts/{number}", _told(ANSWERS[place], run, prompt=number))
+                answer = _told(ANSWERS[path], run, **{name: number})
+                self._put(f"runs/{run.number}{before}{number}{after}", answer)
 
     def _add_step(self, run: Run, kind: str, step: int) -> bool:
         """Adds a step and its recorded responses if there is room for all of it; returns whether there was."""
@@ -114,8 +117,6 @@ class Export:
         chosen = columns.get("why" if kind == "train" else "fixed") or []
         rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
         found = {f"runs/{run.number}/{kind}/{step}": packed(table)}
-        if kind == "train":
-            found[f"runs/{run.number}/timeline/{step}"] = packed(_told(ANSWERS["/timeline/{step:int}"], run, step=step))
         for row in rows:
             value = _told(ANSWERS[place + "/{row:int}"], run, step=step, row=row)
             found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(_shortened(value))
@@ -131,6 +132,17 @@ class Export:
     def _put(self, address: str, value: Any) -> None:
         self.saved[address] = packed(value)
         self._bytes_left -= len(self.saved[address]) + len(address) + 8
+
+
+def _numbered(run: Run) -> list[tuple[str, Sequence[int]]]:
+    """Returns what pages ask with the number of a prompt, an event or a step of the timeline, and these numbers."""
+    events = run.told_events()[::-1]
+    losses = [one["number"] for one in events if one.get("kind") in ("group_lost", "start") or one is events[0]]
+    return [
+        ("/prompts/{prompt:int}", [prompt["prompt_index"] for prompt in fixed_prompts(run.folder)["prompts"]]),
+        ("/log/{number:int}", losses),
+        ("/timeline/{step:int}", spread(_told(timeline, run).get("steps", {}).get("step", []))),
+    ]
 
 
 def steps_of(run: Run) -> list[tuple[Run, str, int]]:

@@ -54,6 +54,18 @@ def test_the_answers_to_the_prompts_of_validations_are_there(tmp_path: Path) -> 
     assert saved["runs/0/config"]["keys"]["run.seed"] == "1"
 
 
+def test_logs_of_losses_and_all_steps_of_the_timeline_are_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(steps=5, prompts=2, samples=2, with_trace=True))
+    (run / "logs").mkdir()
+    (run / "logs" / "controller_0.log").write_text("the last words\n")
+    add_event(run, {"kind": "group_lost", "role": "critic", "rank": 0}, step=3)
+    number = len((run / "events.jsonl").read_text().splitlines()) - 1
+    saved = export(tmp_path)
+    assert saved[f"runs/0/log/{number}"][-1]["lines"] == ["the last words"]
+    steps = {int(one.rpartition("/")[2]) for one in saved if one.startswith("runs/0/timeline/")}
+    assert steps == {*saved["runs/0/timeline"]["steps"]["step"]} >= {1, 2, 3, 4, 5}
+
+
 def test_a_size_that_not_even_the_curves_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", Shape(steps=3))
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "run.html"), "--max-mb", "0.1"]) == 2
