@@ -31,6 +31,8 @@ PAGES = (
     ("responses", "run/0/responses", "table.responses"),
     ("tokens", "run/0/tokens/train/{step}/{row}", ".tok.chosen"),
     ("critic", "run/0/critic", "table.worst"),
+    ("policy", "run/0/policy", '[data-card="ratio"] canvas'),
+    ("timeline", "run/0/timeline/train/{step}", "table.critical"),
 )
 # Two frames on, every canvas is drawn.
 DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 300)));"
