@@ -377,7 +377,12 @@ def footer(rows: Sequence[Mapping[str, Any]], step: int, seed: int, shape: Shape
     found["lengths"] = dict(zip(("p10", "p50", "p90"), lengths, strict=True))
     histograms = {name: np.histogram(values, BINS) for name, values in lists.items()}
     found["histograms"] = {
-        name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in histograms.items()
+        name: {
+            "edges": edges.tolist(),
+            "counts": counts.tolist(),
+            "quantiles": np.quantile(lists[name], (0.01, 0.1, 0.5, 0.9, 0.99)).tolist(),
+        }
+        for name, (counts, edges) in histograms.items()
     }
     return found
 

@@ -12,6 +12,7 @@ from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
 
 _NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS = 48, 16, 10
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 _DIGITS_OF_VALUE = 6
 _SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
 _POSITIONED = {"value": "value", "ret": "ret", "advantage": "advantage"}
@@ -46,7 +47,8 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
 def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
     """Counts finite values in 48 bins; the first and the last bin reach to the smallest and the largest value.
 
-    The other bins have equal widths between the quantiles 0.001 and 0.999 of some of the values.
+    The other bins have equal widths between the quantiles 0.001 and 0.999 of some of the values. `quantiles` are those
+    of all values at 0.01, 0.1, 0.5, 0.9 and 0.99, which bins of such different widths do not tell.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     least, most = float(finite.min()), float(finite.max())
@@ -56,7 +58,8 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
         low, high = least, most
     counts, edges = np.histogram(np.clip(finite, low, high), _NUM_BINS, (low, high))
     edges[0], edges[-1] = min(least, edges[0]), max(most, edges[-1])
-    return {"edges": [_short(edge) for edge in edges], "counts": counts.tolist()}
+    quantiles = [_short(one) for one in np.quantile(finite, _QUANTILES)]
+    return {"edges": [_short(edge) for edge in edges], "counts": counts.tolist(), "quantiles": quantiles}
 
 
 def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def test_a_histogram_counts_every_finite_value_and_reaches_to_the_extremes() -> 
     assert found["edges"][1:-1] == pytest.approx(
         np.linspace(found["edges"][1], found["edges"][-2], 47).tolist(), abs=1e-6
     )
+    of_all = np.quantile(values[np.isfinite(values)], (0.01, 0.1, 0.5, 0.9, 0.99))
+    assert found["quantiles"] == pytest.approx(of_all.tolist(), abs=1e-6)
     assert max(found["counts"]) < 1000  # the two extremes have not made one bin of all others
 
 

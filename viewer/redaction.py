@@ -1,0 +1,34 @@
+"""Hides what looks like a secret in texts of a run: its config, its logs, its events. This is a best effort."""
+
+import re
+
+HIDDEN = "(hidden)"
+_NAME = (
+    r"(?:passw(?:or)?d|passwd|passphrase|passcode|pwd|secret|credentials?|authorization|cookie|jwt|token"
+    r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?key)"
+)
+_VALUE = r"""[^\s"',;)}\]]+"""
+# Each keeps its first group, and hides what follows.
+_PATTERNS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # a key that changed: both values
+        rf"((?:\w|-)*{_NAME}: ).+(?: in the folder, | -> ).+",
+        # name: value and name=value, also with quotes; a number behind `token` is one of a model's.
+        rf"""((?:\w|-)*{_NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
+        # --name value, "name", "value", and NAME value
+        rf"""((?:--?(?:\w|-)*{_NAME}|["'](?:\w|-)*{_NAME}["']|(?-i:\b[A-Z]+_[A-Z_]*(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?)(?!\(hidden\)){_VALUE}""",
+        rf"\b((?:bearer|basic):?\s+)(?!\(hidden\))(?=\S*\d|\S{{16}}){_VALUE}",
+        r"(://)[^/\s@:]*:[^/\s@]+(?=@)",
+        r"(hooks\.slack\.com/)\S+",
+        r"()\b(?:sk|hf|ghp|gho|ghs|glpat|github_pat|xox[abp])[-_][\w-]{10,}",
+        r"()\bAKIA[0-9A-Z]{12,}",
+    )
+]
+
+
+def redacted(text: str) -> str:
+    """Returns the text with HIDDEN in place of what looks like the value of a secret."""
+    for pattern in _PATTERNS:
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    return text
