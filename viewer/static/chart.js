@@ -17,6 +17,15 @@ export function colour(name) {
   return found;
 }
 
+// A pen for a cleared canvas, in pixels of the style sheet, with all that the screen has.
+export function penOf(canvas) {
+  const scale = devicePixelRatio || 1;
+  Object.assign(canvas, { width: canvas.clientWidth * scale, height: canvas.clientHeight * scale });
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  return pen;
+}
+
 // A ref for an element that `draw` draws, now and whenever its size changes.
 export function useDrawn(draw, needs) {
   const ref = useRef(null);
@@ -24,7 +33,6 @@ export function useDrawn(draw, needs) {
     const node = ref.current;
     if (!node) return undefined;
     const redraw = () => node.isConnected && draw(node);
-    redraw();
     const watch = new ResizeObserver(redraw);
     watch.observe(node);
     return () => watch.disconnect();

@@ -1,5 +1,5 @@
 // All responses of a step or of several: a table to sort, a scatter to choose from. Reasons are listed; none is a verdict.
-import { colour, useDrawn } from "./chart.js";
+import { colour, penOf, useDrawn } from "./chart.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
 import { number, reasons, visible } from "./text.js";
@@ -131,17 +131,11 @@ function Scatter({ rows, names, valueOf, onChoose, onOpen }) {
   const select = (place) => html`<select aria-label=${place ? "y axis" : "x axis"} value=${axes[place]} onChange=${(event) => setAxes(axes.map((old, at) => (at === place ? event.target.value : old)))}>
     ${names.map(([name, title]) => html`<option value=${name}>${visible(title)}</option>`)}</select>`;
   return html`<div class="bar">${select(1)} <span class="dim">over</span> ${select(0)} <span class="dim">filled: recorded with text; larger: several; drag to choose, click to open</span></div>
-    <canvas ref=${canvas} class="scatter" height=${HEIGHT} role="img" aria-label="scatter of the responses; the table below has the same numbers" onMouseDown=${(event) => { start.current = spot(event); }} onMouseUp=${onUp}></canvas>`;
+    <canvas ref=${canvas} class="scatter" style=${{ height: `${HEIGHT}px` }} role="img" aria-label="scatter of the responses; the table below has the same numbers" onMouseDown=${(event) => { start.current = spot(event); }} onMouseUp=${onUp}></canvas>`;
 }
 
 function drawDots(canvas, rows, axes, valueOf) {
-  const scale = devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  canvas.width = width * scale;
-  canvas.height = HEIGHT * scale;
-  canvas.style.height = `${HEIGHT}px`;
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
+  const [pen, width] = [penOf(canvas), canvas.clientWidth];
   const dots = rows.map((row) => ({ row, values: axes.map((name) => valueOf(row, name)) })).filter((dot) => dot.values.every(Number.isFinite));
   const limits = [0, 1].map((at) => [Math.min(...dots.map((dot) => dot.values[at])), Math.max(...dots.map((dot) => dot.values[at]))]);
   const share = (at, value) => (value - limits[at][0]) / (limits[at][1] - limits[at][0] || 1);

@@ -1,10 +1,11 @@
 // Where is the time? Lanes of the pools on a canvas; of one step, how busy each pool was and what its time was spent waiting for.
-import { colour, useDrawn } from "./chart.js";
-import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { colour, penOf, useDrawn } from "./chart.js";
+import { html, useEffect, useMemo, useState } from "./lib.js";
 import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
 import { number, visible } from "./text.js";
 
 const ROW = 18, GAP = 8, TOP = 20, BOTTOM = 22, LEFT = 92, MOST_ROWS = 6, MARGIN = 0.05, SHORTEST_S = 0.001;
+const ALL = { from: -Infinity, to: Infinity };
 const HELP = "drag or ← → pan, wheel or + − zoom, Home shows all, ↑ ↓ choose a span, Enter opens its step";
 
 export function Timeline({ data, at, theme }) {
@@ -28,7 +29,7 @@ export function Timeline({ data, at, theme }) {
     ${found && html`<${StepTable} found=${found} table=${table} />`}`;
 }
 
-// Rows of spans, from top to bottom: of each pool as many as its overlapping spans need. `reach`: how far the spans up to each one reach.
+// Rows of spans, from top to bottom: of each pool as many as its overlapping spans need. `until`: how far its spans reach.
 export function laid({ columns: { pool, start, end }, pools }) {
   const rows = [];
   let y = TOP;
@@ -36,11 +37,11 @@ export function laid({ columns: { pool, start, end }, pools }) {
     const own = [];
     for (let span = 0; span < pool.length; span++) {
       if (pool[span] !== place) continue;
-      let row = own.find((one) => one.reach.at(-1) <= start[span]);
-      if (!row && own.length < MOST_ROWS) own.push((row = { pool: name, place, number: own.length, y: y + own.length * ROW, spans: [], reach: [] }));
+      let row = own.find((one) => one.until <= start[span]);
+      if (!row && own.length < MOST_ROWS) own.push((row = { pool: name, place, number: own.length, y: y + own.length * ROW, spans: [], until: 0 }));
       row ??= own.at(-1);
       row.spans.push(span);
-      row.reach.push(Math.max(row.reach.at(-1) ?? -Infinity, end[span]));
+      row.until = Math.max(row.until, end[span]);
     }
     rows.push(...own);
     if (own.length) y += own.length * ROW + GAP;
@@ -56,71 +57,51 @@ export function clamped(from, to, end) {
   return { from: begin, to: begin + long };
 }
 
-// The first place in rising numbers with one above `limit`.
-export function firstAbove(numbers, limit) {
-  const place = numbers.findIndex((one) => one > limit);
-  return place < 0 ? numbers.length : place;
-}
-
 function Lanes({ table, lanes, found, theme, step, open }) {
   const { columns, steps } = table;
   const end = useMemo(() => columns.end.reduce((most, one) => Math.max(most, one), 0), [table]);
-  const view = useRef({ ...clamped(-Infinity, Infinity, end), isAll: true });
+  const [asked, show] = useState(ALL);
+  const view = clamped(asked.from, asked.to, end);
+  const { from, to } = view;
   const [chosen, choose] = useState(null);
   const inks = useMemo(() => inksOf(), [theme]);
   const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, lanes)?.y })) : []), [found, lanes]);
-  const [latest, frame] = [useRef(null), useRef(0)];
-  const paint = (node) => draw(node, latest.current, view.current);
-  const canvas = useDrawn(paint, [table, inks, path, step, chosen]);
-  const move = (from, to, isAll = false) => {
-    view.current = { ...clamped(from, to, end), isAll };
-    frame.current ||= requestAnimationFrame(() => { frame.current = 0; if (canvas.current?.isConnected) paint(canvas.current); });
-  };
-  const showAll = () => move(-Infinity, Infinity, true);
+  const canvas = useDrawn((node) => draw(node, { table, lanes, inks, path, step, chosen }, view), [table, inks, path, step, chosen, from, to]);
+  const move = (seconds) => show({ from: from + seconds, to: to + seconds });
   const zoom = (factor, share = 0.5) => {
-    const { from, to } = view.current;
     const middle = from + (to - from) * share;
-    move(middle - (middle - from) * factor, middle + (to - middle) * factor);
+    show({ from: middle - (middle - from) * factor, to: middle + (to - middle) * factor });
   };
-  latest.current = { table, lanes, inks, path, step, chosen, zoom };
-  const pan = (share) => { const { from, to } = view.current; move(from + (to - from) * share, to + (to - from) * share); };
   useEffect(() => {
     const place = steps.step.indexOf(step);
     const margin = (steps.next_start[place] - steps.start[place]) * MARGIN;
-    if (place >= 0) move(steps.start[place] - margin, steps.next_start[place] + margin);
+    if (place >= 0) show({ from: steps.start[place] - margin, to: steps.next_start[place] + margin });
   }, [step]);
-  useEffect(() => { if (view.current.isAll) showAll(); }, [table]);
-  useEffect(() => {
-    const node = canvas.current;
-    const onWheel = (event) => { event.preventDefault(); latest.current.zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / (node.clientWidth - LEFT))); };
-    node.addEventListener("wheel", onWheel, { passive: false });
-    return () => node.removeEventListener("wheel", onWheel);
-  }, []);
+  const onWheel = (event) => { event.preventDefault(); zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / (event.target.clientWidth - LEFT))); };
   const drag = (event) => {
-    const { from, to } = view.current;
     const seconds = (to - from) / (event.target.clientWidth - LEFT);
     const stop = new AbortController();
-    addEventListener("pointermove", ({ clientX }) => move(from - (clientX - event.clientX) * seconds, to - (clientX - event.clientX) * seconds), stop);
+    addEventListener("pointermove", ({ clientX }) => move((event.clientX - clientX) * seconds), stop);
     ["pointerup", "pointercancel"].forEach((name) => addEventListener(name, () => stop.abort(), stop));
   };
-  const point = (event) => event.buttons || choose(hit(event, latest.current, view.current) ?? chosen);
+  const point = (event) => event.buttons || choose(hit(event, table, lanes, view) ?? chosen);
+  const next = (by) => {
+    const wanted = chosen === null ? columns.start.findLastIndex((one) => one <= from) + 1 : chosen + by;
+    const span = Math.max(0, Math.min(columns.start.length - 1, wanted));
+    if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (from + to) / 2);
+    choose(span);
+  };
+  const keys = {
+    ArrowLeft: () => move((from - to) / 10), ArrowRight: () => move((to - from) / 10), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), Home: () => show(ALL),
+    ArrowDown: () => next(1), ArrowUp: () => next(-1), Enter: () => chosen !== null && open(columns.step[chosen]),
+  };
   const onKey = (event) => {
-    const { from, to } = view.current;
-    const next = (by) => {
-      const span = Math.max(0, Math.min(columns.start.length - 1, chosen === null ? firstAbove(columns.start, from) : chosen + by));
-      if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (to - from) / 2, columns.start[span] + (to - from) / 2);
-      choose(span);
-    };
-    const keys = {
-      ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), Home: showAll,
-      ArrowDown: () => next(1), ArrowUp: () => next(-1), Enter: () => chosen !== null && open(columns.step[chosen]),
-    };
     if (Object.hasOwn(keys, event.key) && !event.ctrlKey && !event.metaKey) { event.preventDefault(); keys[event.key](); }
   };
   return html`<div class="bar"><button onClick=${() => zoom(0.7)} aria-label="zoom in">+</button><button onClick=${() => zoom(1 / 0.7)} aria-label="zoom out">−</button>
-      <button onClick=${showAll}>all</button><span class="dim">${HELP}</span></div>
+      <button onClick=${keys.Home}>all</button><span class="dim">${HELP}</span></div>
     <canvas ref=${canvas} class="lanes" style=${{ height: `${lanes.height}px` }} tabindex="0" role="img" aria-label=${`work of the pools over time: ${HELP}`}
-      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${() => chosen !== null && open(columns.step[chosen])} onKeyDown=${onKey}></canvas>
+      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${keys.Enter} onWheel=${onWheel} onKeyDown=${onKey}></canvas>
     <${Legend} table=${table} />
     <div class="details" role="status">${chosen !== null && columns.start.length > chosen ? told(table, chosen) : html`<span class="dim">no span chosen</span>`}</div>`;
 }
@@ -146,34 +127,29 @@ function rowOf(piece, { columns, phases }, { rows }) {
 }
 
 // The span under the pointer, or one a pixel beside it.
-function hit(event, { table: { columns }, lanes }, { from, to }) {
+function hit(event, { columns }, lanes, { from, to }) {
   const pixel = (to - from) / (event.target.clientWidth - LEFT);
   const time = from + (event.offsetX - LEFT) * pixel;
   const row = lanes.rows.find((one) => event.offsetY >= one.y && event.offsetY < one.y + ROW);
-  const span = row?.spans[firstAbove(row.reach, time - pixel)];
-  return columns.start[span] <= time + pixel ? span : undefined;
+  return row?.spans.find((span) => columns.end[span] > time - pixel && columns.start[span] <= time + pixel);
 }
 
 function inksOf() {
-  const [ink, dim, line, paper] = ["--ink", "--dim", "--line", "--paper"].map(colour);
+  const [ink, dim, paper] = ["--ink", "--dim", "--paper"].map(colour);
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
   Object.assign(pen, { strokeStyle: ink, lineWidth: 1.5 });
   [[-1, 1, 1, -1], [-1, 7, 7, -1], [5, 7, 7, 5]].forEach(([fromX, fromY, toX, toY]) => { pen.moveTo(fromX, fromY); pen.lineTo(toX, toY); });
   pen.stroke();
-  return { ink, dim, line, paper, hatch: pen.createPattern(tile, "repeat") };
+  return { ink, dim, paper, hatch: pen.createPattern(tile, "repeat") };
 }
 
 function draw(canvas, scene, view) {
-  const scale = devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
   canvas.dataset.view = `${view.from} ${view.to}`;
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   const x = (time) => LEFT + ((time - view.from) / (view.to - view.from)) * (width - LEFT);
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, width, height);
   pen.font = "11px sans-serif";
   pen.fillStyle = scene.inks.ink;
   scene.lanes.rows.filter((row) => row.number === 0).forEach((row) => pen.fillText(row.pool, 4, row.y + 12));
@@ -205,8 +181,8 @@ function drawAxis(pen, { table: { steps }, inks, step }, view, x, height) {
 // What is narrower than a pixel is drawn once with its neighbours.
 function drawRow(pen, row, { table: { columns, phases }, inks, step, chosen }, view, x, width) {
   let painted = -1;
-  for (let place = firstAbove(row.reach, view.from); place < row.spans.length; place++) {
-    const span = row.spans[place];
+  for (const span of row.spans) {
+    if (columns.end[span] < view.from) continue;
     if (columns.start[span] > view.to) break;
     const [left, right] = [Math.max(LEFT, x(columns.start[span])), Math.min(width + 2, x(columns.end[span]))];
     if (right < painted + 1) continue;

@@ -1,5 +1,5 @@
 // One response: its tokens coloured by what the models thought of them, and the numbers of a chosen token.
-import { colour, useDrawn } from "./chart.js";
+import { colour, penOf, useDrawn } from "./chart.js";
 import { COLOURINGS, limitsOf, numbersOf, ownLimits, scaleOf, shade } from "./colours.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
@@ -153,12 +153,7 @@ function Strips({ found, chosen, setChosen, theme }) {
 }
 
 function drawStrip(canvas, row, chosen) {
-  const scale = devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  canvas.width = width * scale;
-  canvas.height = STRIP * scale;
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
+  const [pen, width] = [penOf(canvas), canvas.clientWidth];
   const length = row.ends.length;
   const x = (at) => ((at + 0.5) / length) * width;
   const counted = (values) => (values ?? []).map((value, at) => (row.flags[at] & COUNTS ? value : null));

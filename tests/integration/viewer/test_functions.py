@@ -49,7 +49,6 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([95, 110, 100], {"from": 87, "to": 102}),
         ([-1000, 1000, 100], {"from": -2, "to": 102}),
     ],
-    ("timeline.js", "firstAbove"): [([[1, 2, 2, 5], 2], 3), ([[1, 2], 0], 0), ([[1, 2], 9], 2), ([[], 1], 0)],
     ("colours.js", "ownLimits"): [
         (["reward", {"row": {"rewards": [1, None, -2]}, "derived": {}}], [-2, 1]),
         (["ratio", {"row": {}, "derived": {"ratio": [0.5, 1.5]}}], [0.5, 2]),
