@@ -2,8 +2,8 @@
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 from viewer.files import RunDir, Unreadable
@@ -37,8 +37,7 @@ def log_at(folder: RunDir, events: Sequence[Mapping[str, Any]], number: int) -> 
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise Unreadable(f"Event {number} names no role.")
     try:
-        seconds, thousandths = divmod(int(event["unix_s"] * 1000), 1000)
-        moment = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{thousandths:03d}"
+        moment = datetime.fromtimestamp(event["unix_s"], UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
     except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise Unreadable(f"Event {number} has no time: unix_s is {str(event.get('unix_s'))[:100]}.") from error
     if role == "controller":

@@ -49,11 +49,10 @@ class Run:
                 self.events.clear()
                 self.spans.lost = ()
             for event in rows:
-                if event.get("kind") == "cut" and isinstance(event.get("spans"), list):
-                    self.spans.add_lost(event["spans"])
-            self.events += [
-                {**_without_spans(event), "number": number} for number, event in enumerate(rows, len(self.events))
-            ]
+                if isinstance(spans := event.get("spans"), list):
+                    self.spans.add_lost(spans)
+                    event["spans"] = len(spans)  # of lost work there may be thousands
+                self.events.append(event | {"number": len(self.events)})
 
     def told_events(self, since: int = 0) -> list[dict[str, Any]]:
         """Returns the events from number `since` on; of very many the last, and none that every step has."""
@@ -135,11 +134,6 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def is_run(path: Path) -> bool:
     """Returns True for a folder that holds at least one file of a run."""
     return any((path / mark).is_file() for mark in _MARKS)
-
-
-def _without_spans(event: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the spans of lost work, which may be thousands, by their number."""
-    return {**event, "spans": len(event["spans"])} if isinstance(event.get("spans"), list) else event
 
 
 def _is_gone(live: dict[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """The work of a run's pools from trace.json, with the work that recoveries have cut out of it."""
 
 import io
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -52,10 +51,7 @@ class Spans:
         rows = sorted(rows, key=lambda row: row[0].started_s)[-MAX_SPANS:]
         names = {name: number for number, name in enumerate(dict.fromkeys(span.name for span, _ in rows))}
         told = [(POOLS.index(span.pool), names[span.name], *_numbers(span, first), is_lost) for span, is_lost in rows]
-        times = [(step, *steps.times(step)) for step in sorted(steps.made)]
-        starts = [
-            (step, round(start - first, _DIGITS), round(after - first, _DIGITS)) for step, start, _, after in times
-        ]
+        starts = [(step, *_since(first, *steps.times(step)[::2])) for step in sorted(steps.made)]
         is_cut = len(steps.spans) + len(self.lost) > len(rows) or not self._is_whole
         return {
             "unix_s": first,
@@ -80,10 +76,9 @@ class Spans:
         num_spans = sum(span.started_s < next_start and span.finished_s > start for span in steps.spans)
         if num_spans > MAX_STEP_SPANS:
             raise Unreadable(f"{TRACE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}.")
-        times = zip(("start", "end", "next_start"), (start, end, next_start), strict=True)
         return {
             "step": step,
-            **{name: round(time - first, _DIGITS) for name, time in times},
+            **dict(zip(("start", "end", "next_start"), _since(first, start, end, next_start), strict=True)),
             "busy": {pool: round(seconds, _DIGITS) for pool, seconds in steps.busy(step).items()},
             "path": [
                 dict(zip(_PIECE, (piece.pool, piece.name, *_numbers(piece, first)), strict=True))
@@ -96,18 +91,22 @@ class Spans:
         stamp = self._folder.stamp(TRACE)
         if stamp is None or stamp != self._stamp:
             with self._folder.open(TRACE, max_bytes=MAX_LINES_BYTES) as file:
-                size = os.fstat(file.fileno()).st_size
+                size = file.seek(0, io.SEEK_END)
                 file.seek(max(0, size - _READ_BYTES))
-                lines = io.StringIO(file.read(_READ_BYTES).decode(errors="replace"))
-            found = deque((span for span in spans_of(lines) if _is_one(span)), maxlen=MAX_SPANS)
+                lines = io.TextIOWrapper(file, "utf-8", "replace")
+                found = deque((span for span in spans_of(lines) if _is_one(span)), maxlen=MAX_SPANS)
             self._is_whole = size <= _READ_BYTES and len(found) < MAX_SPANS
             self._steps, self._stamp = Steps(tuple(found)), stamp
         spans = (*self._steps.spans, *self.lost)
         return self._steps, min((span.started_s for span in spans), default=0.0)
 
 
-def _numbers(span: Span, first: float) -> tuple[int, float, float]:
-    return span.step, round(span.started_s - first, _DIGITS), round(span.finished_s - first, _DIGITS)
+def _since(first: float, *times: float) -> list[float]:
+    return [round(time - first, _DIGITS) for time in times]
+
+
+def _numbers(span: Span, first: float) -> list[float]:
+    return [span.step, *_since(first, span.started_s, span.finished_s)]
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
@@ -116,9 +115,9 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, l
 
 def _is_one(span: Span) -> bool:
     """Returns True for a span whose fields are what a run writes."""
-    texts: Sequence[Any] = (span.pool, span.name)
+    name: Any = span.name
     return (
-        all(isinstance(text, str) and 0 < len(text) <= MAX_NAME for text in texts)
+        (isinstance(name, str) and 0 < len(name) <= MAX_NAME)
         and span.pool in POOLS
         and (type(span.step) is int and 0 <= span.step <= MAX_STEP)
         and None not in (finite(span.started_s), finite(span.finished_s))

@@ -171,12 +171,10 @@ class Steps:
         start, _, at = self.times(step)
         during = [span for span in self.spans if span.started_s < at and span.finished_s > start]
         during = [span for span in during if span.name not in ("load_checkpoint", "update_weights")]
-        calls = sorted(during, key=lambda span: span.finished_s)  # those that may have ended before `at`
         path = [Span("", WAITING, step, at, at)]  # the start of the next step, without length
         while at > start:
-            while calls and (calls[-1].finished_s > at or calls[-1].started_s >= at):
-                calls.pop()
-            last, before = path[-1], calls[-1].finished_s if calls else start
+            last, ended = path[-1], [span for span in during if span.started_s < at and span.finished_s <= at]
+            before = max((span.finished_s for span in ended), default=start)
             around = [span for span in during if span.started_s < at < span.finished_s]
             gens = [span for span in around if span.name == "gen" and span.step == last.step and last.pool]
             needed = [span for span in around if span.name in _EXPERIENCE and span.step == step]
@@ -184,7 +182,7 @@ class Steps:
                 piece = min(gens, key=lambda span: span.started_s)
                 path[-1] = replace(last, started_s=min(piece.finished_s, last.finished_s))
             elif before >= at - _JUST_S:
-                near = [span for span in calls if span.finished_s >= at - _JUST_S and span.started_s < at]
+                near = [span for span in ended if span.finished_s >= at - _JUST_S]
                 piece = max(near, key=lambda span: (span.step >= step, -span.started_s))
                 if piece.step < step:
                     ends = [span.finished_s for span in during if span.step >= step]

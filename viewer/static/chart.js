@@ -33,6 +33,7 @@ export function useDrawn(draw, needs) {
     const node = ref.current;
     if (!node) return undefined;
     const redraw = () => node.isConnected && draw(node);
+    redraw();
     const watch = new ResizeObserver(redraw);
     watch.observe(node);
     return () => watch.disconnect();

@@ -1,7 +1,7 @@
 // Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses.
 import { Chart } from "./chart.js";
 import { html, useEffect } from "./lib.js";
-import { Explained, nearest } from "./overview.js";
+import { Card, Explained, nearest } from "./overview.js";
 import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
 import { compared, rowsOf } from "./responses.js";
 import { Strip } from "./strip.js";
@@ -20,10 +20,9 @@ export function Critic({ data, at, theme }) {
   const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
   const address = (one) => `/run/${at.run}/critic/train/${one}`;
   const onStep = (one) => go(address(facts.train.length ? nearest(facts.train, one) : one));
-  const series = ["critic/values/mean", "critic/returns/mean"].filter((name) => data.column(name)).map((label) => ({ label, values: data.column(label) }));
-  const losses = ["critic/vf_loss"].filter((name) => data.column(name)).map((label) => ({ label, values: data.column(label) }));
   const hasValues = critic?.value.some((one) => one !== null);
   const shared = { theme, onStep };
+  const curves = { data, x: data.steps, ...shared };
   const told = (place) => `Bottom: first tokens, top: last ones. Blue: explains (1 is all), orange: worse than the mean (−1 and less). At step ${critic.steps[place]}: first ${ofPosition(place, 0)}, middle ${ofPosition(place, 8)}, last ${ofPosition(place, 15)}.`;
   const ofPosition = (place, at) => number(critic.by_position[place]?.[at]);
   return html`<div class="bar"><h1>Critic</h1>${step !== null && html`<${StepChooser} steps=${facts.train} step=${step} address=${address} />`}</div>
@@ -32,14 +31,14 @@ export function Critic({ data, at, theme }) {
     ${critic?.steps.length > 0 && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
     <div class="cards">
       ${hasValues ? html`<${Explained} recorded=${critic} height=${200} ...${shared} />`
-      : data.column("critic/vf_explained_var") && html`<section class="card"><h2>Explained variance, without an interval</h2><${Chart} x=${data.steps} series=${[{ label: "critic/vf_explained_var", values: data.column("critic/vf_explained_var") }]} label="explained variance" range=${[-1, 1]} ...${shared} /></section>`}
+      : data.column("critic/vf_explained_var") && html`<${Card} title="Explained variance, without an interval" metrics=${{ "critic/vf_explained_var": "" }} range=${[-1, 1]} ...${curves} />`}
       ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Strip} steps=${critic.steps} columns=${critic.by_position} step=${step} told=${told} label="explained variance by position and step" ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>
         <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />
         <p class="dim">How often a response with a score above the mean began with a larger value than one below it. 0.5: chance.</p></section>`}
       ${chosen.value?.footer.calibration && html`<section class="card"><h2>Calibration at step ${step}</h2><${Calibration} found=${chosen.value.footer.calibration} /></section>`}
-      ${series.length > 0 && html`<section class="card"><h2>Mean ${series.length > 1 ? "value and mean " : ""}return</h2><${Chart} x=${data.steps} series=${series} label="mean value and mean return" ...${shared} /></section>`}
-      ${losses.length > 0 && html`<section class="card"><h2>Value loss</h2><${Chart} x=${data.steps} series=${losses} label="value loss" ...${shared} /></section>`}
+      ${data.column("critic/returns/mean") && html`<${Card} title=${`Mean ${data.column("critic/values/mean") ? "value and mean " : ""}return`} metrics=${{ "critic/values/mean": "", "critic/returns/mean": "" }} ...${curves} />`}
+      ${data.column("critic/vf_loss") && html`<${Card} title="Value loss" metrics=${{ "critic/vf_loss": "" }} ...${curves} />`}
     </div>
     ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}
     ${chosen.value?.columns.value_error?.some((one) => one !== null) && html`<${Worst} columns=${chosen.value.columns} at=${at} step=${step} />`}`;

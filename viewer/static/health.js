@@ -3,7 +3,6 @@ import { html, useState } from "./lib.js";
 import { ErrorSentence, go, Sentence, useValue } from "./parts.js";
 import { clock, duration, number, visible } from "./text.js";
 
-const MOST_EVENTS = 5000; // as many as the server sends
 const CONTROLLER = "controller";
 // What is marked on a lifeline: [sign, colour, name].
 const MARKS = new Map([["group_lost", ["✕", "--warn", "lost"]], ["recovered", ["▲", "--c3", "recovered"]], ["rollout_restart", ["△", "--c3", "rollout group is back"]],
@@ -75,7 +74,7 @@ export function Health({ data, at }) {
   const { losses, starts, lanes } = healthOf(events, isAlive ? facts.live.unix_s : undefined, facts.state === "gone" ? facts.sentence : "");
   return html`<div class="bar"><h1>Health</h1><span class="dim">times are UTC</span></div>
     ${!facts.has_events && html`<${Sentence}>This run has no events.jsonl: it is older than this record.<//>`}
-    ${events.length >= MOST_EVENTS && events[0].number > 0 && html`<${Sentence}>events.jsonl has more events than this page gets: the sums are those of the last ${number(events.length)}.<//>`}
+    ${events[0]?.number > 0 && html`<${Sentence}>events.jsonl has more events than this page gets: the sums are those of the last ${number(events.length)}.<//>`}
     ${events.length > 0 && html`<${Lifelines} lanes=${lanes} run=${at.run} />`}
     ${losses.length ? html`<${Losses} losses=${losses} starts=${starts} run=${at.run} />` : events.length > 0 && html`<p>Nothing was lost.</p>`}`;
 }

@@ -5,7 +5,7 @@ import { Critic } from "./critic.js";
 import { Health } from "./health.js";
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./lib.js";
 import { Overview } from "./overview.js";
-import { ErrorSentence, runNumbers } from "./parts.js";
+import { ErrorSentence, runNumbers, useKeys } from "./parts.js";
 import { Policy } from "./policy.js";
 import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
@@ -15,6 +15,7 @@ import { duration, visible } from "./text.js";
 import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
 
+const SCHEME = matchMedia("(prefers-color-scheme: dark)");
 const THEMES = ["light dark", "light", "dark"];
 const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
 const KEYS = [
@@ -58,18 +59,10 @@ function App() {
   const [, redraw] = useState(0);
   const [hasHelp, setHelp] = useState(false);
 
+  useKeys({ "?": () => setHelp(!hasHelp), Escape: () => setHelp(false) });
   useLayoutEffect(() => {
-    const onHash = () => setAt(parseAddress(location.hash));
-    const onKey = (event) => {
-      if (event.key === "?" && !/INPUT|SELECT/.test(event.target.tagName)) setHelp((shown) => !shown);
-      if (event.key === "Escape") setHelp(false);
-    };
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    const onScheme = () => redraw((count) => count + 1);
-    addEventListener("hashchange", onHash);
-    addEventListener("keydown", onKey);
-    scheme.addEventListener("change", onScheme);
-    return () => { removeEventListener("hashchange", onHash); removeEventListener("keydown", onKey); };
+    addEventListener("hashchange", () => setAt(parseAddress(location.hash)));
+    SCHEME.addEventListener("change", () => redraw((count) => count + 1));
   }, []);
 
   useEffect(() => {
@@ -82,7 +75,7 @@ function App() {
   // Until the effect above has run, what is held belongs to the run that was left.
   const data = held?.number === at.run ? held : null;
   const broken = data?.facts?.lines_broken && `${data.facts.lines_broken} lines of metrics.jsonl cannot be read and are left out.`;
-  const isDark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+  const isDark = theme === "dark" || (theme !== "light" && SCHEME.matches);
   const shared = { at, data, theme: isDark ? "dark" : "light" };
   return html`
     <header><a href="#/" class="brand">SplitPPO</a>${data?.facts && html`<${Head} ...${shared} />`}
@@ -97,15 +90,10 @@ function App() {
 
 function Head({ at, data }) {
   const { facts } = data;
-  const last = facts.train.at(-1);
-  const rest = { responses: `/train/${at.step ?? last ?? ""}`, tokens: tokensAddress(at, last) };
+  const step = at.step ?? facts.train.at(-1) ?? "";
+  const rest = { responses: `/train/${step}`, tokens: step === "" ? "" : `/${at.kind}/${step}${at.row === null ? "" : `/${at.row}`}` };
   return html`<b class="name">${visible(facts.name)}</b><${State} facts=${facts} />
     <nav aria-label="pages">${PAGES.map(([page, title]) => html`<a href=${`#/run/${at.run}/${page}${rest[page] ?? ""}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
-}
-
-function tokensAddress(at, last) {
-  const step = at.step ?? last;
-  return step === undefined || step === null ? "" : `/${at.kind ?? "train"}/${step}${at.row === null || at.row === undefined ? "" : `/${at.row}`}`;
 }
 
 export function State({ facts }) {

@@ -69,34 +69,25 @@ function Events({ facts }) {
   const shown = facts.events.filter((event) => !["step", "cut"].includes(event.kind)).slice(-200).reverse();
   return html`<section class="card"><h2>Events</h2>
     ${facts.has_events ? "" : html`<p class="dim">This run has no events.jsonl: it is older than this record.</p>`}
-    <ul class="events" tabindex="0" aria-label="events">${shown.map((event) => html`<li class=${visible(event.kind)}><time>${clock(event.unix_s)}</time> <b>${visible(event.kind)}</b> ${visible(said(event))}</li>`)}</ul></section>`;
+    <ul class="events" tabindex="0" aria-label="events">${shown.map((event) => html`<li class=${visible(event.kind)}><time>${clock(event.unix_s)}</time> <b>${visible(event.kind)}</b> ${visible(sentence(event))}</li>`)}</ul></section>`;
 }
 
-// One event as a text: by its kind, or as it stands in the file if that is not what a run writes.
-function said(event) {
-  try {
-    return sentence(event);
-  } catch {
-    return JSON.stringify(event);
-  }
-}
-
+// One event as a text: by its kind, whatever its fields hold.
 function sentence(event) {
+  const told = (name) => [event[name] ?? []].flat().map(visible).join(", ");
   const seconds = typeof event.seconds === "number" ? ` in ${duration(event.seconds)}` : "";
   const texts = {
-    start: () => (event.resumed_at ? `after step ${event.resumed_at}` : "from the initial models") + (event.changes?.length ? `; changed: ${[event.changes].flat().map(plain).join(", ")}` : ""),
-    group_up: () => `${event.role} ${event.instance_id ?? ""}`,
-    validation: () => `step ${event.step}: accuracy ${number(event.accuracy)}${seconds}`,
-    checkpoint: () => `step ${event.step}${seconds}`,
-    group_lost: () => `${event.role}${event.rank === null || event.rank === undefined ? "" : ` rank ${event.rank}`} at step ${event.step}${event.method ? ` in ${event.method}` : ""}: ${event.cause}`,
-    recovery: () => `from step ${event.from_step} back to ${event.to_step}; restarted: ${[event.restarted].flat().join(", ")}`,
-    recovered: () => `step ${event.to_step}${seconds}; complete steps done again: ${event.repeated_steps}`,
-    end: () => `${event.reason}, exit status ${event.exit_status}`,
+    start: `${event.resumed_at ? `after step ${told("resumed_at")}` : "from the initial models"}${told("changes") && `; changed: ${told("changes")}`}`,
+    group_up: `${told("role")} ${told("instance_id")}`,
+    validation: `step ${told("step")}: accuracy ${number(event.accuracy)}${seconds}`,
+    checkpoint: `step ${told("step")}${seconds}`,
+    group_lost: `${told("role")}${told("rank") && ` rank ${told("rank")}`} at step ${told("step")}${told("method") && ` in ${told("method")}`}: ${told("cause")}`,
+    recovery: `from step ${told("from_step")} back to ${told("to_step")}; restarted: ${told("restarted")}`,
+    recovered: `step ${told("to_step")}${seconds}; complete steps done again: ${told("repeated_steps")}`,
+    end: `${told("reason")}, exit status ${told("exit_status")}`,
   };
-  return Object.hasOwn(texts, event.kind) ? texts[event.kind]() : [event.cause, event.why].filter(Boolean).map(plain).join(" ");
+  return Object.hasOwn(texts, event.kind) ? texts[event.kind] : `${told("cause")} ${told("why")}`;
 }
-
-const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 // All metrics, [name, section, unit, meaning] of each, to search; what is chosen is drawn by `card`.
 export function AllMetrics({ metrics, want, card }) {
