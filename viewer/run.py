@@ -119,9 +119,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise Unreadable(f"{path} is no folder; expected a run folder, or one that holds run folders")
-        inner = (
-            [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
-        )
+        inner = [path] if is_run(path) else sorted(filter(is_run, path.iterdir()))
         if not inner:
             raise Unreadable(f"{path} is no run folder and holds none: none of {', '.join(_MARKS)} is there")
         found += inner

@@ -78,10 +78,8 @@ _PARTS = ("step", "gen", "reward", "ref", "values", "update_actor", "update_crit
 def figures(names: Iterable[str]) -> list[Figure]:
     """Returns the figures in their order; `names`, the metrics of a run, say which data sources have an accuracy."""
     accuracy = {name: found[1] for name in names if (found := _ACCURACY.fullmatch(name))}
-    lengths = {f"response_length/{name}": name for name in ("mean", "max", "min")}
     limits = {"response_length/clip_ratio": "at the limit", "response/no_eos_ratio": "without EOS"}
     clipped = {"actor/pg_clipfrac": "clipped", "actor/pg_clipfrac_lower": "clipped twice (dual clip)"}
-    seconds = {f"timing_s/{part}": part for part in _PARTS}
     return [
         Figure("Score and held-out accuracy", "mean per response", _SCORE, is_in_report=True),
         Figure("Accuracy by data source", "share of held-out prompts", accuracy, -0.03, 1.03, is_in_report=True),
@@ -90,12 +88,12 @@ def figures(names: Iterable[str]) -> list[Figure]:
             "Explained variance of the critic", "of the returns", {"critic/vf_explained_var": ""}, -1.06, 1.06, True
         ),
         Figure("Value loss", "half squared error", {"critic/vf_loss": ""}, floor=0.0, is_in_report=True),
-        Figure("Length of responses", "tokens", lengths),
+        Figure("Length of responses", "tokens", {f"response_length/{name}": name for name in ("mean", "max", "min")}),
         Figure("Responses at the limit and without EOS", "share", limits),
         Figure("Entropy of the policy", "nats per token", {"actor/entropy": ""}, is_in_report=True),
         Figure("Tokens at the clip", "share", clipped),
         Figure("Learning rates", "per optimizer step", {"actor/lr": "actor", "critic/lr": "critic"}),
-        Figure("A step and its parts, which may overlap", "seconds", seconds),
+        Figure("A step and its parts, which may overlap", "seconds", {f"timing_s/{part}": part for part in _PARTS}),
     ]
 
 

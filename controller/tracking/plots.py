@@ -4,9 +4,8 @@ import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from controller.tracking.figures import MARGIN, PHASES, Figure, Steps, figures
 from controller.tracking.plain_text import clock
@@ -40,8 +39,7 @@ _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """One figure of the report, with its (step, value) pairs by label, steps ascending."""
 
     figure: Figure
