@@ -86,7 +86,7 @@ function sentence(event) {
     recovered: `step ${told("to_step")}${seconds}; complete steps done again: ${told("repeated_steps")}`,
     end: `${told("reason")}, exit status ${told("exit_status")}`,
   };
-  return Object.hasOwn(texts, event.kind) ? texts[event.kind] : `${told("cause")} ${told("why")}`;
+  return Object.hasOwn(texts, told("kind")) ? texts[told("kind")] : `${told("cause")} ${told("why")}`;
 }
 
 // All metrics, [name, section, unit, meaning] of each, to search; what is chosen is drawn by `card`.
