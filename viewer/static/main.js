@@ -118,7 +118,7 @@ function Page(shared) {
 // A page; one sentence, until another address is opened, if it meets what no run writes.
 function Careful({ Chosen, shared }) {
   const [error, reset] = useErrorBoundary();
-  useLayoutEffect(reset, [shared.at]);
+  useLayoutEffect(() => reset, [shared.at]); // not as it begins, or an error of its first drawing would come again and again
   return error ? html`<${ErrorSentence} text=${`This page cannot show what the run folder holds: ${error}`} />` : html`<${Chosen} ...${shared} />`;
 }
 
