@@ -62,7 +62,7 @@ class Export:
     def __init__(self, runs: Sequence[Run], max_mb: float) -> None:
         self.saved: dict[str, str] = {}
         self.num_steps = self.num_responses = 0
-        self._bytes_left = int(max_mb * 1e6) - len(one_page({}))
+        self._bytes_left = int(max_mb * 1e6) - len(one_page({}).encode())
         for run in runs:
             self._add_whole(run)
         if self._bytes_left < 0:

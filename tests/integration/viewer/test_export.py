@@ -53,7 +53,7 @@ def test_every_page_says_what_the_server_says(open_page: Callable[[str], Page], 
 
 def test_a_file_shows_texts_as_texts(open_page: Callable[[str], Page], exported: str) -> None:
     page = open_page(exported)
-    assert "script-src 'sha256-" in page.script("return document.querySelector('meta[http-equiv]').content")
+    assert "script-src 'nonce-" in page.script("return document.querySelector('meta[http-equiv]').content")
     look_at_all(page, 3)
 
 
