@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import json
+import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,75 +65,74 @@ class Export:
         self.saved: dict[str, str] = {}
         self.num_steps = self.num_responses = 0
         self._bytes_left = int(max_mb * 1e6) - len(one_page({}).encode())
+        told = {run.number: _facts(run) for run in runs}
+        lines = [{name: told[run.number][name] for name in run.overview()} for run in runs]
+        self._put({"runs": {"runs": lines}})
         for run in runs:
-            self._add_whole(run)
+            self._put({f"runs/{run.number}": told[run.number], **_whole(run)})
         if self._bytes_left < 0:
             more = f"{-self._bytes_left / 1e6:.1f} MB more"
             raise Unreadable(f"--max-mb {max_mb:g}: the pages and the curves of these runs alone take {more}")
         room = self._bytes_left // 8 // len(runs)
         for run in runs:
             for path, numbers in _numbered(run):
-                self._add_some(run, path, numbers, room)
-        kept = {run.number: {kind: set[int]() for kind in _KINDS} for run in runs}
+                self._add_some(run, path, numbers, self._bytes_left - room)
         for run, kind, step in _in_turns([steps_of(run) for run in runs]):
             if not self._add_step(run, kind, step):
                 break
-            kept[run.number][kind].add(step)
-        lines = []
         for run in runs:
-            told = facts(run) | {kind: sorted(steps) for kind, steps in kept[run.number].items()}
-            if told["state"] in ("live", "quiet"):
-                told |= {
-                    "state": "saved",
-                    "sentence": time.strftime("as of %Y-%m-%d %H:%M", time.gmtime()),
-                    "live": None,
-                }
-            self._put(f"runs/{run.number}", told)
-            lines.append({name: told[name] for name in run.overview()})
-        self._put("runs", {"runs": lines})
+            place, facts_of_run = f"runs/{run.number}", told[run.number]
+            for kind in _KINDS:
+                facts_of_run[kind] = [step for step in facts_of_run[kind] if f"{place}/{kind}/{step}" in self.saved]
+            self._put({place: facts_of_run})
 
-    def _add_whole(self, run: Run) -> None:
-        """Adds what the pages ask of a run without saying a step, and what other pages ask by the numbers there."""
-        run.refresh()
-        steps, columns = run.columns(range(len(run.metrics.names)), -1)
-        self._put(f"runs/{run.number}/columns", {"steps": steps, "columns": [_numbers(one) for one in columns]})
-        self._put(f"runs/{run.number}", facts(run))
-        for path, answer in ANSWERS.items():
-            if "{" not in path and path not in ("", "/columns"):
-                self._put(f"runs/{run.number}{path}", _told(answer, run))
-
-    def _add_some(self, run: Run, path: str, numbers: Sequence[int], room: int) -> None:
+    def _add_some(self, run: Run, path: str, numbers: Sequence[int], least: float) -> None:
         """Adds the answers to addresses that differ in one number, the first ones first, as far as there is room."""
         before, name, after = re.split(r"{(\w+):int}", path)
-        least = self._bytes_left - room
         for number in numbers:
-            if self._bytes_left > least:
-                answer = _told(ANSWERS[path], run, **{name: number})
-                self._put(f"runs/{run.number}{before}{number}{after}", answer)
+            value = _told(ANSWERS[path], run, **{name: number})
+            if not self._put({f"runs/{run.number}{before}{number}{after}": value}, least):
+                break
 
     def _add_step(self, run: Run, kind: str, step: int) -> bool:
         """Adds a step and its recorded responses if there is room for all of it; returns whether there was."""
-        place = f"/{kind}/{{step:int}}"
-        table = _told(ANSWERS[place], run, step=step)
+        path, place = f"/{kind}/{{step:int}}", f"runs/{run.number}/{kind}/{step}"
+        table = _told(ANSWERS[path], run, step=step)
         columns = table.get("columns", {})
         chosen = columns.get("why" if kind == "train" else "fixed") or []
         rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
-        found = {f"runs/{run.number}/{kind}/{step}": packed(table)}
-        for row in rows:
-            value = _told(ANSWERS[place + "/{row:int}"], run, step=step, row=row)
-            found[f"runs/{run.number}/{kind}/{step}/{row}"] = packed(_shortened(value))
-        size = sum(len(text) + len(address) + 8 for address, text in found.items())
-        if size > self._bytes_left:
+        answer = ANSWERS[path + "/{row:int}"]
+        values = {f"{place}/{row}": _shortened(_told(answer, run, step=step, row=row)) for row in rows}
+        if not self._put({place: table, **values}, least=0):
             return False
-        self._bytes_left -= size
-        self.saved |= found
         self.num_steps += 1
         self.num_responses += len(rows)
         return True
 
-    def _put(self, address: str, value: Any) -> None:
-        self.saved[address] = packed(value)
-        self._bytes_left -= len(self.saved[address]) + len(address) + 8
+    def _put(self, values: Mapping[str, Any], least: float = -math.inf) -> bool:
+        """Adds answers by their addresses if they leave at least so many bytes; returns whether they do."""
+        found = {address: packed(value) for address, value in values.items()}
+        left = self._bytes_left - sum(len(text) + len(address) + 8 for address, text in found.items())
+        if left >= least:
+            self._bytes_left = left
+            self.saved |= found
+        return left >= least
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Returns the facts of a run; one that still works is told as of now."""
+    told = facts(run)
+    if told["state"] not in ("live", "quiet"):
+        return told
+    return told | {"state": "saved", "sentence": time.strftime("as of %Y-%m-%d %H:%M", time.gmtime()), "live": None}
+
+
+def _whole(run: Run) -> dict[str, Any]:
+    """Returns what the pages ask of a run without saying a step, but for its facts."""
+    steps, columns = run.columns(range(len(run.metrics.names)), -1)
+    paths = [path for path in ANSWERS if "{" not in path and path not in ("", "/columns")]
+    found = {f"runs/{run.number}{path}": _told(ANSWERS[path], run) for path in paths}
+    return {f"runs/{run.number}/columns": {"steps": steps, "columns": [_numbers(one) for one in columns]}, **found}
 
 
 def _numbered(run: Run) -> list[tuple[str, Sequence[int]]]:
@@ -177,12 +178,8 @@ def _numbers(column: bytes) -> list[float]:
 
 
 def _shortened(value: Any) -> Any:
-    """Rounds the numbers of tokens to the five digits that 16 bits hold, which makes a file smaller by a quarter."""
-    if isinstance(value, dict):
-        return {name: _shortened(inner) for name, inner in value.items()}
-    return (
-        [float(f"{one:.5g}") if isinstance(one, float) else one for one in value] if isinstance(value, list) else value
-    )
+    """Rounds all numbers to the five digits that 16 bits hold, which makes a file smaller by a quarter."""
+    return json.loads(dump(value), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def packed(value: Any) -> str:
