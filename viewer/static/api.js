@@ -49,7 +49,7 @@ export function listen(run, position, handle, tell) {
       const answer = await ask(`runs/${run}/live?since=${since < 0 ? "" : since}&generation=${generation}&events=${events}`, { signal: mine.signal });
       tell(true);
       pauseMs = 500;
-      await read(answer.body.getReader());
+      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
     } catch (error) {
       if (!mine.signal.aborted) tell(false, error.message);
     }
@@ -60,17 +60,13 @@ export function listen(run, position, handle, tell) {
   }
 
   async function read(reader) {
-    const decoder = new TextDecoder();
     let rest = "";
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      const blocks = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
-      for (const block of blocks) {
-        const event = parseEvent(block);
-        if (event) handle(event.name, event.value);
-      }
+      blocks.map(parseEvent).filter(Boolean).forEach((event) => handle(event.name, event.value));
     }
   }
 

@@ -111,13 +111,8 @@ export const union = (lists) => [...new Set(lists.flat())].sort((one, other) => 
 
 // The values that a run has at `own` as they stand at `x`, which has all of `own`; null elsewhere.
 export function aligned(x, own, values) {
-  const found = new Array(x.length).fill(null);
-  let place = 0;
-  own.forEach((one, at) => {
-    while (x[place] < one) place++;
-    if (Number.isFinite(values[at])) found[place] = values[at];
-  });
-  return found;
+  const found = new Map(own.map((one, at) => [one, values[at]]).filter(([, value]) => Number.isFinite(value)));
+  return x.map((one) => found.get(one) ?? null);
 }
 
 // Mean, highest and lowest of several runs, where all of them have a number.
