@@ -8,7 +8,7 @@ import numpy as np
 from viewer.files import RunDir, Unreadable, finite
 from viewer.step_files import read_footer
 
-MAX_FOOTERS = 20_000
+MAX_FOOTERS, MAX_BINS = 20_000, 100
 _SCALED_STEPS, _ENOUGH_STEPS = 40, 8
 # Colours whose numbers are those of a histogram of all tokens; the scales of the others are constants.
 _HISTOGRAMS = {
@@ -75,8 +75,11 @@ class Footers:
         if self._scales is None:
             steps = self._folder.steps("train")
             chosen = steps[:: max(1, len(steps) // _SCALED_STEPS)]
-            histograms = [self._histograms(step) for step in chosen]
-            found = {name: _limits(histograms, sources) for name, sources in _HISTOGRAMS.items()}
+            footers = [self._histograms(step) for step in chosen]
+            found = {
+                name: limits_of([histogram(one, key) for one in footers for key in keys])
+                for name, keys in _HISTOGRAMS.items()
+            }
             scales = {name: limits for name, limits in found.items() if limits} | _CONSTANT
             if "mismatch" in scales:
                 scales["mismatch"] = (0.0, max(map(abs, scales["mismatch"])))
@@ -97,19 +100,30 @@ def _small_footer(folder: RunDir, step: int) -> dict[str, Any]:
     return {name: value for name, value in footer.items() if name not in ("histograms", "calibration")}
 
 
-def _limits(histograms: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float, float] | None:
-    found = [mapping(histogram, name) for histogram in histograms for name in names]
-    lists = [[one[key] if isinstance(one.get(key), list) else [] for key in ("edges", "counts")] for one in found]
-    bins = [row for edges, counts in lists for row in zip(edges, edges[1:], counts, strict=False)]
-    known = [row for row in bins if all(finite(number) is not None for number in row) and row[2] >= 0]
-    table = np.array(known, np.float64).reshape(-1, 3)
-    total = table[:, 2].sum()
-    if total <= 0:
+def limits_of(histograms: Sequence[Mapping[str, Any] | None]) -> tuple[float, float] | None:
+    """Returns percentiles 1 and 99 of all histograms together, those that are None left out; None if all are."""
+    known = [(one["edges"], one["edges"][1:], one["counts"]) for one in histograms if one]
+    if not known:
         return None
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    places = np.searchsorted(np.cumsum(table[:, 2]), [total * _TAIL, total * (1 - _TAIL)])
+    table = np.array(sorted(row for lists in known for row in zip(*lists, strict=False) if row[2] > 0), np.float64)
+    counted = np.cumsum(table[:, 2])
+    places = np.searchsorted(counted, [counted[-1] * _TAIL, counted[-1] * (1 - _TAIL)])
     low, high = float(table[places[0], 0]), float(table[places[1], 1])
     return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Returns a histogram of a footer; None if it is none."""
+    found = mapping(histograms, name)
+    try:
+        edges, counts = (np.array(found.get(key), np.float64) for key in ("edges", "counts"))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    fits = counts.ndim == 1 and edges.shape == (len(counts) + 1,) and 0 < len(counts) <= MAX_BINS
+    is_known = fits and np.isfinite([*edges, *counts]).all() and (np.diff(edges) >= 0).all()
+    return (
+        {"edges": edges.tolist(), "counts": counts.tolist()} if is_known and counts.min() >= 0 < counts.sum() else None
+    )
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -45,20 +45,9 @@ export function rebinned(histogram, [low, high], bins) {
   return [...ends, sum(histogram.counts)].map((end, at) => end - (at ? ends[at - 1] : 0));
 }
 
-// Percentiles 1 and 99 of all histograms together.
-export function limitsOf(histograms) {
-  const rows = histograms.flatMap(({ edges, counts }) => counts.map((count, at) => [edges[at], edges[at + 1], count])).filter(([, , count]) => count > 0).sort(([one], [other]) => one - other);
-  const tail = sum(rows.map(([, , count]) => count)) / 100;
-  let rest = tail;
-  const low = rows.find(([, , count]) => (rest -= count) <= 0)?.[0] ?? 0;
-  rest = tail;
-  const high = rows.findLast(([, , count]) => (rest -= count) <= 0)?.[1] ?? 1;
-  return high > low ? [low, high] : [low - 0.5, low + 0.5];
-}
-
-// The columns of the recorded steps, each asked for once; all of them anew after the run went back.
+// The columns of the recorded steps, each asked for once, and the limits of their strips; all of them anew after the run went back.
 function useColumns(run, facts) {
-  const [held, hold] = useState({ columns: [], steps: [] });
+  const [held, hold] = useState({ columns: [], steps: [], limits: {} });
   const { generation, train } = facts;
   const last = train.at(-1) ?? -1;
   const known = held.generation === generation && (held.columns.at(-1)?.step ?? -1) <= last ? held.columns : [];
@@ -66,7 +55,7 @@ function useColumns(run, facts) {
   useEffect(() => {
     if (last === -1) return undefined;
     const stop = new AbortController();
-    const take = ({ steps, columns }) => hold({ generation, steps, columns: [...known, ...columns].filter(({ step }) => steps.includes(step)) });
+    const take = ({ columns, ...more }) => hold({ generation, ...more, columns: [...known, ...columns].filter(({ step }) => more.steps.includes(step)) });
     get(`runs/${run}/policy?since=${since}&most=${ONCE}`, stop.signal).then(take, (error) => stop.signal.aborted || hold((old) => ({ ...old, error: error.message })));
     return () => stop.abort();
   }, [run, generation, train.length, last, since]);
@@ -76,7 +65,7 @@ function useColumns(run, facts) {
 export function Policy({ data, at, theme }) {
   const { facts } = data;
   useEffect(() => { data.want(CURVES.flatMap(([, names]) => names)); }, [data]);
-  const { columns, steps, error } = useColumns(at.run, facts);
+  const { columns, steps, limits, error } = useColumns(at.run, facts);
   const onStep = (step) => go(`/run/${at.run}/responses/train/${step}`);
   const onCurve = (step) => onStep(facts.train.length ? nearest(facts.train, step) : step);
   return html`<div class="bar"><h1>Policy</h1><span class="dim">a click on a column or a curve opens the responses of its step${steps.length > columns.length ? `; ${columns.length} of ${steps.length} steps are read` : ""}</span></div>
@@ -85,23 +74,23 @@ export function Policy({ data, at, theme }) {
     ${columns.length > 0 && html`<p class="dim">Bluer: more tokens. The lines are percentiles 10, 50 and 90. The limits are percentiles 1 and 99 of the run; what lies beyond is in the outermost rows.
       KL and mismatch count all tokens that are learned from; entropy and ratio those of the responses drawn at random, at their last use in the update.</p>`}
     <div class="cards">
-      ${STRIPS.map(([name, title, make, lack]) => html`<${Panel} key=${name} ...${{ name, title, make, lack, columns, theme, onStep }} />`)}
+      ${STRIPS.map(([name, title, make, lack]) => html`<${Panel} key=${name} ...${{ name, title, make, lack, columns, theme, onStep }} limits=${limits[name]} />`)}
       ${CURVES.map(([title, names], place) => (place < ALWAYS || names.some((name) => data.column(name))) && html`<${Card} key=${title} ...${{ title, data, theme }} metrics=${Object.fromEntries(names.map((name) => [name, name.split("/").at(-1)]))} x=${data.steps} onStep=${onCurve} />`)}
     </div>`;
 }
 
-function Panel({ name, title, make, lack, columns, theme, onStep }) {
+function Panel({ name, title, make, lack, columns, limits, theme, onStep }) {
   const shown = columns.filter((one) => one[name]);
   const steps = shown.map((one) => one.step);
-  const { painted, lines, say } = useMemo(() => make(shown.map((one) => one[name])), [columns.length, columns[0], columns.at(-1)]);
+  const { painted, lines, say } = useMemo(() => make(shown.map((one) => one[name]), limits), [columns.length, columns[0], columns.at(-1)]);
   if (!steps.length && !(lack && columns.length)) return null;
   return html`<section class="card" data-card=${name}><h2>${title}</h2>
     ${steps.length ? html`<${Strip} ...${{ steps, lines, theme, onStep }} columns=${painted} label=${title} told=${(place) => `Step ${steps[place]}: ${say(place)}`} />` : html`<p class="dim">${lack}</p>`}</section>`;
 }
 
 // The strip of histograms: shares of tokens, so that the fullest bin of the run is bluest, and their percentiles.
-function spread(histograms) {
-  const [low, high] = limitsOf(histograms);
+function spread(histograms, limits) {
+  const [low, high] = limits ?? [0, 1];
   const shares = histograms.map((one) => rebinned(one, [low, high], BINS).map((count) => count / sum(one.counts)));
   const most = Math.max(...shares.flat());
   const [p10, p50, p90] = SHARES.map((share) => histograms.map((one) => quantile(one, share)));

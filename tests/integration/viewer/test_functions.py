@@ -97,11 +97,6 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([{"edges": [0, 1, 2, 3], "counts": [0, 0, 4]}, 0], 2),
         ([{"edges": [4, 4], "counts": [1]}, 0.9], 4),
     ],
-    ("policy.js", "limitsOf"): [
-        ([[{"edges": [0, 1, 2], "counts": [50, 50]}, {"edges": [4, 5, 900], "counts": [99, 1]}]], [0, 5]),
-        ([[{"edges": [3, 3], "counts": [9]}]], [2.5, 3.5]),
-        ([[]], [0, 1]),
-    ],
     # -1: removed, 0: kept, 1: added; what is kept has the spaces of the second text.
     ("diff.js", "changes"): [
         (["a b  c", "a x c"], {"unit": "words", "parts": [[0, "a"], [-1, " b"], [1, " x"], [0, " c"]]}),

@@ -15,6 +15,7 @@ from tests.support.viewed_runs import Shape, add_step, make_run
 from tests.support.viewer_client import ask
 from viewer.distributions import MAX_STEPS, Distributions
 from viewer.files import RunDir
+from viewer.summaries import limits_of
 
 SHAPE = Shape(steps=0, with_update=True)
 
@@ -64,6 +65,27 @@ def test_of_many_steps_some_are_there_and_what_a_page_has_stays_of_use(tmp_path:
         assert known == found["steps"]
         assert len(known) <= MAX_STEPS
     assert known[:3] == [1, 9, 17]
+
+
+@pytest.mark.parametrize(
+    ("histograms", "limits"),
+    [
+        ([{"edges": [0, 1, 2], "counts": [50, 50]}, None, {"edges": [4, 5, 900], "counts": [99, 1]}], (0, 5)),
+        ([{"edges": [3, 3], "counts": [9]}], (2.5, 3.5)),
+        ([{"edges": [0, 1, 2, 3], "counts": [0, 4, 0]}], (1, 2)),
+        ([None], None),
+    ],
+)
+def test_limits_are_percentiles_of_all_histograms_together(histograms: list[Any], limits: object) -> None:
+    assert limits_of(histograms) == limits
+
+
+async def test_limits_are_those_of_all_steps_up_to_the_last_one_that_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(steps=5, prompts=2))
+    first, second, whole = [(await columns_of(run, query))["limits"] for query in ("?most=2", "?since=2", "")]
+    assert second == whole != first
+    assert set(whole) == {"kl", "mismatch", "entropy", "ratio"}
+    assert whole["ratio"] is None
 
 
 async def test_columns_come_in_parts_if_they_are_asked_for_so(tmp_path: Path) -> None:
