@@ -1,6 +1,7 @@
 """Answers what a page asks about a run: the server by its addresses, an export in its file."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,29 +61,21 @@ def recorded(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
     return run.footers.curves(since(query))
 
 
-def responses(kind: str) -> Answer:
-    """Makes the answer with the numbers of all responses of a step, or of the steps `to` another one."""
-
-    def answer(run: Run, path: Mapping[str, int], query: Mapping[str, str]) -> Any:
-        first = path["step"]
-        last = integer(query.get("to"), first)
-        steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
-        if not 1 <= len(steps) <= MAX_STEPS:
-            raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
-        return read_scalars(run.folder, kind, steps, query.get("text", ""))
-
-    return answer
+def responses(run: Run, path: Mapping[str, int], query: Mapping[str, str], *, kind: str) -> Any:
+    """Returns the numbers of all responses of a step, or of the steps `to` another one."""
+    first = path["step"]
+    last = integer(query.get("to"), first)
+    steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
+    if not 1 <= len(steps) <= MAX_STEPS:
+        raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
+    return read_scalars(run.folder, kind, steps, query.get("text", ""))
 
 
-def response(kind: str) -> Answer:
-    """Makes the answer with one response, token by token."""
-
-    def answer(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
-        found = read_row(run.folder, kind, path["step"], path["row"])
-        gamma = finite(run.footers.get(path["step"]).get("gamma")) if kind == "train" else None
-        return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
-
-    return answer
+def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: str) -> Any:
+    """Returns one response, token by token."""
+    found = read_row(run.folder, kind, path["step"], path["row"])
+    gamma = finite(run.footers.get(path["step"]).get("gamma")) if kind == "train" else None
+    return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
 
 
 def timeline(run: Run, *_: Any) -> Any:
@@ -128,8 +121,8 @@ ANSWERS: Mapping[str, Answer] = {
     "/config": config,
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),
-    **{f"/{kind}/{{step:int}}": responses(kind) for kind in ("train", "val")},
-    **{f"/{kind}/{{step:int}}/{{row:int}}": response(kind) for kind in ("train", "val")},
+    **{f"/{kind}/{{step:int}}": partial(responses, kind=kind) for kind in ("train", "val")},
+    **{f"/{kind}/{{step:int}}/{{row:int}}": partial(response, kind=kind) for kind in ("train", "val")},
 }
 
 

@@ -75,9 +75,9 @@ class Footers:
         if self._scales is None:
             steps = self._folder.steps("train")
             chosen = steps[:: max(1, len(steps) // _SCALED_STEPS)]
-            footers = [self._histograms(step) for step in chosen]
+            told = [self._histograms(step) for step in chosen]
             found = {
-                name: limits_of([histogram(one, key) for one in footers for key in keys])
+                name: limits_of([histogram(one, key) for one in told for key in keys])
                 for name, keys in _HISTOGRAMS.items()
             }
             scales = {name: limits for name, limits in found.items() if limits} | _CONSTANT

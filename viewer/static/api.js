@@ -41,7 +41,7 @@ export function listen(run, position, handle, tell) {
   let pauseMs = 500;
 
   async function connect() {
-    if (isOver || document.hidden || controller) return;
+    if (isOver || document.hidden || controller?.signal.aborted === false) return;
     const mine = new AbortController();
     controller = mine;
     try {
@@ -71,10 +71,8 @@ export function listen(run, position, handle, tell) {
   }
 
   function onVisibility() {
-    if (document.hidden) {
-      controller?.abort();
-      controller = null;
-    } else connect();
+    if (document.hidden) controller?.abort();
+    else connect();
   }
   document.addEventListener("visibilitychange", onVisibility);
   connect();
