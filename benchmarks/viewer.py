@@ -25,7 +25,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from tests.support.browser import Page, chromium, viewer_process
 from tests.support.viewed_runs import Shape, add_step, make_run, write_live
 from tests.support.viewed_traces import spans_of, write_trace
-from viewer import export
+from viewer.one_file import export
 
 STEPS, METRICS, LONG, LONGEST = 2000, 115, 8_000, 32_000
 SPANS = 16_000

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import uvicorn
 
-from viewer import export
 from viewer.app import make_app
 from viewer.files import Unreadable
+from viewer.one_file import export
 from viewer.run import Run, find_runs
 
 PORT = 8265

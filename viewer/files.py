@@ -40,10 +40,11 @@ class RunDir:
         """
         name = "/".join(names)
         descriptor = self._descend(names, name)
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(descriptor)
+            raise Unreadable(f"{name} is no plain file.")
         with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                raise Unreadable(f"{name} is no plain file.")
             if facts.st_size > max_bytes:
                 raise Unreadable(f"{name} has {facts.st_size:,} bytes; the viewer reads at most {max_bytes:,}.")
             yield file

@@ -7,18 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 from viewer.files import RunDir, Unreadable
+from viewer.redaction import redacted
 
 MAX_LINES, MAX_CHARS = 60, 2_000
 _MAX_LOG_BYTES = 1 << 40  # a log may be large, for only some blocks of it are read
-_BLOCK = 1 << 16
+_BLOCK, _MAX_SEARCHED, _STAMP_BYTES = 1 << 16, 1 << 22, 26
 _STAMP = re.compile(rb"\n(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ")
 _ROLE = re.compile(r"[a-z]{1,20}")
-# Logs of SplitPPO hold no secret; this is for what libraries and users' code may say.
-_SECRET = re.compile(
-    r"""((?:token|secret|password|api_?key|authorization)[\w"']*\s*[:=]\s*["']?(?:bearer\s+)?|\bbearer\s+)"""
-    r"""(?!\d+\b)[^\s"',;]{8,}""",
-    re.IGNORECASE,
-)
 
 
 def log_at(folder: RunDir, events: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
@@ -68,18 +63,38 @@ def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
 
 def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
     """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all."""
-    low, high = 0, os.fstat(file.fileno()).st_size
-    while high - low > _BLOCK:
-        middle = (low + high) // 2
-        file.seek(middle)
-        stamp = _STAMP.search(file.read(_BLOCK))
-        low, high = (low, middle) if stamp and stamp[1] > moment else (middle, high)
-    begin = max(0, low - _BLOCK)
+    size = os.fstat(file.fileno()).st_size
+    if not any(_stamp_in(file, place, size) for place in (0, max(0, size - _MAX_SEARCHED))):
+        return _lines(file, max(0, size - _BLOCK), size), False
+    for goes_on in (True, False):  # whether the moment is sought behind lines without stamps, or before them
+        low, high = 0, size
+        while high - low > _BLOCK:
+            middle = (low + high) // 2
+            stamp = _stamp_in(file, middle, high)
+            if stamp[1] <= moment if stamp else goes_on:
+                low = max(stamp[0] if stamp else 0, middle)
+            else:
+                high = middle
+        end = low
+        while (stamp := _stamp_in(file, end, min(size, low + 2 * _BLOCK))) and stamp[1] <= moment:
+            end = stamp[0] + 1
+        if end > low:
+            break
+    return _lines(file, max(0, end - _BLOCK), stamp[0] if stamp else min(size, end + _BLOCK)), True
+
+
+def _lines(file: BinaryIO, begin: int, end: int) -> list[str]:
     file.seek(begin)
-    content = file.read(high + _BLOCK - begin)
-    content = content if begin else b"\n" + content
-    stamps = list(_STAMP.finditer(content))
-    late = next((one.start() for one in stamps if one[1] > moment), len(content))
-    lines = content[:late].split(b"\n")[1:]
+    lines = file.read(end - begin).split(b"\n")[begin > 0 :]
     shown = [line.decode(errors="replace")[:MAX_CHARS] for line in lines if line.strip()][-MAX_LINES:]
-    return [_SECRET.sub(r"\1[hidden]", line) for line in shown], bool(stamps)
+    return [redacted(line) for line in shown]
+
+
+def _stamp_in(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
+    """Returns the place and the text of the first time stamp between two places, if one of the next 4 MiB has it."""
+    for place in range(begin, min(end, begin + _MAX_SEARCHED), _BLOCK):
+        file.seek(max(0, place - 1))
+        content = file.read(_BLOCK + _STAMP_BYTES)
+        if found := _STAMP.search(content if place else b"\n" + content):
+            return max(0, place - 1) + found.start() + (place > 0), found[1]
+    return None

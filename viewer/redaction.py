@@ -17,8 +17,9 @@ _PATTERNS = [
         # name: value and name=value, also with quotes; a number behind `token` is one of a model's.
         rf"""((?:\w|-)*{_NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
         # --name value, "name", "value", and NAME value
-        rf"""((?:--?(?:\w|-)*{_NAME}|["'](?:\w|-)*{_NAME}["']|(?-i:\b[A-Z]+_[A-Z_]*(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?)(?!\(hidden\)){_VALUE}""",
-        rf"\b((?:bearer|basic):?\s+)(?!\(hidden\))(?=\S*\d|\S{{16}}){_VALUE}",
+        rf"""((?:--?(?:\w|-)*{_NAME}|["'](?:\w|-)*{_NAME}["']|(?-i:\b[A-Z]+_[A-Z_]*(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)){_VALUE}""",
+        rf"\b(bearer:?\s+)(?!\(hidden\)){_VALUE}",
+        rf"\b(basic\s+)(?!\(hidden\))(?=\S*\d|\S{{16}}){_VALUE}",
         r"(://)[^/\s@:]*:[^/\s@]+(?=@)",
         r"(hooks\.slack\.com/)\S+",
         r"()\b(?:sk|hf|ghp|gho|ghs|glpat|github_pat|xox[abp])[-_][\w-]{10,}",

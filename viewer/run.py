@@ -10,6 +10,7 @@ from typing import Any
 from viewer.distributions import Distributions
 from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.metrics import Metrics
+from viewer.redaction import redacted
 from viewer.spans import Spans
 from viewer.summaries import Footers
 
@@ -18,7 +19,7 @@ QUIET_AFTER_S = 15.0
 _MARKS = ("metrics.jsonl", "config.yaml", "live.json", "events.jsonl", "summary.json")
 _SPARKLINE = 60
 MAX_RUNS = 500
-MAX_EVENTS = 5_000
+MAX_EVENTS, MAX_EVENT_TEXT, MAX_EVENT_ITEMS = 5_000, 2_000, 200
 
 
 class Run:
@@ -48,17 +49,18 @@ class Run:
             if is_new:
                 self.events.clear()
                 self.spans.lost = ()
-            for event in rows:
-                if isinstance(spans := event.get("spans"), list):
-                    self.spans.add_lost(spans)
-                    event["spans"] = len(spans)  # of lost work there may be thousands
-                self.events.append(event | {"number": len(self.events)})
+            self.spans.add_lost(
+                span for event in rows if isinstance(event.get("spans"), list) for span in event["spans"]
+            )
+            self.events += [_told(event) | {"number": number} for number, event in enumerate(rows, len(self.events))]
 
     def told_events(self, since: int = 0) -> list[dict[str, Any]]:
-        """Returns the events from number `since` on; of very many the last, and none that every step has."""
+        """Returns the events from number `since` on; of very many the last, and of steps in a row only the last one."""
         new = self.events[since:]
         if len(new) > MAX_EVENTS:
-            new = [event for event in new if event.get("kind") not in ("step", "cut")]
+            new = [event for event in new if event.get("kind") != "cut"]
+            kinds = [event.get("kind") for event in new]
+            new = [event for event, *both in zip(new, kinds, [*kinds[1:], ""], strict=True) if both != ["step", "step"]]
         return new[-MAX_EVENTS:]
 
     def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[bytes]]:
@@ -132,6 +134,20 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def is_run(path: Path) -> bool:
     """Returns True for a folder that holds at least one file of a run."""
     return any((path / mark).is_file() for mark in _MARKS)
+
+
+def _told(event: dict[str, Any]) -> dict[str, Any]:
+    """Returns an event as pages get it: short, without secrets, and with the number of its spans of lost work."""
+
+    def told(value: Any) -> Any:
+        if isinstance(value, str):
+            return redacted(value[:MAX_EVENT_TEXT])
+        if isinstance(value, list):
+            return [told(one) for one in value[:MAX_EVENT_ITEMS]]
+        return value if value is None or isinstance(value, int | float) else redacted(str(value)[:MAX_EVENT_TEXT])
+
+    spans = {"spans": len(event["spans"])} if isinstance(event.get("spans"), list) else {}
+    return {name[:MAX_EVENT_TEXT]: told(value) for name, value in (event | spans).items()}
 
 
 def _is_gone(live: dict[str, Any]) -> bool:

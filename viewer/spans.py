@@ -12,7 +12,7 @@ from viewer.files import MAX_LINES_BYTES, RunDir, Unreadable, finite
 from viewer.metrics import MAX_NAME, MAX_STEP
 
 TRACE = "trace.json"
-MAX_SPANS, MAX_STEP_SPANS = 200_000, 10_000
+MAX_SPANS, MAX_STEP_SPANS = 200_000, 5_000
 _READ_BYTES = 64 << 20
 _DIGITS = 6
 _LATEST_S = 1e11
@@ -35,7 +35,7 @@ class Spans:
         self._steps = Steps(())
 
     def add_lost(self, rows: Iterable[Any]) -> None:
-        """Adds the spans of an event `cut`, [pool, name, step, start, end] each; what is none is left out."""
+        """Adds spans of events `cut`, [pool, name, step, start, end] each; what is none is left out."""
         found = (Span(*row) for row in rows if isinstance(row, list) and len(row) == 5)
         self.lost = (*self.lost, *filter(_is_one, found))[-MAX_SPANS:]
 

@@ -15,7 +15,8 @@ from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 
 FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
-MAX_UNPACKED_BYTES = 1 << 30
+MAX_UNPACKED_BYTES, MAX_TABLE_BYTES = 1 << 30, 1 << 28
+_BATCH_ROWS = 256
 MAX_TOKENS = 1_000_000
 MAX_TABLE_ROWS = 20_000
 SCALARS = (
@@ -49,7 +50,7 @@ def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = ""
     for step in steps:
         with _parquet(folder, kind, step) as (file, reader):
             wanted = (*SCALARS, *TEXTS) if text else SCALARS
-            columns = reader.read(columns=[name for name in wanted if name in reader.schema_arrow.names])
+            columns = _table(file, reader, wanted)
             values, footer = {name: plain(columns[name]) for name in columns.column_names}, _footer(reader, file)
             if "row" not in values:
                 raise Unreadable(f"{file} has no column `row`.")
@@ -90,7 +91,7 @@ def read_drawn(folder: RunDir, step: int) -> tuple[dict[str, Any], dict[str, Flo
         names = [name for name in ("flags", "old", "new", "entropy_tokens") if _is_list_of_numbers(kinds.get(name))]
         drawn: dict[str, Float64s] = {}
         if "flags" in names and pa.types.is_integer(kinds.get("why", pa.null())):
-            table = reader.read(columns=["why", *names], use_threads=False)
+            table = _table(file, reader, ["why", *names])
             rows = table.filter(pc.equal(pc.bit_wise_and(table["why"].fill_null(0), 1), 1))
             lists = {name: rows[name].combine_chunks() for name in names}
             lengths = pc.list_value_length(lists["flags"])
@@ -119,9 +120,8 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         group = 0
         while row >= (num_rows := reader.metadata.row_group(group).num_rows):
             group, row = group + 1, row - num_rows
-        there = [name for name in names if name in reader.schema_arrow.names]
-        table = reader.read_row_group(group, columns=there).slice(row, 1)
-        values = dict.fromkeys(names) | {name: plain(table[name])[0] for name in there}
+        table = _table(file, reader, names, [group]).slice(row, 1)
+        values = dict.fromkeys(names) | {name: plain(table[name])[0] for name in table.column_names}
         if values["text_hash"] is not None:
             values["text_hash"] = str(values["text_hash"])
         _check_lists(values, file)
@@ -135,8 +135,8 @@ def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dic
         Unreadable: the file cannot be read.
     """
     names = (*("row", "prompt_index", "sample", "data_source", "place", "score", "has_eos", "length"), *TEXTS[:3])
-    with _parquet(folder, "val", step) as (_, reader):
-        table = reader.read(columns=[name for name in (*names, "fixed") if name in reader.schema_arrow.names])
+    with _parquet(folder, "val", step) as (file, reader):
+        table = _table(file, reader, (*names, "fixed"))
         table = table.filter(table["fixed"])
         if prompt is not None:
             table = table.filter(pc.equal(table["prompt_index"], prompt))
@@ -178,6 +178,20 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise Unreadable(f"{name} is torn or no parquet file of a run: {reason.rstrip('.')}.") from error
+
+
+def _table(file: str, reader: Any, names: Sequence[str], groups: Sequence[int] | None = None) -> Any:
+    """Reads those of some columns that are there, of some row groups or of all.
+
+    A text that stands for many rows is small in the file: what has become of it is counted on the way.
+    """
+    there, batches, size = [name for name in names if name in reader.schema_arrow.names], list[Any](), 0
+    for batch in reader.iter_batches(_BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+        size += batch.nbytes
+        if size > MAX_TABLE_BYTES:
+            raise Unreadable(f"{file} has columns of more than {MAX_TABLE_BYTES:,} bytes, which is too much.")
+        batches.append(batch)
+    return pa.Table.from_batches(batches, pa.schema([reader.schema_arrow.field(name) for name in there]))
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:

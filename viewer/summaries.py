@@ -9,6 +9,7 @@ from viewer.files import RunDir, Unreadable, finite
 from viewer.step_files import read_footer
 
 MAX_FOOTERS, MAX_BINS = 20_000, 100
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 _SCALED_STEPS, _ENOUGH_STEPS = 40, 8
 # Colours whose numbers are those of a histogram of all tokens; the scales of the others are constants.
 _HISTOGRAMS = {
@@ -63,7 +64,7 @@ class Footers:
             **{name: [finite(found.get(name)) for found in explained] for name in ("value", "low", "high")},
             **{name: [finite(found.get(name)) for found in lengths] for name in ("p10", "p50", "p90")},
             "auc": [finite(footer.get("auc_first_value")) for footer in footers],
-            "by_position": [rounded(mapping(footer, "by_position").get("ev")) for footer in footers],
+            "by_position": [by_position(footer, "ev") for footer in footers],
             "errors": [footer["error"] for footer in footers if "error" in footer][:5],
         }
 
@@ -113,7 +114,7 @@ def limits_of(histograms: Sequence[Mapping[str, Any] | None]) -> tuple[float, fl
 
 
 def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Returns a histogram of a footer; None if it is none."""
+    """Returns a histogram of a footer with its quantiles, by its bins if it has none; None if it is no histogram."""
     found = mapping(histograms, name)
     try:
         edges, counts = (np.array(found.get(key), np.float64) for key in ("edges", "counts"))
@@ -121,9 +122,22 @@ def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | N
         return None
     fits = counts.ndim == 1 and edges.shape == (len(counts) + 1,) and 0 < len(counts) <= MAX_BINS
     is_known = fits and np.isfinite([*edges, *counts]).all() and (np.diff(edges) >= 0).all()
-    return (
-        {"edges": edges.tolist(), "counts": counts.tolist()} if is_known and counts.min() >= 0 < counts.sum() else None
-    )
+    if not is_known or counts.min() < 0 or not counts.sum():
+        return None
+    # The outermost bins reach to the extremes: what lies in them is taken for their inner edge.
+    inner = np.clip(edges, *edges[[1, -2]]) if len(counts) > 2 else edges
+    quantiles = rounded(found.get("quantiles"), 9)
+    if len(quantiles) != len(QUANTILES) or None in quantiles:
+        quantiles = np.interp(QUANTILES, np.cumsum([0, *counts]) / counts.sum(), inner).tolist()
+    return {"edges": edges.tolist(), "counts": counts.tolist(), "quantiles": quantiles}
+
+
+def by_position(footer: Mapping[str, Any], name: str) -> list[float | None]:
+    """Returns a list of a footer by position; None for a part with less than a quarter of its share of the tokens."""
+    found = mapping(footer, "by_position")
+    numbers, counts = (rounded(found.get(key), 9) for key in (name, "count"))
+    least = sum(count or 0 for count in counts) / max(1, len(counts)) / 4
+    return [number if (count or 0) >= least else None for number, count in zip(numbers, counts, strict=False)]
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

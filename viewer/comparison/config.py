@@ -9,17 +9,15 @@ from typing import Any
 import yaml
 
 from viewer.files import RunDir, Unreadable
+from viewer.redaction import HIDDEN, redacted
 
 MAX_BYTES, MAX_KEYS, MAX_DEPTH, MAX_TEXT = 1 << 20, 5_000, 32, 500
-HIDDEN = "(hidden)"
 # A key in lower case with _ between its words and around it; it counts for the keys below it, too.
 _SECRET_KEY = re.compile(
-    r"_(passw(or)?d|passphrase|pwd|secrets?|credentials?|auth(orization)?|bearer|cookies?|tokens?|(api|access|private)_?keys?)_"
+    r"_(pass(w(or)?d|phrase|code)?|pwd|secrets?|credentials?|auth(orization)?|bearer|cookies?|jwt|hf_?tokens?"
+    r"|(api|access|private|signing|ssh|encryption|wandb|hf)_?keys?)_"
 )
-_COUNTS_TOKENS = re.compile(r"_(tokens|token_len)_")
-_SECRET_TEXT = re.compile(
-    r"(?i)bearer\s|://[^/\s@]+@|(?<!\w)-(api[-_]?key|token|password|secret)\b|\b(sk|hf|ghp)[-_]\w{16}"
-)
+_TOKEN_KEY = re.compile(r"_tokens?_")  # a secret, if its value is no number
 _NOTHING = ("", '""', "~", "null", "true", "false", "[]", "{}")
 
 
@@ -46,8 +44,10 @@ def read_config(folder: RunDir) -> dict[str, str]:
 
 def _take(event: Any, events: Iterator[Any], key: str, found: dict[str, str], depth: int = 0) -> None:
     """Adds the values below `key`, which `event` begins; an empty section is one."""
-    if depth > MAX_DEPTH or len(found) > MAX_KEYS:
-        raise Unreadable(f"config.yaml has more than {MAX_KEYS:,} values, or one that is nested {MAX_DEPTH} times.")
+    if depth > MAX_DEPTH or len(found) > MAX_KEYS or len(key) > MAX_TEXT:
+        raise Unreadable(
+            f"config.yaml has more than {MAX_KEYS:,} values, or one below {MAX_DEPTH} others or a long key."
+        )
     if isinstance(event, yaml.ScalarEvent):
         _add(key, json.dumps(event.value, ensure_ascii=False) if event.style else event.value, found)
     elif isinstance(event, yaml.MappingStartEvent):
@@ -74,9 +74,8 @@ def _take(event: Any, events: Iterator[Any], key: str, found: dict[str, str], de
 
 def _add(key: str, text: str, found: dict[str, str]) -> None:
     words = f"_{re.sub('[^a-z0-9]+', '_', re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', key).lower())}_"
-    is_count = text.isdigit() and _COUNTS_TOKENS.search(words)
-    is_secret = HIDDEN in text or _SECRET_TEXT.search(text) or (_SECRET_KEY.search(words) and not is_count)
-    found[key] = HIDDEN if is_secret and text not in _NOTHING else _short(text)
+    is_secret = _SECRET_KEY.search(words) or (_TOKEN_KEY.search(words) and not text.isdigit())
+    found[key] = HIDDEN if is_secret and text not in _NOTHING else _short(redacted(text))
 
 
 def _short(text: str) -> str:

@@ -43,7 +43,7 @@ def answers_to(folder: RunDir, prompt: int) -> dict[str, Any]:
     Raises:
         Unreadable: no validation has this prompt.
     """
-    steps, rows, errors = folder.steps("val")[::-1], list[dict[str, Any]](), list[str]()
+    steps, rows, errors = folder.steps("val")[::-1] if prompt < 1 << 63 else [], list[dict[str, Any]](), list[str]()
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_VALIDATIONS)).round().astype(int)).tolist()
     for step in (steps[place] for place in chosen):
         try:

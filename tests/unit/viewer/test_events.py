@@ -13,7 +13,7 @@ from viewer.live import events
 from viewer.run import MAX_EVENTS, Run
 
 
-async def test_of_very_many_events_those_of_every_step_are_left_out_and_numbers_stay(tmp_path: Path) -> None:
+async def test_of_very_many_steps_in_a_row_the_last_is_told_and_numbers_stay(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Shape(steps=1))
     add_event(run, {"kind": "group_lost", "role": "actor"})
     with (run / "events.jsonl").open("a") as file:
@@ -23,6 +23,7 @@ async def test_of_very_many_events_those_of_every_step_are_left_out_and_numbers_
     assert [(event["kind"], event["number"]) for event in shown] == [
         ("start", 0),
         ("group_lost", 1),
+        ("step", MAX_EVENTS + 1),
         ("end", MAX_EVENTS + 2),
     ]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.viewed_runs import Shape, add_event, make_run, write_live
 from viewer.__main__ import main
-from viewer.export import spread
+from viewer.one_file.export import spread
 
 
 def export(tmp_path: Path, *more: str) -> dict[str, Any]:

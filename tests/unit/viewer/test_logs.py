@@ -105,6 +105,25 @@ async def test_the_moment_is_found_in_a_huge_log_of_which_little_is_read(logs: P
         assert actor["lines"][-1].endswith(f" line {number}")
 
 
+@pytest.mark.parametrize("num_bytes", [140_000, 9_000_000])
+async def test_lines_without_stamps_in_between_do_not_lead_astray(logs: Path, num_bytes: int) -> None:
+    with (logs / "actor_0.log").open("w") as file:
+        file.writelines(log_line(BEGAN_S + number, f"line {number}") for number in range(3_000))
+        file.write("NCCL says something\n" * (num_bytes // 20))
+        file.writelines(log_line(BEGAN_S + number, f"line {number}") for number in range(3_000, 9_000))
+    for number in (5, 1_000, 2_998, 3_001, 8_000):
+        actor = (await logs_of(logs.parent, {**LOST, "unix_s": BEGAN_S + number + 0.5}))[0]
+        assert actor["lines"][-1].endswith(f" line {number}")
+
+
+async def test_of_a_clock_that_went_back_lines_up_to_the_moment_are_shown(logs: Path) -> None:
+    with (logs / "actor_0.log").open("w") as file:
+        for numbers in (range(3_000), range(1_000, 4_000)):
+            file.writelines(log_line(BEGAN_S + number, f"line {number}") for number in numbers)
+    actor = (await logs_of(logs.parent, {**LOST, "unix_s": BEGAN_S + 1_500.5}))[0]
+    assert actor["lines"][-1].endswith(" line 1500")
+
+
 async def test_lines_are_cut_and_have_no_secrets(logs: Path) -> None:
     secrets = [
         "SPLITPPO_TOKEN=abcdefgh-ijklmnop",
@@ -116,7 +135,7 @@ async def test_lines_are_cut_and_have_no_secrets(logs: Path) -> None:
     (logs / "actor_0.log").write_text("".join(log_line(BEGAN_S, text) for text in texts))
     lines = (await logs_of(logs.parent, LOST))[0]["lines"]
     assert not any("abcdefgh" in line for line in lines)
-    assert all("[hidden]" in line for line in lines[:4])
+    assert all("(hidden)" in line for line in lines[:4])
     assert "123456789" in lines[4]
     assert len(lines[5]) == 2_000
 

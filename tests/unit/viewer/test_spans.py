@@ -141,7 +141,7 @@ async def test_a_name_that_is_no_phase_has_itself_as_its_label(run: Path) -> Non
 
 async def test_a_step_of_too_many_spans_is_one_sentence(run: Path) -> None:
     write_events(run, [event()] * (MAX_STEP_SPANS + 1))
-    assert (await answer(run, "/1"))["error"].endswith("expected at most 10,000.")
+    assert (await answer(run, "/1"))["error"].endswith("expected at most 5,000.")
 
 
 async def test_the_cards_of_the_overview_are_the_figures_of_the_report(run: Path) -> None:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 _ASKED = re.compile(r" *<(link|script) .*\n")
 _FROM = re.compile(r'\bfrom\s*"\./(?:vendor/)?([^"]+)"')
 _POLICY = (

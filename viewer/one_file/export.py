@@ -22,13 +22,13 @@ import numpy as np
 
 from splitppo.atomic_write import write_atomically
 from viewer.answers import ANSWERS, Answer, facts, timeline
-from viewer.bundle import one_page
 from viewer.comparison.prompts import fixed_prompts
 from viewer.files import Unreadable
 from viewer.live import dump
+from viewer.one_file.page import one_page
 from viewer.run import Run, find_runs
 
-MAX_MB = 25.0
+MAX_MB, MAX_MAX_MB = 25.0, 2_000
 _USER_ERROR = 2
 _KINDS = ("train", "val")
 
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write, e.g. run.html")
-    parser.add_argument("--max-mb", metavar="MB", type=float, default=MAX_MB, help="its size (default %(default)s)")
+    parser.add_argument("--max-mb", metavar="MB", type=_size, default=MAX_MB, help="its size (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
         file = Export([Run(number, path) for number, path in enumerate(find_runs(options.runs))], options.max_mb)
         write_atomically(options.out, one_page(file.saved).encode())
-    except (Unreadable, OSError) as error:
+    except (Unreadable, OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _USER_ERROR
     size = options.out.stat().st_size / 1e6
@@ -119,6 +119,13 @@ class Export:
         return left >= least
 
 
+def _size(text: str) -> float:
+    size = float(text)
+    if not 0 < size <= MAX_MAX_MB:
+        raise argparse.ArgumentTypeError(f"expected a size from 0 to {MAX_MAX_MB:,} MB, got {text}")
+    return size
+
+
 def _facts(run: Run) -> dict[str, Any]:
     """Returns the facts of a run; one that still works is told as of now."""
     told = facts(run)
@@ -183,8 +190,12 @@ def _shortened(value: Any) -> Any:
 
 
 def packed(value: Any) -> str:
-    """Compresses an answer as the page reads it."""
-    return base64.b64encode(gzip.compress(dump(value).encode(), 6, mtime=0)).decode()
+    """Compresses an answer as the page reads it; what JSON has not is a sentence in its place."""
+    try:
+        text = dump(value)
+    except Unreadable as error:
+        text = dump({"unreadable": str(error)})
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _told(answer: Answer, run: Run, **path: int) -> Any:

@@ -1,0 +1,1 @@
+"""Makes one file of runs that shows them without a server."""
