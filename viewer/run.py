@@ -123,7 +123,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             raise Unreadable(f"{path} is no folder; expected a run folder, or one that holds run folders")
         inner = [path] if is_run(path) else sorted(filter(is_run, path.iterdir()))
         if not inner:
-            raise Unreadable(f"{path} is no run folder and holds none: none of {', '.join(_MARKS)} is there")
+            raise Unreadable(
+                f"{path} is no run folder and holds none: none of {', '.join(_MARKS)} is there (--wait: wait for one)"
+            )
         found += inner
     unique = list(dict.fromkeys(path.resolve() for path in found))
     if len(unique) > MAX_RUNS:

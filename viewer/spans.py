@@ -117,7 +117,7 @@ def _is_one(span: Span) -> bool:
     """Returns True for a span whose fields are what a run writes."""
     name: Any = span.name
     return (
-        (isinstance(name, str) and 0 < len(name) <= MAX_NAME)
+        (isinstance(name, str) and name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME)
         and span.pool in POOLS
         and (type(span.step) is int and 0 <= span.step <= MAX_STEP)
         and None not in (finite(span.started_s), finite(span.finished_s))

@@ -39,6 +39,8 @@ WAITING = "waiting"
 MARGIN = 0.08
 # The spans of a step's responses.
 _SAMPLING = frozenset({"gen", "update_weights", "environment", "score", "reward_model"})
+# Work that not every step has.
+_BESIDE = frozenset({"testing", "save_checkpoint"})
 # What all advantages of a step need.
 _EXPERIENCE = _SAMPLING | {"old_log_prob", "ref", "teacher", "values"}
 # A call that ended at most this long before another one began, "ended just then".
@@ -121,13 +123,17 @@ class Steps:
         self.made: Mapping[int, Sequence[Span]] = dict(made)
 
     def to_show(self) -> int | None:
-        """Chooses a typical step: between two others, near the median duration; None without steps."""
+        """Chooses a typical step: between two others, without validation or checkpoint, near the median duration.
+
+        None without steps; of steps that all have one of these, any is taken.
+        """
         lengths = {
             step: max(call.finished_s for call in calls) - min(call.started_s for call in calls)
             for step, made in sorted(self.made.items())
             if (calls := [span for span in made if span.is_call])
         }
         inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
+        inner = [step for step in inner if _BESIDE.isdisjoint(span.name for span in self.made[step])] or inner
         if not inner:
             return None
         median = statistics.median(lengths[step] for step in inner)

@@ -21,7 +21,7 @@ KILLS: list[tuple[str, int | None, float | None, int | None]] = [
     ("rollout", 0, 3.5, 0),
     ("critic", 0, 12.0, 2),
     ("actor", None, None, None),
-    ("controller", None, 20.0, 1),
+    ("controller", None, 23.0, 1),
     ("critic", 0, 6.0, 1),
 ]
 # What the two starts of the controller count: restarts, steps done again.

@@ -63,7 +63,7 @@ export function Chart({ x, steps = x, series, band, bands = band ? [band] : [], 
       width: Math.max(100, holder.current.clientWidth), height, legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: range ? { range: (_, least, most) => { const own = uPlot.rangeNum(least ?? 0, most ?? 1, 0.1, true); return range.map((edge, side) => edge ?? own[side]); } } : {} },
-      axes: [{ ...axis, size: 32, incrs: STEPS_OF_TICKS }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 32, incrs: STEPS_OF_TICKS }, { ...axis, size: 54, space: 24, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one, at) => ({
         label: one.label, stroke: colour(one.colour ?? COLOURS[at % COLOURS.length]), width: one.width ?? 1.5, dash: one.dash, spanGaps: true, points: { show: one.values.filter(Number.isFinite).length < 3 },
       }))],
@@ -92,11 +92,16 @@ export function Chart({ x, steps = x, series, band, bands = band ? [band] : [], 
     event.preventDefault();
   };
   const at = place ?? x.length - 1;
-  const shown = (values) => (place === null || carries ? values.slice(0, at + 1).findLast((value) => Number.isFinite(value)) : values[at]);
+  const lastOf = (values) => values.slice(0, at + 1).findLastIndex((value) => Number.isFinite(value));
+  // A number of an older step says so.
+  const shown = (values) => {
+    const from = place === null || carries ? lastOf(values) : at;
+    return html`<b>${number(values[from])}</b>${from >= 0 && from < at && !carries ? html`<span class="dim"> at ${told(steps[from], true)}</span>` : ""}`;
+  };
   return html`<figure class="chart">
     <div ref=${holder} class=${onStep ? "plot opens" : "plot"} tabindex="0" role="img" aria-label=${label} onKeyDown=${onKey}></div>
     <figcaption>${x.length ? html`<span class="dim">${told(steps[at], place !== null)}</span>` : html`<span class="dim">no step yet</span>`}
-      ${series.map((one, place) => one.hidden || html`<span><${Key} name=${one.colour ?? COLOURS[place % COLOURS.length]} width=${one.width} dash=${one.dash} />${one.label} <b>${number(shown(one.values))}</b></span>`)}
+      ${series.map((one, place) => one.hidden || html`<span><${Key} name=${one.colour ?? COLOURS[place % COLOURS.length]} width=${one.width} dash=${one.dash} />${one.label} ${shown(one.values)}</span>`)}
     </figcaption>
   </figure>`;
 }

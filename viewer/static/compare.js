@@ -142,8 +142,8 @@ function Card({ title, names, range, shared, theme }) {
   const name = there.includes(picked) ? picked : there[0];
   const { series, bands } = useMemo(() => curvesOf(shared, name), [shared, name]);
   const told = (x, isChosen) => (isChosen ? `${shared.axis === "time" ? "seconds" : shared.axis} ${number(x)}` : "last:");
-  return html`<section class="card" data-card=${names[0]}><h2>${title}${there.length === 1 && names.length > 1 ? `: ${name}` : ""}</h2>
-    ${there.length > 1 && html`<select aria-label=${`metric of: ${title}`} value=${name} onChange=${(event) => pick(event.target.value)}>${there.map((one) => html`<option value=${one}>${one}</option>`)}</select>`}
+  return html`<section class="card" data-card=${names[0]}><h2>${title}${there.length === 1 && names.length > 1 ? `: ${visible(name)}` : ""}</h2>
+    ${there.length > 1 && html`<select aria-label=${`metric of: ${title}`} value=${name} onChange=${(event) => pick(event.target.value)}>${there.map((one) => html`<option value=${one}>${visible(one)}</option>`)}</select>`}
     ${name ? html`<${Chart} ...${{ x: shared.x, series, bands, theme, told, range }} carries=${shared.axis !== "step"} label=${title} />` : html`<p class="dim">None of these runs has ${names.map(visible).join(", ")}.</p>`}</section>`;
 }
 

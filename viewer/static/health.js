@@ -18,35 +18,40 @@ const joined = (value, sign = ", ") => (value === undefined || value === null ? 
 // if that is so; `now` ends the bars of what lives.
 export function healthOf(events, now = 0, gone = "") {
   const [losses, starts, lanes] = [[], [], new Map()];
-  let [open, recovery, before, complete, time] = [[], {}, null, null, events.find((event) => isTime(event.unix_s))?.unix_s ?? 0];
+  let [dying, open, recovery, before, complete, time] = [null, [], {}, null, null, events.find((event) => isTime(event.unix_s))?.unix_s ?? 0];
   const lane = (role) => lanes.get(role) ?? lanes.set(role, { bars: [], marks: [] }).get(role);
   const end = (bar, at, how) => bar?.to === null && Object.assign(bar, { to: at, how });
   const endAll = (at, how) => lanes.forEach(({ bars }) => end(bars.at(-1), at, how));
   const lose = (event, more) => losses[losses.push({ ...event, from: whole(event.step), seconds: null, repeated: null, ...more }) - 1];
   const die = (cause, more) => {
-    lane(CONTROLLER).marks.push({ at: time, kind: "group_lost", event: { ...lose(before, { role: CONTROLLER, rank: null, cause, ...more }) } });
+    const loss = lose(before, { role: CONTROLLER, rank: null, cause, ...more });
+    lane(CONTROLLER).marks.push({ at: time, kind: "group_lost", event: { ...loss } });
     end(lane(CONTROLLER).bars.at(-1), time, cause);
     endAll(time, "with its controller");
+    return loss;
   };
   for (const event of events) {
     const at = isTime(event.unix_s) ? event.unix_s : time;
-    const isStart = event.kind === "start" || event.epoch !== before?.epoch;
+    const isStart = !before || event.kind === "start" || event.epoch !== before.epoch;
     const resumed = whole(event.resumed_at);
-    if (isStart && before && before.kind !== "end") die("its events stop without an `end`", { number: event.number, to: resumed, seconds: lasted(at - time), repeated: resumed === null || complete === null ? null : Math.max(0, complete - resumed) });
+    if (isStart && before && before.kind !== "end") dying = { since: time, loss: die("its events stop without an `end`", { number: event.number, to: resumed, seconds: lasted(at - time), repeated: resumed === null || complete === null ? null : Math.max(0, complete - resumed) }) };
     if (isStart) {
       starts.push({ epoch: event.epoch, restarts: 0, repeated: 0 });
       lane(CONTROLLER).bars.push({ from: at, to: null, event, name: `start ${visible(event.epoch)}, process ${visible(event.pid)} on ${visible(event.host)}` });
       [open, complete] = [[], resumed ?? complete];
     }
     const { bars } = lane(event.role === undefined ? CONTROLLER : visible(event.role));
-    if (event.kind === "group_up" && bars.at(-1)?.event.instance_id === event.instance_id && bars.at(-1).how !== "lost") Object.assign(bars.at(-1), { to: null, how: "" });
+    const last = bars.at(-1);
+    if (event.kind === "group_up" && dying) dying.loss.seconds = lasted(at - dying.since); // until all groups are there again
+    if (event.kind === "step") dying = null;
+    if (event.kind === "group_up" && last && last.event.instance_id === event.instance_id && last.how !== "lost") Object.assign(last, { to: null, how: "" });
     else if (event.kind === "group_up") {
-      end(bars.at(-1), at, "replaced");
+      end(last, at, "replaced");
       bars.push({ from: at, to: null, event, name: `instance ${visible(event.instance_id).slice(0, 8)}, processes ${joined(event.pids, " ")} on ${visible(event.host)}` });
     }
     if (event.kind === "group_lost") {
       [open, recovery] = [[...open, lose(event)], {}];
-      end(bars.at(-1), at, "lost");
+      end(last, at, "lost");
     }
     if (event.kind === "recovery") recovery = event;
     if (event.kind === "recovered" || event.kind === "rollout_restart") {
@@ -122,9 +127,9 @@ function Losses({ losses, starts, run }) {
   const [opened, open] = useState(null);
   const [controllers, groups] = [true, false].map((wanted) => losses.filter((loss) => (loss.role === CONTROLLER) === wanted));
   const total = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0);
-  const sums = [[`Restarts of groups: ${total(starts, "restarts")}`, groups, total(starts, "repeated")], [`Deaths of the controller: ${controllers.length}, and the time without it`, controllers, total(controllers, "repeated")]];
+  const sums = [[`Restarts of groups: ${total(starts, "restarts")}`, groups, total(starts, "repeated")], [`Deaths of the controller: ${controllers.length}, and the time until all groups were there again`, controllers, total(controllers, "repeated")]];
   return html`<h2>Losses, newest first</h2><div class="wide"><table class="losses">
-    <thead><tr>${["time", "role", "rank", "in", "cause"].map((title) => html`<th>${title}</th>`)}<th class="n">lost</th><th class="n">steps done again</th><th class="n">step</th><th>restarted; kept</th><th>log</th></tr></thead>
+    <thead><tr>${["time", "role", "rank", "in", "cause"].map((title) => html`<th>${title}</th>`)}<th class="n">time lost</th><th class="n">steps done again</th><th class="n">step</th><th>restarted; kept</th><th>log</th></tr></thead>
     <tbody>${[...losses].reverse().map((loss) => html`<tr key=${loss.number} data-number=${loss.number}>
         <td class="time">${clock(loss.unix_s)}</td>${[loss.role, loss.rank, [loss.method, loss.phase].filter(Boolean).map(visible).join(", ")].map((text) => html`<td>${visible(text) || "–"}</td>`)}<td class="cause">${visible(loss.cause)}</td>
         <td class="n">${loss.isWithOther ? "with the one before" : lasting(loss.seconds)}</td><td class="n">${number(loss.repeated)}</td>

@@ -11,7 +11,7 @@ import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
 import { RunData } from "./run_data.js";
 import { Runs } from "./runs.js";
-import { duration, visible } from "./text.js";
+import { duration, number, visible } from "./text.js";
 import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
 
@@ -36,7 +36,7 @@ export function parseAddress(hash) {
   const [kind, step, row] = rest;
   if (begin === "compare") return { page: "compare", runs: runNumbers(run) };
   if (begin !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
-  const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+  const whole = (text) => (/^\d{1,9}$/.test(text ?? "") ? Number(text) : null);
   const [first, last] = (step ?? "").split("-");
   return { page, rest, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
 }
@@ -103,14 +103,15 @@ export function State({ facts }) {
   const sentence = facts.state === "quiet" && quiet > 15 ? `quiet for ${duration(quiet)}` : visible(facts.sentence);
   const pools = facts.state === "live" ? Object.entries(facts.live?.pools ?? {}) : [];
   return html`<span class=${`state ${facts.state}`}>${sentence}</span>
-    ${facts.state === "live" && html`<span class="dim">step ${facts.live.step}/${facts.live.total_steps}</span>`}
-    ${pools.map(([role, pool]) => html`<span class="pool">${visible(role)}: ${visible(pool?.phase || pool?.method || (pool?.state === "lost" ? "lost" : "idle"))}${pool?.phase && pool.total ? ` ${pool.done}/${pool.total}` : ""}</span>`)}`;
+    ${facts.state === "live" && html`<span class="dim">step ${number(facts.live.step)}/${number(facts.live.total_steps)}</span>`}
+    ${pools.map(([role, pool]) => html`<span class="pool">${visible(role)}: ${visible(pool?.phase || pool?.method || (pool?.state === "lost" ? "lost" : "idle"))}${pool?.phase && pool.total ? ` ${number(pool.done)}/${number(pool.total)}` : ""}</span>`)}`;
 }
 
 function Page(shared) {
   if (shared.at.page === "runs") return html`<${Runs} ...${shared} />`;
   if (shared.at.page === "compare") return html`<${Careful} key=${`compare${shared.at.runs}`} Chosen=${Compare} shared=${shared} />`;
   if (!shared.data?.facts) return html`<p class="dim">${shared.data?.error ? "" : "…"}</p>`;
+  if (shared.data.facts.error) return null; // which stands above
   const Chosen = PAGES.find(([page]) => page === shared.at.page)?.[2];
   return Chosen ? html`<${Careful} key=${`${shared.at.page}${shared.at.run}`} Chosen=${Chosen} shared=${shared} />` : html`<p>There is no such page.</p>`;
 }

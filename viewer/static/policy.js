@@ -6,7 +6,8 @@ import { ErrorSentence, go, NOT_RECORDED, Sentence } from "./parts.js";
 import { Strip } from "./strip.js";
 import { number } from "./text.js";
 
-const BINS = 24, ONCE = 50, SHARES = [0.1, 0.5, 0.9];
+const BINS = 24, ONCE = 50;
+const P10 = 1, P50 = 2, P90 = 3; // places in the quantiles of a histogram
 const RANDOM = "of the tokens drawn at random";
 // [key of a column, title, what makes a strip of it, what its lack means; without that, a strip that is missing needs no word]
 const STRIPS = [
@@ -28,13 +29,6 @@ const CURVES = [
 const ALWAYS = 3; // so many of them say what they lack
 
 const sum = (values) => values.reduce((total, one) => total + one, 0);
-
-// The number below which a share of a histogram lies.
-export function quantile({ edges, counts }, share) {
-  let rest = share * sum(counts);
-  const place = counts.findIndex((count) => (rest -= count) <= 0 && count > 0);
-  return place < 0 ? edges.at(-1) : edges[place + 1] + (rest / counts[place]) * (edges[place + 1] - edges[place]);
-}
 
 // How many of a histogram lie below a number; within a bin they lie evenly.
 const below = ({ edges, counts }, value) => sum(counts.map((count, at) => count * (edges[at + 1] < value ? 1 : Math.max(0, (value - edges[at]) / (edges[at + 1] - edges[at]) || 0))));
@@ -71,7 +65,7 @@ export function Policy({ data, at, theme }) {
   return html`<div class="bar"><h1>Policy</h1><span class="dim">a click on a column or a curve opens the responses of its step${steps.length > columns.length ? `; ${columns.length} of ${steps.length} steps are read` : ""}</span></div>
     ${[error, ...columns.map((one) => one.error)].filter(Boolean).slice(0, 5).map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${!facts.train.length && html`<${Sentence}>${NOT_RECORDED}<//>`}
-    ${columns.length > 0 && html`<p class="dim">Bluer: more tokens. The lines are percentiles 10, 50 and 90. The limits are percentiles 1 and 99 of the run; what lies beyond is in the outermost rows.
+    ${columns.length > 0 && html`<p class="dim">Bluer: more tokens. The lines are percentiles 10, 50 and 90. They reach from the lowest percentile 1 to the highest percentile 99 of a step; what lies beyond is in the outermost rows.
       KL and mismatch count all tokens that are learned from; entropy and ratio those of the responses drawn at random, at their last use in the update.</p>`}
     <div class="cards">
       ${STRIPS.map(([name, title, make, lack]) => html`<${Panel} key=${name} ...${{ name, title, make, lack, columns, theme, onStep }} limits=${limits[name]} />`)}
@@ -93,7 +87,7 @@ function spread(histograms, limits) {
   const [low, high] = limits ?? [0, 1];
   const shares = histograms.map((one) => rebinned(one, [low, high], BINS).map((count) => count / sum(one.counts)));
   const most = Math.max(...shares.flat());
-  const [p10, p50, p90] = SHARES.map((share) => histograms.map((one) => quantile(one, share)));
+  const [p10, p50, p90] = [P10, P50, P90].map((place) => histograms.map((one) => one.quantiles[place]));
   return {
     painted: shares.map((values) => values.map((share) => Math.sqrt(share / most))),
     lines: [p10, p50, p90].map((values) => values.map((value) => (value - low) / (high - low))),

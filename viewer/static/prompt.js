@@ -73,7 +73,7 @@ function Answers({ runs, identity, texts, theme }) {
     ${notes.map((text) => html`<${Sentence}>${text}<//>`)}
     <section class="card" data-card="prompt"><h2>Score${samples.length > 1 ? `, mean of ${samples.length} samples` : ""}</h2><${Chart} x=${steps} ...${{ series, theme }} label="score at each validation" /></section>
     <div class="bar"><h2>Answers, the newest first</h2>
-      ${samples.length > 1 && html`<label>sample <select value=${chosen} onChange=${(event) => setSample(Number(event.target.value))}>${samples.map((one) => html`<option value=${one}>${one + 1}</option>`)}</select></label>`}
+      ${samples.length > 1 && html`<label>sample <select value=${chosen} onChange=${(event) => setSample(Number(event.target.value))}>${samples.map((one) => html`<option value=${one}>${number(one + 1)}</option>`)}</select></label>`}
       <span class="dim">against the validation before: <del>removed</del> <ins>added</ins></span></div>
     <div class="wide"><table class="answers"><thead><tr><th>step</th>${answered.map((run) => html`<th>${run.label}</th>`)}</tr></thead>
       <tbody>${newest.slice(0, shown).map((step) => html`<tr key=${step}><td class="n">${step}</td>${answered.map((run, at) => {

@@ -24,7 +24,7 @@ export function signed(value) {
 
 export function duration(seconds) {
   if (typeof seconds !== "number" || !(seconds >= 0)) return "–";
-  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 100) return `${seconds < 10 ? Number(seconds.toFixed(1)) : Math.round(seconds)} s`;
   return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 

@@ -65,7 +65,8 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   const { from, to } = view;
   const [chosen, choose] = useState(null);
   const inks = useMemo(() => inksOf(), [theme]);
-  const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, lanes)?.y })) : []), [found, lanes]);
+  const works = useMemo(() => worksOf(table, lanes), [lanes]);
+  const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, works)?.y })) : []), [found, works]);
   const canvas = useDrawn((node) => draw(node, { table, lanes, inks, path, step, chosen }, view), [table, inks, path, step, chosen, from, to]);
   const move = (seconds) => show({ from: from + seconds, to: to + seconds });
   const zoom = (factor, share = 0.5) => {
@@ -121,9 +122,18 @@ function Legend({ table: { phases, columns } }) {
     ${columns.lost.includes(1) && html`<span>hatched: lost work, done again</span>`}<span>line: critical path of the chosen step</span></figcaption>`;
 }
 
-function rowOf(piece, { columns, phases }, { rows }) {
-  const fits = (span) => phases[columns.name[span]][0] === piece.name && columns.step[span] === piece.step && columns.start[span] < piece.end && columns.end[span] > piece.start;
-  return rows.find((row) => row.pool === piece.pool && row.spans.some((span) => !columns.lost[span] && fits(span)));
+// [row, span] of all spans that are not lost, by pool, name and step.
+function worksOf({ columns, phases }, { rows }) {
+  const works = new Map();
+  for (const row of rows) for (const span of row.spans) {
+    const work = `${row.pool} ${phases[columns.name[span]][0]} ${columns.step[span]}`;
+    if (!columns.lost[span]) (works.get(work) ?? works.set(work, []).get(work)).push([row, span]);
+  }
+  return works;
+}
+
+function rowOf({ pool, name, step, start, end }, { columns }, works) {
+  return works.get(`${pool} ${name} ${step}`)?.find(([, span]) => columns.start[span] < end && columns.end[span] > start)?.[0];
 }
 
 // The span under the pointer, or one a pixel beside it.

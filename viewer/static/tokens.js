@@ -24,7 +24,7 @@ export function Tokens({ data, at, theme }) {
   const chooser = html`<div class="bar"><h1>Tokens</h1>
     ${step !== null && html`<${StepChooser} steps=${steps} step=${step} address=${(one) => address(null, one)} />`}
     ${place >= 0 && html`<span class="chooser"><button disabled=${place === 0} onClick=${() => move(-1)} aria-label="previous response">◂</button>
-      response ${recorded[place].sample + 1} of prompt ${recorded[place].prompt} <button disabled=${place === recorded.length - 1} onClick=${() => move(1)} aria-label="next response">▸</button>
+      response ${number(recorded[place].sample + 1)} of prompt ${visible(recorded[place].prompt)} <button disabled=${place === recorded.length - 1} onClick=${() => move(1)} aria-label="next response">▸</button>
       <span class="dim">${place + 1} of ${recorded.length} recorded</span></span>`}
     <a href=${`#/run/${at.run}/responses/${at.kind}/${step ?? ""}`}>all of the step</a></div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;

@@ -35,7 +35,14 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([None], "–"),
         (["7"], "–"),
     ],
-    ("text.js", "duration"): [([59.6], "60 s"), ([600], "10 min"), ([7200], "2.0 h"), ([None], "–"), ([-1], "–")],
+    ("text.js", "duration"): [
+        ([0.28], "0.3 s"),
+        ([59.6], "60 s"),
+        ([600], "10 min"),
+        ([7200], "2.0 h"),
+        ([None], "–"),
+        ([-1], "–"),
+    ],
     ("text.js", "clock"): [([0], "1970-01-01 00:00:00"), ([1e300], "–"), (["now"], "–")],
     ("text.js", "reasons"): [([0], []), ([2 + 1024], ["high score", "scorer failed"])],
     ("chart.js", "drawn"): [
@@ -90,12 +97,6 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         ([{"edges": [5, 5, 5], "counts": [3, 4]}, [0, 10], 2], [0, 7]),
         ([{"edges": [-3, -2], "counts": [4]}, [0, 1], 3], [4, 0, 0]),
         ([{"edges": [7, 8], "counts": [4]}, [0, 1], 3], [0, 0, 4]),
-    ],
-    ("policy.js", "quantile"): [
-        ([{"edges": [0, 1, 3], "counts": [5, 5]}, 0.5], 1),
-        ([{"edges": [0, 1, 3], "counts": [5, 5]}, 0.75], 2),
-        ([{"edges": [0, 1, 2, 3], "counts": [0, 0, 4]}, 0], 2),
-        ([{"edges": [4, 4], "counts": [1]}, 0.9], 4),
     ],
     # -1: removed, 0: kept, 1: added; what is kept has the spaces of the second text.
     ("diff.js", "changes"): [

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.browser
 IS_DRAWN = """
 const canvas = document.querySelector(arguments[0]);
 if (!canvas || !canvas.width) return false;
-const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+const pen = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+pen.drawImage(canvas, 0, 0);
+const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
 const found = new Set();
 for (let i = 0; i < data.length; i += 4) found.add(`${data[i]},${data[i + 1]},${data[i + 2]},${data[i + 3]}`);
 return found.size > 2;

@@ -27,7 +27,7 @@ def test_the_step_shown_is_typical_and_has_neighbours() -> None:
     assert Steps([]).to_show() is None
 
 
-def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
+def test_what_happens_beside_a_step_makes_it_no_longer_and_a_checkpoint_not_typical() -> None:
     spans = [
         Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
     ]
@@ -36,7 +36,8 @@ def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
         Span("critic", "save_checkpoint", 4, T0 + 8, T0 + 9),
         Span("actor", "load_checkpoint", 4, T0 + 1000, T0 + 1001),
     ]
-    assert Steps([*spans, *beside]).to_show() == 4
+    assert Steps([*spans, *beside]).to_show() == 2
+    assert Steps([*spans, beside[0], beside[2]]).to_show() == 4
     assert Steps(beside).to_show() is None
 
 
