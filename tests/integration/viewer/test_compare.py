@@ -72,7 +72,7 @@ def caption(page: Page, card: str, wanted: Mapping[str, float]) -> None:
     """Waits until the caption of a card has these numbers, and no others."""
 
     def is_there() -> bool:
-        shown = [re.fullmatch(r"(.*) (\S+?)(?: at step \d+)?", text) for text in page.script(SPANS, card)]
+        shown = [re.fullmatch(r"(.*?) (\S+)(?: at step \d+)?", text) for text in page.script(SPANS, card)]
         found = {one[1]: float(one[2]) for one in shown if one is not None and one[2] != "–"}
         return found == pytest.approx(dict(wanted), rel=6e-3, abs=1e-9)
 
