@@ -1,13 +1,13 @@
 """How the policy's numbers spread over the tokens of each step: of all tokens by footers, of some by their lists."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from viewer.files import RunDir
 from viewer.step_files import Float64s, read_drawn
-from viewer.summaries import QUANTILES, StepFiles, by_position, histogram, mapping
+from viewer.summaries import QUANTILES, StepFiles, by_position, histogram, limits_of, mapping
 
 MAX_STEPS = 300
 _BINS, _TAIL = 48, 0.001
@@ -23,7 +23,7 @@ class Distributions:
 
     def since(self, since: int = -1, most: int = MAX_STEPS) -> dict[str, Any]:
         """Returns {"steps", "columns", "limits"}: at most 300 recorded steps, what the first `most` after `since` have,
-        and the lowest percentile 1 and the highest percentile 99 of a step up to these.
+        and percentiles 1 and 99 over all steps up to these.
 
         Every 2^n-th step is there, so that a page which has the columns up to `since` needs no others of before.
         """
@@ -33,13 +33,8 @@ class Distributions:
         steps = steps[::stride]
         last = max([step for step in steps if step > since][:most], default=since)
         columns = [{**self._files.get(step), "step": step} for step in steps if step <= last]
-        limits = {name: _limits([one[name]["quantiles"] for one in columns if name in one]) for name in _HISTOGRAMS}
+        limits = {name: limits_of([one.get(name) for one in columns]) for name in _HISTOGRAMS}
         return {"steps": steps, "columns": [one for one in columns if one["step"] > since], "limits": limits}
-
-
-def _limits(quantiles: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    low, high = min((one[0] for one in quantiles), default=0.0), max((one[-1] for one in quantiles), default=0.0)
-    return (low, high) if high > low else (low - 0.5, low + 0.5) if quantiles else None
 
 
 def _read(folder: RunDir, step: int) -> dict[str, Any]:

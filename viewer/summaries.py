@@ -103,13 +103,16 @@ def _small_footer(folder: RunDir, step: int) -> dict[str, Any]:
 
 def limits_of(histograms: Sequence[Mapping[str, Any] | None]) -> tuple[float, float] | None:
     """Returns percentiles 1 and 99 of all histograms together, those that are None left out; None if all are."""
-    known = [(one["edges"], one["edges"][1:], one["counts"]) for one in histograms if one]
-    if not known:
+    there = [one for one in histograms if one]
+    if not there:
         return None
+    known = [(one["edges"], one["edges"][1:], one["counts"]) for one in there]
     table = np.array(sorted(row for lists in known for row in zip(*lists, strict=False) if row[2] > 0), np.float64)
     counted = np.cumsum(table[:, 2])
     places = np.searchsorted(counted, [counted[-1] * _TAIL, counted[-1] * (1 - _TAIL)])
-    low, high = float(table[places[0], 0]), float(table[places[1], 1])
+    # The outermost bins reach to the extremes; percentiles of all lie between the percentiles of each.
+    low = max(float(table[places[0], 0]), min(one["quantiles"][0] for one in there))
+    high = min(float(table[places[1], 1]), max(one["quantiles"][-1] for one in there))
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 

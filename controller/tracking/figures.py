@@ -170,7 +170,8 @@ class Steps:
         had begun was done: before that, nobody waited for it.
 
         This is read off the clock, not from what calls need of each other. It does not say how much faster the step
-        would be without a piece: another call may have ended a moment earlier.
+        would be without a piece: another call may have ended a moment earlier. A call of less than 5 ms may count for
+        the one before it.
         """
         start, _, at = self.times(step)
         during = [span for span in self.spans if span.started_s < at and span.finished_s > start]

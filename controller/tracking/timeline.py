@@ -26,6 +26,8 @@ _PROCESSES = [
     for key, value in (("name", pool), ("sort_index", pid))
 ]
 _TAIL = "\n]"
+# What reading a line raises that holds no span of ours.
+_NO_SPAN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 # The number of spans that are remembered per line of the timeline: enough for spans that come some steps late.
 _REMEMBERED_SPANS = 256
 
@@ -89,9 +91,7 @@ def read_trace(path: Path) -> list[Span]:
 def spans_of(lines: Iterable[str]) -> Iterator[Span]:
     """Yields the spans that lines of a trace file hold."""
     for line in lines:
-        with suppress(
-            ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
-        ):  # none of ours
+        with suppress(*_NO_SPAN):
             yield _span_of(json.loads(line.rstrip(",\n")))
 
 

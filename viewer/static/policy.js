@@ -65,7 +65,7 @@ export function Policy({ data, at, theme }) {
   return html`<div class="bar"><h1>Policy</h1><span class="dim">a click on a column or a curve opens the responses of its step${steps.length > columns.length ? `; ${columns.length} of ${steps.length} steps are read` : ""}</span></div>
     ${[error, ...columns.map((one) => one.error)].filter(Boolean).slice(0, 5).map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${!facts.train.length && html`<${Sentence}>${NOT_RECORDED}<//>`}
-    ${columns.length > 0 && html`<p class="dim">Bluer: more tokens. The lines are percentiles 10, 50 and 90. They reach from the lowest percentile 1 to the highest percentile 99 of a step; what lies beyond is in the outermost rows.
+    ${columns.length > 0 && html`<p class="dim">Bluer: more tokens. The lines are percentiles 10, 50 and 90. The limits are percentiles 1 and 99 of the run; what lies beyond is in the outermost rows.
       KL and mismatch count all tokens that are learned from; entropy and ratio those of the responses drawn at random, at their last use in the update.</p>`}
     <div class="cards">
       ${STRIPS.map(([name, title, make, lack]) => html`<${Panel} key=${name} ...${{ name, title, make, lack, columns, theme, onStep }} limits=${limits[name]} />`)}

@@ -70,14 +70,16 @@ def test_of_many_steps_some_are_there_and_what_a_page_has_stays_of_use(tmp_path:
 @pytest.mark.parametrize(
     ("histograms", "limits"),
     [
-        ([{"edges": [0, 1, 2], "counts": [50, 50]}, None, {"edges": [4, 5, 900], "counts": [99, 1]}], (0, 5)),
+        ([{"edges": [0, 1, 2], "counts": [50, 50]}, None, {"edges": [4, 5, 900], "counts": [99, 1]}], (0.02, 5)),
         ([{"edges": [3, 3], "counts": [9]}], (2.5, 3.5)),
-        ([{"edges": [0, 1, 2, 3], "counts": [0, 4, 0]}], (1, 2)),
+        ([{"edges": [0, 1, 2, 3], "counts": [0, 4, 0]}], (1.01, 1.99)),
+        ([{"edges": [-12, 0, 1, 90], "counts": [50, 40, 10], "quantiles": [-0.2, -0.1, 0, 1, 1.4]}], (-0.2, 1.4)),
         ([None], None),
     ],
 )
 def test_limits_are_percentiles_of_all_histograms_together(histograms: list[Any], limits: object) -> None:
-    assert limits_of(histograms) == limits
+    found = limits_of([histogram({"one": one}, "one") for one in histograms])
+    assert found == (limits if limits is None else pytest.approx(limits))
 
 
 async def test_limits_are_those_of_all_steps_up_to_the_last_one_that_is_told(tmp_path: Path) -> None:
