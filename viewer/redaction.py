@@ -8,16 +8,18 @@ _NAME = (
     r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?key)"
 )
 _VALUE = r"""[^\s"',;)}\]]+"""
+# What may stand before a name in a word. It is bounded, so that the time for a long word grows as its length does.
+_BEFORE = r"[\w-]{0,60}"
 # Each keeps its first group, and hides what follows.
 _PATTERNS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        # a key that changed: both values
-        rf"((?:\w|-)*{_NAME}: ).+(?: in the folder, | -> ).+",
+        # a key that changed: both values, from the first such name of a line on
+        rf"(?m:^)((?>.*?{_NAME}: ))(?=.+(?: in the folder, | -> )).+",
         # name: value and name=value, also with quotes; a number behind `token` is one of a model's.
-        rf"""((?:\w|-)*{_NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
+        rf"""({_NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
         # --name value, "name", "value", and NAME value
-        rf"""((?:--?(?:\w|-)*{_NAME}|["'](?:\w|-)*{_NAME}["']|(?-i:\b[A-Z]+_[A-Z_]*(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)){_VALUE}""",
+        rf"""((?:-{_BEFORE}{_NAME}|["']{_BEFORE}{_NAME}["']|(?-i:[A-Z]_[A-Z_]{{0,60}}(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)){_VALUE}""",
         rf"\b(bearer:?\s+)(?!\(hidden\)){_VALUE}",
         rf"\b(basic\s+)(?!\(hidden\))(?=\S*\d|\S{{16}}){_VALUE}",
         r"(://)[^/\s@:]*:[^/\s@]+(?=@)",

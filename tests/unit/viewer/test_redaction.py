@@ -70,3 +70,9 @@ def test_a_secret_of_a_known_form_is_hidden_wherever_it_stands(secret: str) -> N
 )
 def test_what_is_no_secret_is_shown(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize("word", ["x", "-", "x-", "A_", "'", "password ", "token token: ", "://a:"])
+def test_a_long_line_is_read_in_a_time_that_grows_as_its_length_does(word: str) -> None:
+    text = word * 40_000  # by the square of it: minutes
+    assert len(redacted(text)) > 0
