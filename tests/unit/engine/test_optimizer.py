@@ -61,9 +61,9 @@ def state_of(engine: TrainEngine) -> tuple[str, str, set[int]]:
     return engine.compute_weights_digest(), moments, {int(state["step"]) for state in states}
 
 
-def after_20_updates(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str, set[int]]:
+def after_6_updates(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str, set[int]]:
     engine = engine_of(folder, settings)
-    assert max(update(engine) for _ in range(20)) > engine.config.grad_clip
+    assert max(update(engine) for _ in range(6)) > engine.config.grad_clip
     return state_of(engine)
 
 
@@ -72,10 +72,10 @@ def after_20_updates(folder: Path, settings: Mapping[str, Any]) -> tuple[str, st
 def test_moments_in_main_memory_give_the_bits_of_those_that_stay(
     run_ranks: RunRanks, policy: Path, num_ranks: int, settings: dict[str, Any]
 ) -> None:
-    offloaded = run_ranks(num_ranks, after_20_updates, policy, {**settings, **OFFLOADED})
-    assert offloaded == run_ranks(num_ranks, after_20_updates, policy, settings)
+    offloaded = run_ranks(num_ranks, after_6_updates, policy, {**settings, **OFFLOADED})
+    assert offloaded == run_ranks(num_ranks, after_6_updates, policy, settings)
     assert len({digest for digest, _, _ in offloaded}) == 1
-    assert offloaded[0][2] == {20 * 4}
+    assert offloaded[0][2] == {6 * 4}
 
 
 def resumed(folder: Path, output: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Any]:
@@ -255,11 +255,11 @@ def test_squares_in_bf16_fall_when_gradients_shrink() -> None:
     for keys in ({}, BF16):
         parameters = parameters_of(2000)
         optimizer = optimizer_of(parameters, **keys)
-        for step in range(1200):
-            give_gradients(parameters, step, scale=1.0 if step < 100 else 1e-3)
+        for step in range(500):
+            give_gradients(parameters, step, scale=1.0 if step < 50 else 1e-3)
             optimizer.step()
         moments.append(optimizer.state[parameters["2000"]]["exp_avg_sq"].double().mean())
-    assert float(moments[1] / moments[0]) == pytest.approx(1.0, abs=0.02)  # to the nearest: 3
+    assert float(moments[1] / moments[0]) == pytest.approx(1.0, abs=0.02)  # to the nearest: 1.5
 
 
 def test_rounding_depends_on_the_seed_and_on_the_step() -> None:
