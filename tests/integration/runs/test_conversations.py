@@ -181,6 +181,7 @@ def test_a_tool_server_that_is_killed_is_told_to_the_policy_and_a_run_does_not_s
     assert error.startswith(f"error: rollout.multi_turn.mcp_servers.words: {server.url} cannot be used: ")
 
 
+@pytest.mark.extended
 def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inputs, tmp_path: Path) -> None:
     config = matrix_config(inputs)
     lost = ("actor_1-talk_reply_taken_shared", "rollout_0-talk_turn_ended_shared")

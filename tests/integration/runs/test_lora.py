@@ -59,17 +59,29 @@ def test_a_run_with_adapters_resumes_bit_for_bit_under_every_schedule(
         assert (tmp_path / role / "adapter_model.safetensors").stat().st_size < 1 << 20
 
 
-@pytest.mark.parametrize("cells", [[IN_SYNC, PUBLISHING], pytest.param([LEARNING], marks=pytest.mark.extended)])
-def test_with_a_rollout_group_that_samples_with_merged_adapters_every_group_may_die(
-    cells: list[Cell], with_adapters: dict[str, Any], tmp_path: Path
-) -> None:
-    config = with_incidents(with_adapters, rollout={"threads": 1}, actor={"num_processes": 2})
-    with started(config, tmp_path / "run", "rollout.check_freq=1") as controller:
-        folder = controller.complete()
-    differences = [line["training/rollout_probs_diff_max"] for line in folder.metrics]
+@pytest.fixture(scope="module")
+def with_group(with_adapters: dict[str, Any]) -> dict[str, Any]:
+    return with_incidents(with_adapters, rollout={"threads": 1}, actor={"num_processes": 2})
+
+
+@pytest.fixture(scope="module")
+def merged(with_group: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    with started(with_group, tmp_path_factory.mktemp("merged") / "run", "rollout.check_freq=1") as controller:
+        return controller.complete()
+
+
+def test_a_rollout_group_samples_with_merged_adapters(merged: RunFolder) -> None:
+    differences = [line["training/rollout_probs_diff_max"] for line in merged.metrics]
     assert max(differences) <= 1e-4
-    verdict = run_cells(cells, config, tmp_path / "disturbed")
-    assert verdict.failures(folder.summary["weights_sha256"]) == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("cells", [[IN_SYNC, PUBLISHING], [LEARNING]])
+def test_with_a_rollout_group_that_samples_with_merged_adapters_every_group_may_die(
+    cells: list[Cell], merged: RunFolder, with_group: dict[str, Any], tmp_path: Path
+) -> None:
+    verdict = run_cells(cells, with_group, tmp_path / "disturbed")
+    assert verdict.failures(merged.summary["weights_sha256"]) == []
 
 
 def test_a_pattern_that_matches_no_layer_costs_one_sentence(with_adapters: dict[str, Any], tmp_path: Path) -> None:
