@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from controller.tracking.figures import figures
+from controller.tracking.metric_names import meaning
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
 from viewer.distributions import MAX_STEPS as MAX_STEPS_OF_STRIPS
 from viewer.files import Unreadable, finite
 from viewer.logs import log_at
-from viewer.metrics import meaning
 from viewer.run import Run
 from viewer.spans import TRACE
 from viewer.step_files import read_row, read_scalars

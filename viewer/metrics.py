@@ -1,15 +1,11 @@
 """The metrics of a run as columns, kept up to date from metrics.jsonl while the run writes it."""
 
 import math
-import re
 import secrets
-from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from controller.tracking.metric_names import METRICS
 from viewer.files import RunDir, Tail, finite
 
 MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
@@ -69,19 +65,3 @@ class Metrics:
             self.names.append(name)
             self._columns.append({})
         return self._numbers.get(name)
-
-
-def meaning(name: str) -> tuple[str, str, str]:
-    """Returns (section, unit, meaning) of a metric by the table of all metrics; empty texts for others."""
-    return next((found for pattern, found in _patterns() if pattern.fullmatch(name)), ("", "", ""))
-
-
-@cache
-def _patterns() -> Sequence[tuple[re.Pattern[str], tuple[str, str, str]]]:
-    return [(_pattern(names), (section, unit, text)) for section, rows in METRICS.items() for names, unit, text in rows]
-
-
-def _pattern(names: str) -> re.Pattern[str]:
-    """Makes of a name with `{a,b}` and `<x>` the expression of all names that it stands for."""
-    text = re.sub(r"<\w+>", ".+", re.escape(names))
-    return re.compile(re.sub(r"\\{(.*?)\\}", lambda found: f"(?:{found[1].replace(',', '|')})", text), re.DOTALL)

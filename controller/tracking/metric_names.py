@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 # By section: (names, unit, meaning). The unit is "1" for shares, ratios and plain numbers. The meaning is that of one
 # step's value, unless it says otherwise. `python -m tools.docs` makes docs/metrics.md of this table.
@@ -166,13 +167,23 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 }
 
 
-_PATTERNS = [re.sub(r"<\w+>", ".*", re.escape(names)) for section in METRICS.values() for names, _, _ in section]
-_NAMES = [re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replace(',', '|')})", names) for names in _PATTERNS]
-_DECLARED = re.compile("|".join(_NAMES), re.DOTALL)
+def _pattern(names: str) -> re.Pattern[str]:
+    """Makes of a name with `{a,b}` and `<x>` the expression of all names that it stands for."""
+    text = re.sub(r"<\w+>", ".*", re.escape(names))
+    return re.compile(re.sub(r"\\{(.*?)\\}", lambda found: f"(?:{found[1].replace(',', '|')})", text), re.DOTALL)
+
+
+_MEANINGS = {_pattern(row[0]): (section, *row[1:]) for section, rows in METRICS.items() for row in rows}
+
+
+@lru_cache(maxsize=10_000)
+def meaning(name: str) -> tuple[str, str, str]:
+    """Returns (section, unit, meaning) of a metric by the table of all metrics; empty texts for others."""
+    return next((found for pattern, found in _MEANINGS.items() if pattern.fullmatch(name)), ("", "", ""))
 
 
 def check_declared(names: Iterable[str]) -> None:
     """Checks that every metric name is declared in the table of metrics; ValueError if one is not."""
     for name in names:
-        if not _DECLARED.fullmatch(name):
+        if not any(meaning(name)):
             raise ValueError(f"metric {name!r} is not declared in controller/tracking/metric_names.py")

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from controller.tracking.metric_names import meaning
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
 from viewer.__main__ import main
 from viewer.app import make_app
 from viewer.files import RunDir, Tail, Unreadable
-from viewer.metrics import meaning
 from viewer.run import Run, find_runs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from controller.tracking.figures import WAITING, Steps, figures
+from controller.tracking.metric_names import meaning
 from controller.tracking.plots import charts_of
 from controller.workers.span import Span
-from viewer.metrics import meaning
 
 T0 = 1_760_000_000.0
 
