@@ -1,16 +1,15 @@
 """How the policy's numbers spread over the tokens of each step: of all tokens by footers, of some by their lists."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from controller.tracking.record.histogram import histogram
 from viewer.files import RunDir
-from viewer.step_files import Float64s, read_drawn
-from viewer.summaries import QUANTILES, StepFiles, by_position, histogram, limits_of, mapping
+from viewer.step_files import read_drawn
+from viewer.summaries import StepFiles, by_position, limits_of, mapping, recorded_histogram
 
 MAX_STEPS = 300
-_BINS, _TAIL = 48, 0.001
 _OF_ALL = {"kl": "log_ratio_ref", "mismatch": "log_ratio_rollout"}
 _HISTOGRAMS = (*_OF_ALL, "entropy", "ratio")
 
@@ -40,24 +39,10 @@ class Distributions:
 def _read(folder: RunDir, step: int) -> dict[str, Any]:
     """Reads a step's histograms and means by position; what it has not recorded is left out."""
     footer, drawn = read_drawn(folder, step)
-    found = {name: histogram(mapping(footer, "histograms"), key) for name, key in _OF_ALL.items()}
+    found = {name: recorded_histogram(mapping(footer, "histograms"), key) for name, key in _OF_ALL.items()}
     if {"new", "old"} <= drawn.keys():
-        found["ratio"] = _counted(np.exp(np.clip(drawn["new"] - drawn["old"], -80.0, 80.0)))
+        found["ratio"] = histogram(np.exp(np.clip(drawn["new"] - drawn["old"], -80.0, 80.0)))
     if "entropy_tokens" in drawn:
-        found["entropy"] = _counted(drawn["entropy_tokens"])
+        found["entropy"] = histogram(drawn["entropy_tokens"])
     places = {f"{name}_by_position": by_position(footer, name) for name in _OF_ALL}
     return {name: value for name, value in (found | places).items() if value}
-
-
-def _counted(values_N: Float64s) -> Mapping[str, Any] | None:
-    """Counts numbers as the footers do: the first and the last bin reach to the extremes."""
-    known_N = values_N[np.isfinite(values_N)]
-    if not len(known_N):
-        return None
-    low, high = np.quantile(known_N, (_TAIL, 1 - _TAIL))
-    counts, edges = np.histogram(np.clip(known_N, low, high), _BINS, (low, high))
-    edges[0], edges[-1] = min(edges[0], known_N.min()), max(edges[-1], known_N.max())
-    rounded_edges, quantiles = (
-        [float(f"{one:.6g}") for one in those] for those in (edges, np.quantile(known_N, QUANTILES))
-    )
-    return {"edges": rounded_edges, "counts": counts.tolist(), "quantiles": quantiles}

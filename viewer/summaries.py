@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from controller.tracking.record.histogram import QUANTILES
 from viewer.files import RunDir, Unreadable, finite
 from viewer.step_files import read_footer
 
 MAX_FOOTERS, MAX_BINS = 20_000, 100
-QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 _SCALED_STEPS, _ENOUGH_STEPS = 40, 8
 # Colours whose numbers are those of a histogram of all tokens; the scales of the others are constants.
 _HISTOGRAMS = {
@@ -75,10 +75,10 @@ class Footers:
         """
         if self._scales is None:
             steps = self._folder.steps("train")
-            chosen = steps[:: max(1, len(steps) // _SCALED_STEPS)]
-            told = [self._histograms(step) for step in chosen]
+            read = StepFiles(self._folder, read_footer).get
+            told = [mapping(read(step), "histograms") for step in steps[:: max(1, len(steps) // _SCALED_STEPS)]]
             found = {
-                name: limits_of([histogram(one, key) for one in told for key in keys])
+                name: limits_of([recorded_histogram(one, key) for one in told for key in keys])
                 for name, keys in _HISTOGRAMS.items()
             }
             scales = {name: limits for name, limits in found.items() if limits} | _CONSTANT
@@ -88,12 +88,6 @@ class Footers:
                 return scales
             self._scales = scales
         return self._scales
-
-    def _histograms(self, step: int) -> Mapping[str, Any]:
-        try:
-            return mapping(read_footer(self._folder, step), "histograms")
-        except Unreadable:
-            return {}
 
 
 def _small_footer(folder: RunDir, step: int) -> dict[str, Any]:
@@ -116,7 +110,7 @@ def limits_of(histograms: Sequence[Mapping[str, Any] | None]) -> tuple[float, fl
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def recorded_histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Returns a histogram of a footer with its quantiles, by its bins if it has none; None if it is no histogram."""
     found = mapping(histograms, name)
     try:
@@ -129,7 +123,7 @@ def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | N
         return None
     # The outermost bins reach to the extremes: what lies in them is taken for their inner edge.
     inner = np.clip(edges, *edges[[1, -2]]) if len(counts) > 2 else edges
-    quantiles = rounded(found.get("quantiles"), 9)
+    quantiles = numbers_of(found, "quantiles")
     if len(quantiles) != len(QUANTILES) or None in quantiles:
         quantiles = np.interp(QUANTILES, np.cumsum([0, *counts]) / counts.sum(), inner).tolist()
     return {"edges": edges.tolist(), "counts": counts.tolist(), "quantiles": quantiles}
@@ -138,7 +132,7 @@ def histogram(histograms: Mapping[str, Any], name: str) -> Mapping[str, Any] | N
 def by_position(footer: Mapping[str, Any], name: str) -> list[float | None]:
     """Returns a list of a footer by position; None for a part with less than a quarter of its share of the tokens."""
     found = mapping(footer, "by_position")
-    numbers, counts = (rounded(found.get(key), 9) for key in (name, "count"))
+    numbers, counts = (numbers_of(found, key) for key in (name, "count"))
     least = sum(count or 0 for count in counts) / max(1, len(counts)) / 4
     return [number if (count or 0) >= least else None for number, count in zip(numbers, counts, strict=False)]
 
@@ -149,7 +143,7 @@ def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def rounded(values: Any, digits: int = 3) -> list[float | None]:
-    """Returns what a footer gives as a list of numbers, rounded; None for what is no number."""
-    numbers = map(finite, values if isinstance(values, list) else [])
-    return [None if number is None else round(number, digits) for number in numbers]
+def numbers_of(values: Mapping[str, Any], name: str) -> list[float | None]:
+    """Returns a value that is a list of numbers, with None for what is no number; an empty one for anything else."""
+    found = values.get(name)
+    return [*map(finite, found)] if isinstance(found, list) else []

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float64s, Mask
+from controller.tracking.record.histogram import histogram, short
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
 
-_NUM_BINS, _NUM_POSITIONS, _NUM_LEVELS = 48, 16, 10
-_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_NUM_POSITIONS, _NUM_LEVELS = 16, 10
 _DIGITS_OF_VALUE = 6
-_SHARE_OF_TAIL, _MAX_SAMPLE = 0.001, 20_000
 _POSITIONED = {"value": "value", "ret": "ret", "advantage": "advantage"}
 _POSITIONED |= {"log_ratio_ref": "kl", "log_ratio_rollout": "mismatch"}
 # Of the interval: the normal distribution's 97.5 % quantile, and limits for a step whose error is that of one response.
@@ -33,7 +32,7 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
     values: dict[str, NDArray[Any]] = {name: those[learned] for name, those in lists.items() if those is not None}
     shown = {**values, "length": tokens.lengths, "score": scores_B}
     statistics: dict[str, Any] = {
-        "histograms": {name: histogram(those) for name, those in shown.items() if np.isfinite(those).any()},
+        "histograms": {name: found for name, those in shown.items() if (found := histogram(those))},
         "by_position": _by_position(tokens, values),
         "lengths": dict(zip(("p10", "p50", "p90"), np.quantile(tokens.lengths, (0.1, 0.5, 0.9)).tolist(), strict=True)),
     }
@@ -42,24 +41,6 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
         statistics["explained_variance"] = explained_variance(tokens)
         statistics["auc_first_value"] = auc(tokens.numbers["value_first"], scores_B > scores_B.mean())
     return statistics
-
-
-def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
-    """Counts finite values in 48 bins; the first and the last bin reach to the smallest and the largest value.
-
-    The other bins have equal widths between the quantiles 0.001 and 0.999 of some of the values. `quantiles` are those
-    of all values at 0.01, 0.1, 0.5, 0.9 and 0.99, which bins of such different widths do not tell.
-    """
-    finite = values[np.isfinite(values)].astype(np.float64)
-    least, most = float(finite.min()), float(finite.max())
-    some = finite[:: max(1, len(finite) // _MAX_SAMPLE)]
-    low, high = np.quantile(some, (_SHARE_OF_TAIL, 1.0 - _SHARE_OF_TAIL))
-    if low == high:
-        low, high = least, most
-    counts, edges = np.histogram(np.clip(finite, low, high), _NUM_BINS, (low, high))
-    edges[0], edges[-1] = min(least, edges[0]), max(most, edges[-1])
-    quantiles = [_short(one) for one in np.quantile(finite, _QUANTILES)]
-    return {"edges": [_short(edge) for edge in edges], "counts": counts.tolist(), "quantiles": quantiles}
 
 
 def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -80,13 +61,8 @@ def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict
         means["ev"] = explained_share(
             *(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))
         )
-    rows = {name: [None if np.isnan(one) else _short(one) for one in those] for name, those in means.items()}
+    rows = {name: [None if np.isnan(one) else short(one) for one in those] for name, those in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
-
-
-def _short(number: float) -> float:
-    """Rounds to seven digits, for the footer is text and not compressed."""
-    return float(f"{number:.7g}")
 
 
 def _spread(mean: Any, values_N: NDArray[Any]) -> Float64s:

@@ -15,7 +15,7 @@ from tests.support.viewed_runs import Shape, add_step, make_run
 from tests.support.viewer_client import ask
 from viewer.distributions import MAX_STEPS, Distributions
 from viewer.files import RunDir
-from viewer.summaries import histogram, limits_of
+from viewer.summaries import limits_of, recorded_histogram
 
 SHAPE = Shape(steps=0, with_update=True)
 
@@ -78,7 +78,7 @@ def test_of_many_steps_some_are_there_and_what_a_page_has_stays_of_use(tmp_path:
     ],
 )
 def test_limits_are_percentiles_of_all_histograms_together(histograms: list[Any], limits: object) -> None:
-    found = limits_of([histogram({"one": one}, "one") for one in histograms])
+    found = limits_of([recorded_histogram({"one": one}, "one") for one in histograms])
     assert found == (limits if limits is None else pytest.approx(limits))
 
 
@@ -152,8 +152,8 @@ async def test_rows_without_reasons_represent_nothing(tmp_path: Path, why: list[
 
 
 def test_a_histogram_without_quantiles_gives_those_of_its_bins_and_none_beyond_the_inner_ones() -> None:
-    found = histogram({"kl": {"edges": [-12.0, 0.0, 1.0, 2.0, 90.0], "counts": [5, 45, 45, 5]}}, "kl")
+    found = recorded_histogram({"kl": {"edges": [-12.0, 0.0, 1.0, 2.0, 90.0], "counts": [5, 45, 45, 5]}}, "kl")
     assert found is not None
     assert found["quantiles"] == pytest.approx([0.0, 5 / 45, 1.0, 1 + 40 / 45, 2.0])
     exact = {"edges": [0.0, 4.0], "counts": [3], "quantiles": [1, 2, 3, 4, 5]}
-    assert histogram({"kl": exact}, "kl") == exact
+    assert recorded_histogram({"kl": exact}, "kl") == exact

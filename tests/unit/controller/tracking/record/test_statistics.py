@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.tracking.record.statistics import auc, explained_variance, histogram, step_statistics
+from controller.tracking.record.histogram import histogram
+from controller.tracking.record.statistics import auc, explained_variance, step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import learning_metrics
 from tests.support.recorded import random_experience, record_config
