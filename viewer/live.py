@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from controller.tracking.step_file import json_value
 from viewer.files import Unreadable
 from viewer.run import Run
 
@@ -21,7 +21,6 @@ async def events(
     void. `steps` {"last"}: there are new lines of metrics or new files of responses. `state`: of the run,
     with live.json. `happened`: new lines of events.jsonl.
     """
-    await asyncio.to_thread(run.refresh)
     last, state_told = since, ""
     told: list[list[int]] = [[], []]
     while not is_ending():
@@ -59,14 +58,6 @@ def dump(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+        return json.dumps(json_value(value), allow_nan=False, separators=(",", ":"))
     except TypeError as error:
         raise Unreadable(f"A file of this run holds what no run writes: {error}.") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

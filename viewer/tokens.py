@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from viewer.step_files import finite_list
+from viewer.step_files import Float64s, finite_list
 
-COUNTS, LEARNED = 1, 2
-Float64s = npt.NDArray[np.float64]
+COUNTS = 1
 
 
 def derived(row: Mapping[str, Any], gamma: float) -> dict[str, list[float | None] | None]:

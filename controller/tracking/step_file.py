@@ -86,15 +86,16 @@ def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 def json_line(value: Mapping[str, Any]) -> bytes:
     """Converts a mapping to a line of strict JSON: NaN and infinity become null, arrays lists, other types text."""
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(json_value(value), ensure_ascii=False, allow_nan=False, default=str)
     return text.encode(errors="backslashreplace") + b"\n"  # half a character is an escape of JSON
 
 
-def _finite(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Makes of a value what strict JSON has: NaN and infinity become null, arrays lists; other types stay."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return _finite(value.tolist()) if hasattr(value, "tolist") else value  # numpy scalars and arrays
+        return [json_value(item) for item in value]
+    return json_value(value.tolist()) if hasattr(value, "tolist") else value  # numpy scalars and arrays
