@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 import sys
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return export.main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
-        runs = [Run(number, path) for number, path in enumerate(runs_of(options.runs, wait=options.wait))]
+        while options.wait and not _found_now(options.runs):
+            time.sleep(_WAIT_S)
+        runs = [Run(number, path) for number, path in enumerate(find_runs(options.runs))]
         listener = listen(options.host, options.port)
     except (Unreadable, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -63,17 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def runs_of(paths: Sequence[Path], *, wait: bool) -> Sequence[Path]:
-    """Returns the run folders of some paths; with `wait`, as soon as there are any, else raises Unreadable."""
-    while True:
-        try:
-            return find_runs(paths)
-        except Unreadable:
-            if not wait:
-                raise
-            time.sleep(_WAIT_S)
-
-
 def _found_now(paths: Sequence[Path]) -> Sequence[Path]:
     with suppress(Unreadable):
         return find_runs(paths)
@@ -93,16 +85,11 @@ def listen(host: str, port: int) -> socket.socket:
         is_loopback = False
     if not is_loopback:
         raise OSError(f"--host {host}: expected a loopback address, 127.0.0.1 or ::1; use ssh -L from elsewhere")
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address, port))
+        return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        listener.close()
-        reason = error.strerror if isinstance(error, OSError) else "expected 0 to 65535"
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "expected 0 to 65535"
         raise OSError(f"--port {port}: {reason}; --port 0 takes a free one") from error
-    listener.listen()
-    return listener
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -66,19 +67,13 @@ def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
     size = os.fstat(file.fileno()).st_size
     if not any(_stamp_in(file, place, size) for place in (0, max(0, size - _MAX_SEARCHED))):
         return _lines(file, max(0, size - _BLOCK), size), False
-    for goes_on in (True, False):  # whether the moment is sought behind lines without stamps, or before them
-        low, high = 0, size
-        while high - low > _BLOCK:
-            middle = (low + high) // 2
-            stamp = _stamp_in(file, middle, high)
-            if stamp[1] <= moment if stamp else goes_on:
-                low = max(stamp[0] if stamp else 0, middle)
-            else:
-                high = middle
-        end = low
-        while (stamp := _stamp_in(file, end, min(size, low + 2 * _BLOCK))) and stamp[1] <= moment:
+    for unknown in (b"", b"~"):  # the moment is sought behind lines without stamps, or before them
+        blocks = range(0, size, _BLOCK)
+        number = bisect(blocks, moment, key=lambda place: (_stamp_in(file, place, size) or (0, unknown))[1])
+        begin = end = blocks[max(0, number - 1)]
+        while (stamp := _stamp_in(file, end, min(size, begin + 2 * _BLOCK))) and stamp[1] <= moment:
             end = stamp[0] + 1
-        if end > low:
+        if end > begin:
             break
     return _lines(file, max(0, end - _BLOCK), stamp[0] if stamp else min(size, end + _BLOCK)), True
 
