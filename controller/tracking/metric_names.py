@@ -135,11 +135,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("timing_s/wait_rollouts", "s", "rollout.staleness 1: rest of the next generation after the actor's work"),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         ("timing_per_token_ms/gen", "ms", "of all generations, per response token of the step"),
-        (
-            "timing_per_token_ms/{ref,teacher,values,adv,update_critic,update_actor}",
-            "ms",
-            "per prompt and response token",
-        ),
+        ("timing_per_token_ms/{ref,teacher,values,adv}", "ms", "per prompt and response token"),
+        ("timing_per_token_ms/{update_actor,update_critic}", "ms", "likewise"),
         ("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
         ("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),
         ("perf/throughput", "tokens/s", "tokens per second and rank"),

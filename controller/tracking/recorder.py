@@ -43,7 +43,7 @@ class Recorder:
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
         self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
-        self._held: dict[int, asyncio.Future[Mapping[str, float]]] = {}
+        self._held: dict[int, tuple[asyncio.Future[Mapping[str, float]], float]] = {}  # and since when
         self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
         self._num_repeated_steps = 0
@@ -108,14 +108,14 @@ class Recorder:
 
         So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
         """
-        self._held[step] = asyncio.get_running_loop().create_future()
-        self._record.checkpoint_begins(step)
-        return self._held[step]
+        self._held[step] = asyncio.get_running_loop().create_future(), time.time()
+        return self._held[step][0]
 
     def release(self, step: int) -> None:
         """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
-        self._held.pop(step, None)
-        self._record.checkpoint_committed(step)
+        if step in self._held:
+            _, begun_s = self._held.pop(step)
+            self._record.event("checkpoint", step=step, seconds=time.time() - begun_s)
         self._publish()
 
     def release_all(self) -> None:
@@ -172,7 +172,7 @@ class Recorder:
             write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
         self._record.step(record, metrics)
         if record.step in self._held:
-            self._held[record.step].set_result(metrics)
+            self._held[record.step][0].set_result(metrics)
 
     def _publish(self) -> None:
         """Writes all finished lines before the delayed one to metrics.jsonl, and shows them on the display."""

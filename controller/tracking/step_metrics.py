@@ -3,6 +3,7 @@
 B responses, T response tokens, right-padded. A metric over nothing (no token, no response) is left out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.ppo.scores import Scores, is_numeric
 from controller.workers.span import Span, busy_s
 from rewards.code.limits import CODE_LIMIT, Limit
+from rewards.samples import Failure
 from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from splitppo.balance import attention_cost, partition
 from splitppo.config import DataConfig
@@ -67,17 +69,16 @@ def length_metrics(
     if not len(response_lengths_B):
         return {}
     lengths = {
-        "response_length": response_lengths_B,
-        "response_length_non_aborted": response_lengths_B[response_lengths_B > 0],
+        "response_length": (response_lengths_B, limits.max_response_length),
+        "response_length_non_aborted": (response_lengths_B[response_lengths_B > 0], limits.max_response_length),
+        "prompt_length": (prompt_lengths_B, limits.max_prompt_length),
     }
     metrics: dict[str, float] = {}
-    for name, lengths_R in lengths.items():
+    for name, (lengths_R, limit) in lengths.items():
         if len(lengths_R):
             metrics |= _mean_max_min(name, lengths_R)
-            metrics[f"{name}/clip_ratio"] = float(np.mean(lengths_R >= limits.max_response_length))
+            metrics[f"{name}/clip_ratio"] = float(np.mean(lengths_R >= limit))
     return metrics | {
-        **_mean_max_min("prompt_length", prompt_lengths_B),
-        "prompt_length/clip_ratio": float(np.mean(prompt_lengths_B >= limits.max_prompt_length)),
         "response/aborted_ratio": float(np.mean(response_lengths_B == 0)),
         "response/no_eos_ratio": float(1.0 - np.mean(has_eos_B)),
     }
@@ -119,15 +120,15 @@ def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
 
 
-def reward_model_metrics(scores: Scores) -> dict[str, float]:
-    """Computes reward/rule/... and reward/model/... from the two parts of the scores; {} without a reward model."""
-    if scores.model_scores is None:
-        return {}
-    has_rule_B = ~np.isnan(scores.rule_scores)
-    return {
-        **_mean_max_min("reward/rule", scores.rule_scores[has_rule_B]),
-        **_mean_max_min("reward/model", scores.model_scores),
-    }
+def reward_metrics(scores: Scores) -> dict[str, float]:
+    """Computes reward_extra/... and reward/...: fields and failures of scorers, and with a reward model both parts."""
+    extra, failures = scores.extra_columns, Counter(scores.failures)
+    metrics = {f"reward/num_{failure.value}": float(failures[failure]) for failure in Failure}
+    metrics |= reward_extra_metrics(extra) | code_limit_metrics(extra) | symbolic_metrics(extra)
+    if scores.model_scores is not None:
+        metrics |= _mean_max_min("reward/rule", scores.rule_scores[~np.isnan(scores.rule_scores)])
+        metrics |= _mean_max_min("reward/model", scores.model_scores)
+    return metrics
 
 
 def timing_metrics(

@@ -1,7 +1,7 @@
 """Collects spans, timings and metrics of one step while it runs, and computes the step's line of metrics.jsonl."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,20 +14,16 @@ from controller.tracking.metric_names import check_declared
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import (
     balance_metrics,
-    code_limit_metrics,
     learning_metrics,
     length_metrics,
     overlap_metrics,
-    reward_extra_metrics,
-    reward_model_metrics,
-    symbolic_metrics,
+    reward_metrics,
     timing_metrics,
 )
 from controller.validation.result import ValidationResult
 from controller.workers.client import Traffic
 from controller.workers.command import CommandReply
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
-from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import Config
 
@@ -114,7 +110,6 @@ class StepRecord:
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
     """Computes all metrics of a step whose updates have ended; `spans` has all spans since the step began."""
     experience, scores = record.experience, record.scores
-    extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
     takes_turns = config.rollout_shares_devices
@@ -126,11 +121,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **conversation_metrics(scores.conversations, experience.batch.columns.get("response_mask")),
         **length_metrics(prompt_lengths, response_lengths, scores.has_eos, config.data),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
-        **reward_extra_metrics(extra),
-        **code_limit_metrics(extra),
-        **symbolic_metrics(extra),
-        **reward_model_metrics(scores),
-        **{f"reward/num_{failure.value}": float(failures[failure]) for failure in Failure},
+        **reward_metrics(scores),
         **timing_metrics(
             record.timings_s,
             num_response_tokens=int(response_lengths.sum()),

@@ -12,8 +12,6 @@ EVENTS_FILE = "events.jsonl"
 def append_event(folder: Path, event: dict[str, Any]) -> None:
     """Appends one line to the events of a run folder; begins a new line if a full disk has cut the last one off."""
     with (folder / EVENTS_FILE).open("a+b") as file:
-        is_torn = False
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            is_torn = file.read(1) != b"\n"
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        is_torn = file.read() not in (b"", b"\n")
         file.write(b"\n" * is_torn + json_line(event))

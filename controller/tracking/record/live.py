@@ -19,13 +19,13 @@ class LiveFile:
 
     def __init__(self, folder: Path, *, run_id: str, epoch: int) -> None:
         self._path = folder / LIVE_FILE
-        pid = os.getpid()
         started = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        self._head = {"run_id": run_id, "epoch": epoch, "pid": pid, "pid_started": int(started)}
-        self._head |= {"host": os.uname().nodename}
+        self._head: dict[str, Any] = {"run_id": run_id, "epoch": epoch, "host": os.uname().nodename}
+        self._head |= {"pid": os.getpid(), "pid_started": int(started)}
         self._state: Mapping[str, Any] = {"step": 0, "total_steps": 0, "phase": "preparing"}
         self._pools: Mapping[str, Mapping[str, Any]] = {}
-        self._has_changed, self._written_s = False, 0.0
+        self._written: Mapping[str, Any] = {}
+        self._written_s = 0.0
 
     @property
     def step(self) -> int:
@@ -35,7 +35,6 @@ class LiveFile:
     def set(self, **state: Any) -> None:
         """Sets step, total_steps or phase ("preparing", "training", "closing" or "ended")."""
         self._state = {**self._state, **state}
-        self._has_changed = True
 
     def set_pool(self, role: str, **fields: Any) -> None:
         """Sets what a worker group does, or the state that it has told; `since_s` is when its method or phase began."""
@@ -43,9 +42,7 @@ class LiveFile:
         new = {**old, **fields}
         if (old["method"], old["phase"]) != (new["method"], new["phase"]):
             new["since_s"] = time.time()
-        if new != self._pools.get(role):
-            self._pools = {**self._pools, role: new}
-            self._has_changed = True
+        self._pools = {**self._pools, role: new}
 
     def idle(self, lost: str) -> None:
         """Says that a group is lost, and that the others work no more until the run goes on."""
@@ -60,13 +57,12 @@ class LiveFile:
 
     def write_if_due(self, *, at_once: bool = False) -> None:
         """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter."""
-        now_s = time.time()
-        pause_s = 0.0 if at_once else _MIN_PAUSE_S if self._has_changed else _HEARTBEAT_S
+        now_s, content = time.time(), {**self._head, **self._state, "pools": self._pools}
+        pause_s = 0.0 if at_once else _MIN_PAUSE_S if content != self._written else _HEARTBEAT_S
         if abs(now_s - self._written_s) < pause_s:
             return
-        self._has_changed, self._written_s = False, now_s
-        content = {"unix_s": now_s, **self._head, **self._state, "pools": self._pools}
+        self._written, self._written_s = content, now_s
         temporary = self._path.with_name(f".{LIVE_FILE}.tmp")
         with suppress(OSError):
-            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.write_text(json.dumps({"unix_s": now_s, **content}), encoding="utf-8")
             temporary.replace(self._path)

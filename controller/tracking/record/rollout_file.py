@@ -109,11 +109,10 @@ def without_tokens(content: Any) -> Any:
 def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
     """Returns the columns that training and validation have."""
     rows = np.arange(scores.num_rows)
-    parts: list[dict[str, Any]] = [{} for _ in rows]
+    extra = list(scores.extra)
     if scores.model_scores is not None:
-        pairs = zip(scores.rule_scores.tolist(), scores.model_scores.tolist(), strict=True)
-        parts = [{"rule_score": rule, "model_score": model} for rule, model in pairs]
-    extra = [part | extra for part, extra in zip(parts, scores.extra, strict=True)]
+        both = zip(scores.rule_scores.tolist(), scores.model_scores.tolist(), scores.extra, strict=True)
+        extra = [{"rule_score": rule, "model_score": model, **others} for rule, model, others in both]
     return {
         "row": pa.array(rows, pa.int32()),
         "prompt_index": pa.array(scores.prompt_indices, pa.int64()),
@@ -144,8 +143,13 @@ def _texts(scores: Scores, rows: Rows) -> dict[str, Any]:
 
 def _strings(objects: Objects, rows: Rows, text_of: Callable[[Any], str | None]) -> Any:
     """Returns a column of texts that some rows have; null for the others."""
-    texts = {row: text_of(objects[row]) for row in rows.tolist()}
-    return pa.array([(text := texts.get(row)) and _clean(text) for row in range(len(objects))], pa.string())
+    return _of_rows(objects, rows, lambda one: (text := text_of(one)) and _clean(text), pa.string())
+
+
+def _of_rows(objects: Objects, rows: Rows, value_of: Callable[[Any], Any], kind: Any) -> Any:
+    """Returns a column with what `value_of` makes of the objects of some rows; null for the others."""
+    values = {row: value_of(objects[row]) for row in rows.tolist()}
+    return pa.array([values.get(row) for row in range(len(objects))], kind)
 
 
 def _clean(text: str) -> str:
@@ -169,8 +173,7 @@ def _lists(values_n: NDArray[Any], lengths_B: NDArray[np.int32], is_there_B: Mas
 
 def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, Any]:
     """Returns the columns with a number per token, and those with one per turn, of some responses."""
-    is_recorded_B = np.zeros(len(tokens.lengths), np.bool_)
-    is_recorded_B[rows] = True
+    is_recorded_B = np.isin(np.arange(len(tokens.lengths)), rows)
     within_N = is_recorded_B[tokens.row_of]
 
     def lists(values_N: NDArray[Any], kind: Any) -> Any:
@@ -230,17 +233,10 @@ def _of_turns(
         all_ends = (() if talk is None else talk.turn_ends for talk in talks)
         turns_N = np.concatenate([1 + np.searchsorted(ends, row) for ends, row in zip(all_ends, places, strict=True)])
         turns = lists(np.where(tokens.counts, turns_N, 0), pa.int16())
-    chosen = {*rows.tolist()}
-
-    def of_talks(name: str, kind: Any) -> Any:
-        rows = enumerate(talks)
-        lists = (None if talk is None or row not in chosen else list(getattr(talk, name)) for row, talk in rows)
-        return pa.array(lists, pa.list_(kind))
-
     return {
         "turn": turns,
-        "turn_rewards": of_talks("turn_rewards", pa.float32()),
-        "turn_ends": of_talks("turn_ends", pa.int32()),
+        "turn_rewards": _of_rows(talks, rows, lambda talk: talk and list(talk.turn_rewards), pa.list_(pa.float32())),
+        "turn_ends": _of_rows(talks, rows, lambda talk: talk and list(talk.turn_ends), pa.list_(pa.int32())),
     }
 
 

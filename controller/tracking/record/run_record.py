@@ -43,7 +43,6 @@ class RunRecord:
         self._tokenizer: tokenizers.Tokenizer | None = None
         self._instances: dict[str, str] = {}
         self._lost: tuple[float, int, float | str] | None = None  # when, in which step, and the pause
-        self._saving_s: dict[int, float] = {}
 
     @property
     def _has_started(self) -> bool:
@@ -139,15 +138,6 @@ class RunRecord:
 
         if self._has_started and self._config.tracking.rollouts.enable:
             self._worker.submit(name, put, is_large=True)
-
-    def checkpoint_begins(self, step: int) -> None:
-        """Notes when the checkpoint of a step begins."""
-        self._saving_s[step] = time.time()
-
-    def checkpoint_committed(self, step: int) -> None:
-        """Records that the checkpoint of a step is complete."""
-        if (begun_s := self._saving_s.pop(step, None)) is not None:
-            self.event("checkpoint", step=step, seconds=time.time() - begun_s)
 
     def progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         """Notes how far a worker group is with a command."""

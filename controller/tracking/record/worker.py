@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +46,22 @@ class RecordWorker:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
-            try:
+        is_ending = False
+        while not is_ending:
+            with suppress(queue.Empty):
                 item = self._jobs.get(timeout=_PAUSE_S)
-            except queue.Empty:
-                self._on_idle()
-                continue
-            if item is None:
-                break
-            name, job, is_large = item
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without it
-                self._failed(name, f"{type(error).__name__}: {error}")
-            if is_large:
-                self._pending.release()
+                is_ending = item is None
+                if item is not None:
+                    self._do(*item)
             self._on_idle()
-        self._on_idle()
+
+    def _do(self, name: str, job: Job, is_large: bool) -> None:
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without it
+            self._failed(name, f"{type(error).__name__}: {error}")
+        if is_large:
+            self._pending.release()
 
     def _failed(self, name: str, why: str) -> None:
         if not self._is_failing:

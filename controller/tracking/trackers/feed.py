@@ -32,16 +32,14 @@ Connect = Callable[[str, Run, int], Tracker]
 
 @dataclass(frozen=True)
 class Cursor:
-    """Remembers the last step that one tracker was sent. Immutable; a change is on disk when `moved` returns.
+    """Remembers the last step that one tracker was sent.
 
     Attributes:
-        path: the file of the position.
         step: the last step that was sent, -1 if none.
         inode: the inode of the metrics.jsonl that the step was read from.
         report: sha256 of the last report.png that was sent.
     """
 
-    path: Path
     step: int = -1
     inode: int = 0
     report: str = ""
@@ -50,16 +48,9 @@ class Cursor:
     def load(cls, path: Path) -> Self:
         """Reads a tracker's last sent step from its file; -1 if there is no file, or the file cannot be read."""
         try:
-            return cls(path, **json.loads(path.read_text(encoding="utf-8")))
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            return cls(path)
-
-    def moved(self, **changes: Any) -> Self:
-        """Writes the changed fields to the tracker's file, and returns the changed `Cursor`."""
-        moved = replace(self, **changes)
-        fields = {name: value for name, value in vars(moved).items() if name != "path"}
-        write_atomically(self.path, json.dumps(fields) + "\n")
-        return moved
+            return cls()
 
 
 class Feed:
@@ -79,13 +70,13 @@ class Feed:
         self._is_ending = is_ending
         self._lines = StepReader(run.folder / METRICS_FILE)
         self._samples = StepReader(run.folder / SAMPLES_FILE)
-        self._cursor = Cursor(run.folder / "trackers" / f"{name}.json")
+        self._cursor_file, self._cursor = run.folder / "trackers" / f"{name}.json", Cursor()
         self._tracker: Tracker | None = None
         self._is_failing = False
 
     def run(self) -> None:
         """Sends the tracker all steps, also future ones, until the run has ended; repeats whatever fails."""
-        pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor.path)
+        pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor_file)
         while not self.is_done:
             is_ending = self._is_ending.is_set()
             try:
@@ -113,21 +104,26 @@ class Feed:
                 continue
             if self._lines.inode != self._cursor.inode:
                 step = -1 if self._tracker.rewind() else self._cursor.step
-                self._cursor = self._cursor.moved(step=step, inode=self._lines.inode)
+                self._move(step=step, inode=self._lines.inode)
             if (step := row["step"]) > self._cursor.step:
                 metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
                 self._tracker.log(step, metrics, self._samples_of(step))
-                self._cursor = self._cursor.moved(step=step)
+                self._move(step=step)
             self._lines.take()
         if self._is_failing and self._tracker is not None:
             self._is_failing = False
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
 
+    def _move(self, **changes: Any) -> None:
+        """Changes the cursor; the change is on disk when the method returns."""
+        self._cursor = replace(self._cursor, **changes)
+        write_atomically(self._cursor_file, json.dumps(vars(self._cursor)) + "\n")
+
     def _connected(self) -> Tracker:
         """Connects to the tracker, and reads the run's files from the start; steps that were sent are skipped."""
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
-            self._cursor = self._cursor.moved(step=tracker.last_step)
+            self._move(step=tracker.last_step)
         self._lines.close()
         self._samples.close()
         return tracker
@@ -148,7 +144,7 @@ class Feed:
             if sha256 != self._cursor.report:
                 self._tracker = self._tracker or self._connected()
                 self._tracker.log_report(self._cursor.step, report)
-                self._cursor = self._cursor.moved(report=sha256)
+                self._move(report=sha256)
         if self._tracker is not None:
             self._tracker.close(has_failed=self._has_failed())
         self.is_done = True

@@ -1,6 +1,7 @@
 """Reads a JSONL file of steps (metrics.jsonl, samples.jsonl) while another process writes it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,13 +57,10 @@ class StepReader:
 
     def _reopened(self) -> bool:
         """Opens the file at the path if it was replaced by another file since; returns True if it has opened one."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return False
-        if (inode := os.fstat(file.fileno()).st_ino) == self.inode:
-            file.close()
-            return False
-        self.close()
-        self._file, self.inode = file, inode
-        return True
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino != self.inode:
+                self.close()
+                self._file = self._path.open("rb")
+                self.inode = os.fstat(self._file.fileno()).st_ino
+                return True
+        return False
