@@ -37,7 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["export"]:
         return export.main(arguments[1:])
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m viewer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
+    parser.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="0: a free one (default %(default)s)")
+    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
+    parser.add_argument(
+        "--allowed-host", metavar="NAME", action="append", default=[], help="a further name by which a browser may ask"
+    )
+    options = parser.parse_args(arguments)
     try:
         while options.wait and not _found_now(options.runs):
             time.sleep(_WAIT_S)
@@ -90,20 +100,6 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "expected 0 to 65535"
         raise OSError(f"--port {port}: {reason}; --port 0 takes a free one") from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m viewer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
-    parser.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=int, default=PORT, help="0: a free one (default %(default)s)")
-    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
-    parser.add_argument(
-        "--allowed-host", metavar="NAME", action="append", default=[], help="a further name by which a browser may ask"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from viewer.tokens import derived
 
 MAX_COLUMNS = 200
 MAX_STEPS = 20  # of one table of responses
-# Of a run, by the integers in the path and the texts of the query: bytes, or a value for JSON; raises Unreadable.
+# Of a run that has just been refreshed, by the integers in the path and the texts of the query: bytes, or a value for
+# JSON; raises Unreadable.
 Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
 
 
@@ -49,16 +50,10 @@ def columns(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> bytes:
         Unreadable: the query asks for what is no metric.
     """
     numbers = [integer(number, -1) for number in query.get("metrics", "").split(",") if number][:MAX_COLUMNS]
-    run.refresh()
     if any(not 0 <= number < len(run.metrics.names) for number in numbers):
         raise Unreadable("metrics: expected numbers of metrics of this run")
     steps, values = run.columns(numbers, since(query))
-    return np.array([len(steps), *steps], "<i4").tobytes() + b"".join(values)
-
-
-def recorded(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
-    """Returns what the recorded steps say about critic and lengths, as columns over the steps."""
-    return run.footers.curves(since(query))
+    return np.array([len(steps), *steps], "<i4").tobytes() + b"".join(one.tobytes() for one in values)
 
 
 def responses(run: Run, path: Mapping[str, int], query: Mapping[str, str], *, kind: str) -> Any:
@@ -78,27 +73,9 @@ def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: s
     return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
 
 
-def timeline(run: Run, *_: Any) -> Any:
-    """Returns the work of all pools."""
-    run.refresh()
-    return run.spans.table()
-
-
-def timeline_step(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
-    """Returns how busy the pools were in a step, and what its time was spent waiting for."""
-    run.refresh()
-    return run.spans.step(path["step"])
-
-
 def policy(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
     """Returns how the policy's numbers spread over the tokens of recorded steps."""
     return run.distributions.since(since(query), integer(query.get("most"), MAX_STEPS_OF_STRIPS))
-
-
-def log(run: Run, path: Mapping[str, int], _: Mapping[str, str]) -> Any:
-    """Returns the logs of a lost group, or of the controller, up to an event."""
-    run.refresh()
-    return log_at(run.folder, run.events, path["number"])
 
 
 def config(run: Run, *_: Any) -> dict[str, Any]:
@@ -113,11 +90,11 @@ def config(run: Run, *_: Any) -> dict[str, Any]:
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
     "/columns": columns,
-    "/recorded": recorded,
-    "/timeline": timeline,
-    "/timeline/{step:int}": timeline_step,
+    "/recorded": lambda run, _, query: run.footers.curves(since(query)),
+    "/timeline": lambda run, *_: run.spans.table(),
+    "/timeline/{step:int}": lambda run, path, _: run.spans.step(path["step"]),
     "/policy": policy,
-    "/log/{number:int}": log,
+    "/log/{number:int}": lambda run, path, _: log_at(run.folder, run.events, path["number"]),
     "/config": config,
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),

@@ -47,7 +47,9 @@ def make_app(
 
     def of_run(answer: Answer) -> Handler:
         async def handle(request: Request) -> Response:
-            value = await anyio.to_thread.run_sync(answer, run_of(request), request.path_params, request.query_params)
+            run = run_of(request)
+            await anyio.to_thread.run_sync(run.refresh)
+            value = await anyio.to_thread.run_sync(answer, run, request.path_params, request.query_params)
             return Response(value, media_type="application/octet-stream") if isinstance(value, bytes) else _json(value)
 
         return handle
@@ -66,9 +68,6 @@ def make_app(
         news = events(run, since(request.query_params), generation, num_events, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
-    async def page(_: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
-
     async def refuse(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 422
         return _json({"error": error.detail if isinstance(error, HTTPException) else str(error)}, status)
@@ -79,7 +78,7 @@ def make_app(
             *(Route("/api/runs/{run:int}" + path, of_run(answer)) for path, answer in ANSWERS.items()),
             Route("/api/runs/{run:int}/live", live),
             Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/", page),
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=1)],
         exception_handlers={Unreadable: refuse, HTTPException: refuse},

@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,11 +72,10 @@ class RunDir:
 
     def stamp(self, *names: str) -> tuple[int, int, int] | None:
         """Returns (inode, bytes, time of the last change) of a file, by which a change is noticed; None without it."""
-        try:
+        with suppress(OSError):
             facts = self.path.joinpath(*names).lstat()
-        except OSError:
-            return None
-        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+            return facts.st_ino, facts.st_size, facts.st_mtime_ns
+        return None
 
     def steps(self, kind: str) -> list[int]:
         """Returns the steps that have a file in rollouts/train or rollouts/val, in order."""
@@ -102,19 +101,15 @@ class Tail:
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Returns (True if the file is another one than before, the objects of its new whole lines)."""
-        try:
-            with self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
-                facts = os.fstat(file.fileno())
-                file.seek(max(0, self._offset - len(self._mark)))
-                is_same = facts.st_ino == self._inode and file.read(len(self._mark)) == self._mark
-                if not is_same:
-                    self._inode, self._offset, self._mark, self.lines_broken = facts.st_ino, 0, b"", 0
-                file.seek(self._offset)
-                content = file.read(max(0, facts.st_size - self._offset))
-        except Unreadable:
-            is_new = self._inode != 0
-            self._inode, self._offset, self._mark = 0, 0, b""
-            return is_new, []
+        inode, is_same, content = 0, self._inode == 0, b""  # if there is no file
+        with suppress(Unreadable), self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
+            facts = os.fstat(file.fileno())
+            inode = facts.st_ino
+            file.seek(max(0, self._offset - len(self._mark)))
+            is_same = inode == self._inode and file.read(len(self._mark)) == self._mark
+            content = file.read(max(0, facts.st_size - file.seek(self._offset if is_same else 0)))
+        if not is_same:
+            self._inode, self._offset, self._mark, self.lines_broken = inode, 0, b"", 0
         whole = content.rfind(b"\n") + 1
         self._offset += whole
         self._mark = (self._mark + content[:whole])[-_MARK_BYTES:]

@@ -53,9 +53,8 @@ class Guard:
         host = headers.getlist("host")
         if len(host) != 1 or re.sub(r":\d+$", "", host[0].lower()) not in self._hosts:
             return 421, "The viewer answers to localhost; --allowed-host adds a name."
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return 403, "Another site asked."
-        if "origin" in headers and headers["origin"] not in (f"http://{host[0]}", f"https://{host[0]}"):
+        site, origins = headers.get("sec-fetch-site", "none"), (None, f"http://{host[0]}", f"https://{host[0]}")
+        if site not in ("same-origin", "none") or headers.get("origin") not in origins:
             return 403, "Another site asked."
         path: bytes = scope["raw_path"]
         if not _PATH.fullmatch(path) or b".." in path or b"//" in path:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from viewer.files import RunDir, Tail, finite
 
+Float32s = npt.NDArray[np.float32]
 MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
 
 
@@ -15,18 +16,20 @@ class Metrics:
     """The columns of metrics.jsonl. A name keeps its number for as long as the server runs.
 
     Attributes:
-        names: the metrics, by number.
         steps: the steps that have a line, in order.
         generation: another number whenever the file was replaced, which a recovery does, or the server started anew.
     """
 
     def __init__(self, folder: RunDir) -> None:
-        self.names: list[str] = []
         self.steps: list[int] = []
         self.generation = secrets.randbelow(1 << 30)
-        self._numbers: dict[str, int] = {}
-        self._columns: list[dict[int, float]] = []
+        self._columns: dict[str, dict[int, float]] = {}
         self._tail = Tail(folder, "metrics.jsonl")
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, by number."""
+        return [*self._columns]
 
     @property
     def lines_broken(self) -> int:
@@ -39,7 +42,7 @@ class Metrics:
         if is_new:
             self.generation += 1
             self.steps.clear()
-            for column in self._columns:
+            for column in self._columns.values():
                 column.clear()
         for row in rows:
             step = row.pop("step", None)
@@ -47,21 +50,15 @@ class Metrics:
                 continue
             self.steps.append(step)
             for name, value in row.items():
-                if (known := finite(value)) is not None and (number := self._number(name)) is not None:
-                    self._columns[number][step] = known
+                has_room = len(name) <= MAX_NAME and (name in self._columns or len(self._columns) < MAX_METRICS)
+                if has_room and (known := finite(value)) is not None:
+                    self._columns.setdefault(name, {})[step] = known
 
-    def column(self, number: int, since: int = -1) -> npt.NDArray[np.float32]:
+    def column(self, number: int, since: int) -> Float32s:
         """Returns the values of a metric at all steps after `since`; NaN where a step has none."""
-        values = self._columns[number]
+        values = self._columns[self.names[number]]
         return np.array([values.get(step, math.nan) for step in self.steps if step > since], np.float32)
 
     def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""
-        return list(self._columns[self._numbers[name]].values())[-num:] if name in self._numbers else []
-
-    def _number(self, name: str) -> int | None:
-        if name not in self._numbers and len(self.names) < MAX_METRICS and len(name) <= MAX_NAME:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-            self._columns.append({})
-        return self._numbers.get(name)
+        return list(self._columns.get(name, {}).values())[-num:]

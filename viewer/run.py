@@ -9,7 +9,7 @@ from typing import Any
 
 from viewer.distributions import Distributions
 from viewer.files import RunDir, Tail, Unreadable, finite
-from viewer.metrics import Metrics
+from viewer.metrics import Float32s, Metrics
 from viewer.redaction import redacted
 from viewer.spans import Spans
 from viewer.summaries import Footers
@@ -49,9 +49,7 @@ class Run:
             if is_new:
                 self.events.clear()
                 self.spans.lost = ()
-            self.spans.add_lost(
-                span for event in rows if isinstance(event.get("spans"), list) for span in event["spans"]
-            )
+            self.spans.add_lost(event.get("spans") for event in rows)
             self.events += [_told(event) | {"number": number} for number, event in enumerate(rows, len(self.events))]
 
     def told_events(self, since: int = 0) -> list[dict[str, Any]]:
@@ -63,11 +61,11 @@ class Run:
             new = [event for event, *both in zip(new, kinds, [*kinds[1:], ""], strict=True) if both != ["step", "step"]]
         return new[-MAX_EVENTS:]
 
-    def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[bytes]]:
+    def columns(self, numbers: Sequence[int], since: int) -> tuple[list[int], list[Float32s]]:
         """Returns the steps after `since`, and of each asked metric its float32 values at them."""
         with self._lock:
             steps = [step for step in self.metrics.steps if step > since]
-            return steps, [self.metrics.column(number, since).astype("<f4").tobytes() for number in numbers]
+            return steps, [self.metrics.column(number, since) for number in numbers]
 
     def state(self) -> dict[str, Any]:
         """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""

@@ -34,8 +34,9 @@ class Spans:
         self._is_whole = True
         self._steps = Steps(())
 
-    def add_lost(self, rows: Iterable[Any]) -> None:
-        """Adds spans of events `cut`, [pool, name, step, start, end] each; what is none is left out."""
+    def add_lost(self, cuts: Iterable[Any]) -> None:
+        """Adds the spans of events `cut`, lists of [pool, name, step, start, end]; what is none is left out."""
+        rows = (row for cut in cuts if isinstance(cut, list) for row in cut)
         found = (Span(*row) for row in rows if isinstance(row, list) and len(row) == 5)
         self.lost = (*self.lost, *filter(_is_one, found))[-MAX_SPANS:]
 

@@ -1,6 +1,5 @@
 """Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run_folder.md describes them."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,29 +48,24 @@ def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = ""
     parts = list[dict[str, list[Any]]]()
     for step in steps:
         with _parquet(folder, kind, step) as (file, reader):
-            wanted = (*SCALARS, *TEXTS) if text else SCALARS
-            columns = _table(file, reader, wanted)
-            values, footer = {name: plain(columns[name]) for name in columns.column_names}, _footer(reader, file)
+            values = _values(_table(file, reader, (*SCALARS, *TEXTS) if text else SCALARS))
+            footer = _footer(reader, file)
             if "row" not in values:
                 raise Unreadable(f"{file} has no column `row`.")
             texts = [values.pop(name) for name in TEXTS if name in values]
-            values["step"] = [step] * columns.num_rows
-        if "text_hash" in values:
-            values["text_hash"] = [None if value is None else str(value) for value in values["text_hash"]]
-        if text:
-            together = zip(*texts, strict=True) if texts else [()] * columns.num_rows
-            values["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
+            values["step"] = [step] * len(values["row"])
+            if text:
+                together = zip(*texts, strict=True) if texts else [()] * len(values["row"])
+                values["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
         parts.append(values)
     num_rows = sum(len(values["step"]) for values in parts)
     if len(parts) > 1 and num_rows > MAX_TABLE_ROWS:
         raise Unreadable(f"These steps have {num_rows:,} responses; a table of several has at most {MAX_TABLE_ROWS:,}.")
     names = dict.fromkeys(name for values in parts for name in values)
-    all_columns = {name: [one for values in parts for one in _column(values, name)] for name in names}
-    return {"step": steps[-1], "footer": footer, "columns": all_columns}
-
-
-def _column(values: Mapping[str, list[Any]], name: str) -> list[Any]:
-    return values.get(name) or [None] * len(values["step"])
+    columns = {
+        name: [one for values in parts for one in values.get(name) or [None] * len(values["row"])] for name in names
+    }
+    return {"step": steps[-1], "footer": footer, "columns": columns}
 
 
 def read_footer(folder: RunDir, step: int) -> dict[str, Any]:
@@ -121,9 +115,7 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         while row >= (num_rows := reader.metadata.row_group(group).num_rows):
             group, row = group + 1, row - num_rows
         table = _table(file, reader, names, [group]).slice(row, 1)
-        values = dict.fromkeys(names) | {name: plain(table[name])[0] for name in table.column_names}
-        if values["text_hash"] is not None:
-            values["text_hash"] = str(values["text_hash"])
+        values = dict.fromkeys(names) | {name: column[0] for name, column in _values(table).items()}
         _check_lists(values, file)
         return values
 
@@ -140,9 +132,8 @@ def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dic
         table = table.filter(table["fixed"])
         if prompt is not None:
             table = table.filter(pc.equal(table["prompt_index"], prompt))
-        empty = [None] * table.num_rows
-        columns = [plain(table[name]) if name in table.column_names else empty for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        values = _values(table)
+        return [{name: values[name][row] if name in values else None for name in names} for row in range(len(table))]
 
 
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
@@ -198,29 +189,19 @@ def _footer(reader: Any, name: str) -> dict[str, Any]:
     return json_object((reader.schema_arrow.metadata or {}).get(FOOTER_KEY, b"{}"), f"{name}: its footer")
 
 
+def _values(table: Any) -> dict[str, list[Any]]:
+    """Makes Python values of all columns; `text_hash` becomes a text, because a page has no numbers of 64 bits."""
+    values = {name: plain(table[name]) for name in table.column_names}
+    if "text_hash" in values:
+        values["text_hash"] = [None if one is None else str(one) for one in values["text_hash"]]
+    return values
+
+
 def plain(column: Any) -> list[Any]:
-    """Makes Python values of a column; numbers that are not finite become None, broken UTF-8 is replaced."""
+    """Makes Python values of a column; broken UTF-8 is replaced."""
     kind = column.type
-    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
-        return [
-            None if one.values is None else finite_list(one.values.to_numpy(zero_copy_only=False)) for one in column
-        ]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = column.cast(pa.large_binary())
-    return [_plain(value) for value in column.to_pylist()]
-
-
-def finite_list(values: NDArray[Any]) -> list[float | None]:
-    """Makes a list of numbers, with None in place of those that are not finite."""
-    numbers = values.astype(np.float64)
-    found = numbers.astype(object)
-    found[~np.isfinite(numbers)] = None
-    return list(found)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, float) or hasattr(value, "dtype"):
-        return float(value) if math.isfinite(value) else None
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    elif pa.types.is_list(kind) and pa.types.is_float16(kind.value_type):
+        column = column.cast(pa.list_(pa.float32()))
+    return [value.decode(errors="replace") if isinstance(value, bytes) else value for value in column.to_pylist()]

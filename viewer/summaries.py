@@ -29,20 +29,17 @@ class StepFiles:
 
     def __init__(self, folder: RunDir, read: Callable[[RunDir, int], dict[str, Any]]) -> None:
         self._folder, self._read = folder, read
-        self._known: dict[int, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        self._known: dict[int, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
 
     def get(self, step: int) -> dict[str, Any]:
         """Returns what was read of a step, only "error" if its file cannot be read."""
         stamp = self._folder.stamp("rollouts", "train", f"{step}.parquet")
-        if stamp is not None and self._known.get(step, (None,))[0] == stamp:
-            return self._known[step][1]
-        try:
-            found = self._read(self._folder, step)
-        except Unreadable as error:
-            return {"error": str(error)}
-        if stamp is not None:
-            self._known[step] = stamp, found
-        return found
+        if stamp is None or self._known.get(step, (None,))[0] != stamp:
+            try:
+                self._known[step] = stamp, self._read(self._folder, step)
+            except Unreadable as error:
+                return {"error": str(error)}
+        return self._known[step][1]
 
 
 class Footers:
@@ -53,6 +50,7 @@ class Footers:
         self._scales: dict[str, tuple[float, float]] | None = None
         # Of a step, the small values, with "error" among them if the file cannot be read.
         self.get = StepFiles(folder, _small_footer).get
+        self._whole = StepFiles(folder, read_footer).get
 
     def curves(self, since: int = -1) -> dict[str, Any]:
         """Returns what the steps after `since` say about the critic and about lengths, as columns over the steps."""
@@ -75,8 +73,7 @@ class Footers:
         """
         if self._scales is None:
             steps = self._folder.steps("train")
-            read = StepFiles(self._folder, read_footer).get
-            told = [mapping(read(step), "histograms") for step in steps[:: max(1, len(steps) // _SCALED_STEPS)]]
+            told = [mapping(self._whole(step), "histograms") for step in steps[:: max(1, len(steps) // _SCALED_STEPS)]]
             found = {
                 name: limits_of([recorded_histogram(one, key) for one in told for key in keys])
                 for name, keys in _HISTOGRAMS.items()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from viewer.step_files import Float64s, finite_list
+from viewer.step_files import Float64s
 
 COUNTS = 1
 
@@ -48,4 +48,4 @@ def _array(values: Sequence[float | None] | None) -> Float64s | None:
 
 
 def _masked(values: Float64s, counts: npt.NDArray[np.bool_]) -> list[float | None]:
-    return finite_list(np.where(counts, values, np.nan))
+    return [value if is_counted else None for value, is_counted in zip(values.tolist(), counts, strict=True)]

@@ -14,14 +14,12 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from splitppo.atomic_write import write_atomically
-from viewer.answers import ANSWERS, Answer, facts, timeline
+from viewer.answers import ANSWERS, Answer, facts
 from viewer.comparison.prompts import fixed_prompts
 from viewer.files import Unreadable
 from viewer.live import dump
@@ -149,7 +147,7 @@ def _numbered(run: Run) -> list[tuple[str, Sequence[int]]]:
     return [
         ("/prompts/{prompt:int}", [prompt["prompt_index"] for prompt in fixed_prompts(run.folder)["prompts"]]),
         ("/log/{number:int}", losses),
-        ("/timeline/{step:int}", spread(_told(timeline, run).get("steps", {}).get("step", []))),
+        ("/timeline/{step:int}", spread(_told(ANSWERS["/timeline"], run).get("steps", {}).get("step", []))),
     ]
 
 
@@ -159,8 +157,8 @@ def steps_of(run: Run) -> list[tuple[Run, str, int]]:
     ordered = []
     for kind in _KINDS:
         steps = spread(run.folder.steps(kind))
-        steps.sort(key=lambda step: step not in lost and step not in steps[:2])
-        ordered.append([(run, kind, step) for step in steps])
+        told_first = {*steps[:2], *lost}
+        ordered.append([(run, kind, step) for step in sorted(steps, key=lambda step: step not in told_first)])
     return list(_in_turns(ordered))
 
 
@@ -179,9 +177,9 @@ def _in_turns(lists: Sequence[Sequence[Any]]) -> Iterator[Any]:
         yield from (items[place] for items in lists if place < len(items))
 
 
-def _numbers(column: bytes) -> list[float]:
-    """Reads a column of float32 as numbers with no more digits than it has; NaN becomes null on the way to the page."""
-    return [float(f"{value:.7g}") for value in np.frombuffer(column, "<f4")]
+def _numbers(column: Iterable[float]) -> list[float]:
+    """Rounds float32s to the digits that they have; NaN becomes null on the way to the page."""
+    return [float(f"{value:.7g}") for value in column]
 
 
 def _shortened(value: Any) -> Any:
