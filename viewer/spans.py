@@ -77,14 +77,12 @@ class Spans:
         num_spans = sum(span.started_s < next_start and span.finished_s > start for span in steps.spans)
         if num_spans > MAX_STEP_SPANS:
             raise Unreadable(f"{TRACE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}.")
+        path = [(piece.pool, piece.name, *_numbers(piece, first)) for piece in steps.critical_path(step)]
         return {
             "step": step,
             **dict(zip(("start", "end", "next_start"), _since(first, start, end, next_start), strict=True)),
             "busy": {pool: round(seconds, _DIGITS) for pool, seconds in steps.busy(step).items()},
-            "path": [
-                dict(zip(_PIECE, (piece.pool, piece.name, *_numbers(piece, first)), strict=True))
-                for piece in steps.critical_path(step)
-            ],
+            "path": [dict(zip(_PIECE, piece, strict=True)) for piece in path],
         }
 
     def _read(self) -> tuple[Steps, float]:

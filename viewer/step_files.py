@@ -111,10 +111,7 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         names = (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
         if not 0 <= row < reader.metadata.num_rows:
             raise Unreadable(f"{file} has no row {row}.")
-        group = 0
-        while row >= (num_rows := reader.metadata.row_group(group).num_rows):
-            group, row = group + 1, row - num_rows
-        table = _table(file, reader, names, [group]).slice(row, 1)
+        table = _table(file, reader, names).slice(row, 1)
         values = dict.fromkeys(names) | {name: column[0] for name, column in _values(table).items()}
         _check_lists(values, file)
         return values
@@ -171,13 +168,13 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
             raise Unreadable(f"{name} is torn or no parquet file of a run: {reason.rstrip('.')}.") from error
 
 
-def _table(file: str, reader: Any, names: Sequence[str], groups: Sequence[int] | None = None) -> Any:
-    """Reads those of some columns that are there, of some row groups or of all.
+def _table(file: str, reader: Any, names: Sequence[str]) -> Any:
+    """Reads those of some columns that are there.
 
     A text that stands for many rows is small in the file: what has become of it is counted on the way.
     """
     there, batches, size = [name for name in names if name in reader.schema_arrow.names], list[Any](), 0
-    for batch in reader.iter_batches(_BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+    for batch in reader.iter_batches(_BATCH_ROWS, columns=there, use_threads=False):
         size += batch.nbytes
         if size > MAX_TABLE_BYTES:
             raise Unreadable(f"{file} has columns of more than {MAX_TABLE_BYTES:,} bytes, which is too much.")

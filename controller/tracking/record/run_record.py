@@ -41,18 +41,15 @@ class RunRecord:
         self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
         self._worker = RecordWorker(self.live.write_if_due, self._append_failure)
         self._tokenizer: tokenizers.Tokenizer | None = None
+        self._has_started = False
         self._instances: dict[str, str] = {}
         self._lost: tuple[float, int, float | str] | None = None  # when, in which step, and the pause
-
-    @property
-    def _has_started(self) -> bool:
-        return self._tokenizer is not None
 
     def start(
         self, tokenizer: tokenizers.Tokenizer, *, total_steps: int, resumed_at: int, changes: Sequence[str]
     ) -> None:
         """Begins the record of this start, once it is sure that the run goes on."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._has_started = tokenizer, True
         self.live.set(step=resumed_at, total_steps=total_steps)
         where: dict[str, Any] = {"pid": os.getpid(), "host": os.uname().nodename, "version": __version__}
         self.event("start", resumed_at=resumed_at, **where, changes=list(changes))

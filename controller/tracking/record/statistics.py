@@ -58,9 +58,8 @@ def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict
     taken = {_POSITIONED[name]: those for name, those in values.items() if name in _POSITIONED}
     means = {name: mean(np.abs(those) if name == "mismatch" else those) for name, those in taken.items()}
     if "value" in taken:
-        means["ev"] = explained_share(
-            *(_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))
-        )
+        residual, ret = (_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))
+        means["ev"] = explained_share(residual, ret)
     rows = {name: [None if np.isnan(one) else short(one) for one in those] for name, those in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
 
