@@ -120,15 +120,20 @@ def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
 
 
+def reward_model_metrics(scores: Scores) -> dict[str, float]:
+    """Computes reward/rule/... and reward/model/... from the two parts of the scores; {} without a reward model."""
+    if scores.model_scores is None:
+        return {}
+    rule = _mean_max_min("reward/rule", scores.rule_scores[~np.isnan(scores.rule_scores)])
+    return rule | _mean_max_min("reward/model", scores.model_scores)
+
+
 def reward_metrics(scores: Scores) -> dict[str, float]:
     """Computes reward_extra/... and reward/...: fields and failures of scorers, and with a reward model both parts."""
     extra, failures = scores.extra_columns, Counter(scores.failures)
     metrics = {f"reward/num_{failure.value}": float(failures[failure]) for failure in Failure}
     metrics |= reward_extra_metrics(extra) | code_limit_metrics(extra) | symbolic_metrics(extra)
-    if scores.model_scores is not None:
-        metrics |= _mean_max_min("reward/rule", scores.rule_scores[~np.isnan(scores.rule_scores)])
-        metrics |= _mean_max_min("reward/model", scores.model_scores)
-    return metrics
+    return metrics | reward_model_metrics(scores)
 
 
 def timing_metrics(

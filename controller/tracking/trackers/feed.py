@@ -116,8 +116,9 @@ class Feed:
 
     def _move(self, **changes: Any) -> None:
         """Changes the cursor; the change is on disk when the method returns."""
-        self._cursor = replace(self._cursor, **changes)
-        write_atomically(self._cursor_file, json.dumps(vars(self._cursor)) + "\n")
+        moved = replace(self._cursor, **changes)
+        write_atomically(self._cursor_file, json.dumps(vars(moved)) + "\n")
+        self._cursor = moved
 
     def _connected(self) -> Tracker:
         """Connects to the tracker, and reads the run's files from the start; steps that were sent are skipped."""
