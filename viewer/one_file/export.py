@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, or one that holds some")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write, e.g. run.html")
-    parser.add_argument("--max-mb", metavar="MB", type=_size, default=MAX_MB, help="its size (default %(default)s)")
+    parser.add_argument("--max-mb", metavar="MB", type=megabytes, default=MAX_MB, help="its size (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
         file = Export([Run(number, path) for number, path in enumerate(find_runs(options.runs))], options.max_mb)
@@ -117,7 +117,8 @@ class Export:
         return left >= least
 
 
-def _size(text: str) -> float:
+def megabytes(text: str) -> float:
+    """Reads the size of a file; argparse tells what is wrong with another text."""
     size = float(text)
     if not 0 < size <= MAX_MAX_MB:
         raise argparse.ArgumentTypeError(f"expected a size from 0 to {MAX_MAX_MB:,} MB, got {text}")

@@ -33,7 +33,7 @@ class LiveFile:
         return int(self._state["step"])
 
     def set(self, **state: Any) -> None:
-        """Sets step, total_steps or phase ("preparing", "training", "closing" or "ended")."""
+        """Sets step, total_steps or phase ("preparing", "training", "recovering", "closing" or "ended")."""
         self._state = {**self._state, **state}
 
     def set_pool(self, role: str, **fields: Any) -> None:

@@ -83,7 +83,7 @@ class RunRecord:
 
     def lost(self, place: Place, cause: str, pause_s: float | str) -> None:
         """Records the loss of a group, with the pause before it is started again, or why it is not."""
-        self.live.set(phase="preparing")
+        self.live.set(phase="recovering")
         self.live.idle(place.role)
         where = {name: getattr(place, name) or None for name in ("method", "phase")}
         self.event("group_lost", role=place.role, rank=place.rank, **where, cause=cause)
@@ -91,6 +91,7 @@ class RunRecord:
 
     def rollout_restarted(self, cause: str) -> None:
         """Records that the rollout group is there again after its loss, without a step done again."""
+        self.live.set(phase="training")
         lost_s, self._lost = self._lost, None
         self.event("rollout_restart", cause=cause, seconds=time.time() - (lost_s or (time.time(),))[0])
 

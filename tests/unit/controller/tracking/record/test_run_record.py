@@ -110,8 +110,9 @@ async def test_a_way_back_removes_files_and_keeps_the_evidence(run: Run) -> None
         Place(role="critic", rank=1, step=4, method="Update", phase="update"), "it died; by the kernel", 2.5
     )
     run.record.live.write_if_due(at_once=True)
-    pools = json.loads((run.folder / "live.json").read_text())["pools"]
-    assert (pools["critic"]["state"], pools["critic"]["method"]) == ("lost", "")
+    live = live_content(run.folder)
+    assert live["phase"] == "recovering"
+    assert (live["pools"]["critic"]["state"], live["pools"]["critic"]["method"]) == ("lost", "")
     run.record.groups_up([client("actor", "a"), client("critic", "d")], 1)
     run.recorder.restart_at(1, [], None)
     run.step(2)
@@ -136,6 +137,15 @@ async def test_a_way_back_removes_files_and_keeps_the_evidence(run: Run) -> None
         ["critic", "values", 4],
     ]
     assert [event["step"] for event in run.events if event["kind"] == "step"] == [1, 2, 3, 2]
+
+
+async def test_a_run_whose_rollout_group_is_there_again_trains_on(run: Run) -> None:
+    run.start()
+    run.step(1)
+    run.record.lost(Place(role="rollout", rank=0), "it died", 0.5)
+    run.record.rollout_restarted("it died")
+    run.record.live.write_if_due(at_once=True)
+    assert live_content(run.folder)["phase"] == "training"
 
 
 async def test_the_next_start_goes_on_with_the_events_and_cuts_files_back(run: Run) -> None:
