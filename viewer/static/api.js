@@ -2,6 +2,7 @@
 import { isSaved, savedAnswer, savedColumns } from "./saved.js";
 
 const STORED = "splitppo-token";
+const LEAST_PAUSE_MS = 500, MOST_PAUSE_MS = 8000;
 
 export function takeToken() {
   const found = /^#token=([\w-]+)$/.exec(location.hash);
@@ -10,22 +11,22 @@ export function takeToken() {
   history.replaceState(null, "", "#/");
 }
 
-async function ask(address, more = {}) {
-  const headers = { Authorization: `Bearer ${localStorage.getItem(STORED) ?? ""}`, ...more.headers };
-  const answer = await fetch(`/api/${address}`, { ...more, headers, credentials: "omit" });
+async function ask(address, signal) {
+  const headers = { Authorization: `Bearer ${localStorage.getItem(STORED) ?? ""}` };
+  const answer = await fetch(`/api/${address}`, { headers, signal, credentials: "omit" });
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({}));
   throw new Error(told.error ?? `The server answered ${answer.status}.`);
 }
 
 export async function get(address, signal) {
-  return isSaved ? savedAnswer(address) : (await ask(address, { signal })).json();
+  return isSaved ? savedAnswer(address) : (await ask(address, signal)).json();
 }
 
-// Steps as Int32Array and one Float32Array per metric.
+// Steps, and a column of numbers per metric.
 export async function getColumns(run, numbers, since) {
   if (isSaved) return savedColumns(run, numbers);
-  const answer = await ask(`runs/${run}/columns?metrics=${numbers.join(",")}&since=${since < 0 ? "" : since}`);
+  const answer = await ask(`runs/${run}/columns?metrics=${numbers.join(",")}&since=${since}`);
   const buffer = await answer.arrayBuffer();
   const length = new Int32Array(buffer, 0, 1)[0];
   const steps = new Int32Array(buffer, 4, length);
@@ -33,54 +34,35 @@ export async function getColumns(run, numbers, since) {
   return { steps, columns };
 }
 
-// Server-sent events by fetch, for an EventSource sends no Authorization. Goes on after a loss, and rests while the tab is hidden.
-export function listen(run, position, handle, tell) {
-  if (isSaved) return () => {};
-  let controller = null;
-  let isOver = false;
-  let pauseMs = 500;
+const shownOrHidden = () => new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 
-  async function connect() {
-    if (isOver || document.hidden || controller?.signal.aborted === false) return;
-    const mine = new AbortController();
-    controller = mine;
+// Tells a RunData what is new, until `over`: server-sent events by fetch, for an EventSource sends no Authorization.
+// Goes on after a loss, and rests while the tab is hidden.
+export async function listen(data, over) {
+  for (let pauseMs = LEAST_PAUSE_MS; !isSaved && !over.aborted; pauseMs = Math.min(pauseMs * 2, MOST_PAUSE_MS)) {
+    if (document.hidden) await shownOrHidden();
+    const [rest, turned] = [new AbortController(), shownOrHidden()];
+    turned.then(() => rest.abort());
+    const signal = AbortSignal.any([over, rest.signal]);
     try {
-      const { since, generation, events } = position();
-      const answer = await ask(`runs/${run}/live?since=${since < 0 ? "" : since}&generation=${generation}&events=${events}`, { signal: mine.signal });
-      tell(true);
-      pauseMs = 500;
-      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+      const answer = await ask(`runs/${data.number}/live?${new URLSearchParams(data.position())}`, signal);
+      data.tell(true);
+      pauseMs = LEAST_PAUSE_MS;
+      await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), data);
     } catch (error) {
-      if (!mine.signal.aborted) tell(false, error.message);
+      if (!signal.aborted) data.tell(false, error.message);
     }
-    if (controller === mine) controller = null;
-    if (isOver || mine.signal.aborted) return;
-    setTimeout(connect, pauseMs);
-    pauseMs = Math.min(pauseMs * 2, 8000);
+    await Promise.race([turned, new Promise((resolve) => setTimeout(resolve, pauseMs))]);
   }
+}
 
-  async function read(reader) {
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      const blocks = (rest + value).split("\n\n");
-      rest = blocks.pop();
-      blocks.map(parseEvent).filter(Boolean).forEach((event) => handle(event.name, event.value));
-    }
+async function read(reader, data) {
+  let rest = "";
+  for (let next = await reader.read(); !next.done; next = await reader.read()) {
+    const blocks = (rest + next.value).split("\n\n");
+    rest = blocks.pop();
+    blocks.map(parseEvent).filter(Boolean).forEach((event) => data.on(event.name, event.value));
   }
-
-  function onVisibility() {
-    if (document.hidden) controller?.abort();
-    else connect();
-  }
-  document.addEventListener("visibilitychange", onVisibility);
-  connect();
-  return () => {
-    isOver = true;
-    document.removeEventListener("visibilitychange", onVisibility);
-    controller?.abort();
-  };
 }
 
 export function parseEvent(block) {

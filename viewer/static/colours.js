@@ -1,4 +1,5 @@
 // The colours of tokens: what each one shows, and how its number becomes a colour. Limits are those of the whole run.
+import { clamp, extent } from "./parts.js";
 
 // [name, what it is, the scale: "signed" around a middle, or "rising" from the lower limit to the upper one]
 export const COLOURINGS = [
@@ -20,34 +21,25 @@ export function numbersOf(name, found) {
 
 // The limits of one response by itself; those of a ratio lie around 1.
 export function ownLimits(name, found) {
-  const [low, high] = (numbersOf(name, found) ?? []).filter(Number.isFinite).reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [Infinity, -Infinity]);
+  const [low, high] = extent(numbersOf(name, found) ?? []);
   if (low >= high) return undefined;
   const reach = Math.max(high, 1 / low);
   return name === "ratio" ? [1 / reach, reach] : [low, high];
 }
 
-// A function from a number to a CSS colour; "" for what has no number.
-export function scaleOf(name, limits) {
+// {low, high, at, of}: the numbers at the ends of a scale; CSS colours of a share of the way between them, and of a number, "" for none.
+export function scaleOf(name, limits = [-1, 1]) {
   const kind = COLOURINGS.find(([one]) => one === name)[2];
-  const [low, high] = limits ?? [-1, 1];
-  const reach = kind === "ratio" ? Math.log(high) : Math.max(Math.abs(low), Math.abs(high)) || 1;
-  return (value) => {
-    if (typeof value !== "number") return "";
-    if (kind === "rising") return shade(true, (value - low) / (high - low || 1));
-    const distance = kind === "ratio" ? Math.log(Math.max(value, 1e-30)) : value;
-    return shade(distance >= 0, Math.abs(distance) / reach);
-  };
-}
-
-export function limitsOf(name, limits) {
-  const kind = COLOURINGS.find(([one]) => one === name)[2];
-  const [low, high] = limits ?? [-1, 1];
-  const reach = Math.max(Math.abs(low), Math.abs(high));
-  return kind === "signed" ? [-reach, reach] : [low, high];
+  const reach = Math.max(...limits.map(Math.abs)) || 1;
+  const [low, high] = kind === "signed" ? [-reach, reach] : limits;
+  const placed = kind === "ratio" ? (value) => Math.log(Math.max(value, 1e-30)) : Number;
+  const at = (share) => (kind === "rising" ? shade(true, share) : shade(share >= 0.5, Math.abs(2 * share - 1)));
+  const of = (value) => (typeof value === "number" ? at((placed(value) - placed(low)) / (placed(high) - placed(low) || 1)) : "");
+  return { low, high, at, of };
 }
 
 // Blue for more, orange for less; transparent in the middle, so that both themes keep the contrast of the text.
 export function shade(isMore, share) {
-  const part = Math.max(0, Math.min(1, share)) * 0.62;
+  const part = clamp(share, 0, 1) * 0.62;
   return isMore ? `rgba(64, 132, 246, ${part.toFixed(3)})` : `rgba(240, 124, 28, ${part.toFixed(3)})`;
 }

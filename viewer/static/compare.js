@@ -2,9 +2,9 @@
 import { get } from "./api.js";
 import { Chart, COLOURS, Key } from "./chart.js";
 import { html, useEffect, useMemo, useState } from "./lib.js";
-import { AllMetrics, AXES } from "./overview.js";
-import { ErrorSentence, labelsOf, MOST_RUNS, Sentence, useEvery, useValues } from "./parts.js";
-import { RunData } from "./run_data.js";
+import { AllMetrics } from "./overview.js";
+import { Choice, ErrorSentence, labelsOf, MOST_RUNS, Sentence, useEvery, useValues } from "./parts.js";
+import { AXES, RunData } from "./run_data.js";
 import { number, visible } from "./text.js";
 
 const POLL_MS = 3000, REDRAW_MS = 100, MOST_KEYS = 400;
@@ -24,40 +24,40 @@ function figuresOf(runs) {
 }
 
 export function Compare({ at, theme }) {
-  const [axis, setAxis] = useState("step");
+  const [axis, setAxis] = useState("");
   const [hidden, setHidden] = useState([]);
   const [joins, setJoins] = useState(true);
   const numbers = at.runs.slice(0, MOST_RUNS);
   const [runs, version] = useRuns(numbers);
   const labels = labelsOf(runs.map((run) => run.facts ?? { number: run.number, name: `run ${run.number}` }));
   const found = useValues(numbers.map((one) => `runs/${one}/config`), "");
-  const known = found.some((one) => one.value || one.error);
-  const configs = useMemo(() => found.map(({ value }) => value?.keys ?? null), [known]);
+  const configs = useMemo(() => found.map(({ value }) => value?.keys ?? null), [found]);
   const groups = useMemo(() => seedGroups(configs), [configs]);
   const shared = useMemo(() => {
-    const column = axis === "step" ? null : AXES[axis === "tokens" ? 0 : 1];
     const all = runs.map((run, place) => ({ run, place, label: labels[place], colour: COLOURS[place % COLOURS.length], dash: DASHES[Math.floor(place / COLOURS.length)] }));
-    const shown = all.filter(({ run }) => run.facts && !hidden.includes(run.number) && (!column || run.column(column)));
-    shown.forEach((one) => { one.x = column ? one.run.axis(axis) : one.run.steps; });
-    return { all, shown, axis, column, x: union(shown.map((one) => one.x)), groups: joins && !column ? groups : [] };
+    const shown = all.filter(({ run }) => run.facts && !hidden.includes(run.number) && (!axis || run.column(axis)));
+    shown.forEach((one) => { one.x = one.run.axis(axis); });
+    return { all, shown, axis, x: union(shown.map((one) => one.x)), groups: joins && !axis ? groups : [] };
   }, [version, runs, axis, hidden, joins, groups, labels.join()]);
   const card = ([title, names, range]) => html`<${Card} key=${title} ...${{ title, names, range, shared, theme }} />`;
   const metrics = useMemo(() => [...new Map(runs.flatMap((run) => run.facts?.metrics ?? []).map((row) => [row[0], row])).values()], [version]);
   const toggle = (one) => setHidden(hidden.includes(one) ? hidden.filter((other) => other !== one) : [...hidden, one]);
   const sentences = runs.flatMap((run, place) => [run.error, run.facts?.error, run.notice, found[place]?.error ?? found[place]?.value?.error].filter(Boolean).map((text) => `${labels[place]}: ${text}`));
-  const homeless = shared.column ? runs.filter((run) => run.facts && run.columns.size && !run.column(shared.column)) : [];
-  return html`<div class="bar"><h1>Compare</h1><label>x: <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
-      ${["step", "tokens", "time"].map((kind) => html`<option value=${kind}>${kind === "time" ? "seconds" : kind}</option>`)}</select></label>
-      ${groups.length > 0 && html`<label><input type="checkbox" checked=${joins} disabled=${axis !== "step"} onChange=${() => setJoins(!joins)} /> runs that differ in ${SEED} alone: mean and range, at steps that all of them have</label>`}
+  const homeless = axis ? runs.filter((run) => run.facts && run.columns.size && !run.column(axis)) : [];
+  return html`<div class="bar"><h1>Compare</h1><label>x: <${Choice} value=${axis} options=${AXES} choose=${setAxis} /></label>
+      ${groups.length > 0 && html`<label><input type="checkbox" checked=${joins} disabled=${axis !== ""} onChange=${() => setJoins(!joins)} />
+        ${" "}runs that differ in ${SEED} alone: mean and range, at steps that all of them have</label>`}
       <a href="#/">other runs</a></div>
     ${at.runs.length > MOST_RUNS && html`<${Sentence}>These are ${at.runs.length} runs; the first ${MOST_RUNS} are compared.<//>`}
     ${!at.runs.length && html`<${Sentence}>No run is named: tick some in the <a href="#/">table of runs</a>.<//>`}
     ${[runs[0]?.lost, ...sentences].filter(Boolean).map((text) => html`<${ErrorSentence} text=${text} />`)}
-    ${homeless.map((run) => html`<${Sentence}>${labels[runs.indexOf(run)]} has no ${shared.column}, and so no place on this axis.<//>`)}
-    <div class="bar" role="group" aria-label="runs that are drawn">${shared.all.map(({ run, label, colour, dash }) => html`<label><input type="checkbox" checked=${!hidden.includes(run.number)} onChange=${() => toggle(run.number)} /> <${Key} name=${colour} dash=${dash} />${label}</label>`)}</div>
+    ${homeless.map((run) => html`<${Sentence}>${labels[runs.indexOf(run)]} has no ${axis}, and so no place on this axis.<//>`)}
+    <div class="bar" role="group" aria-label="runs that are drawn">${shared.all.map(({ run, label, colour, dash }) => html`<label>
+      <input type="checkbox" checked=${!hidden.includes(run.number)} onChange=${() => toggle(run.number)} />
+      ${" "}<${Key} ...${{ colour, dash }} />${label}</label>`)}</div>
     <div class="cards">${figuresOf(runs).map(card)}</div>
     ${runs.length > 0 && html`<${LastValues} ...${{ runs, labels }} />`}
-    ${known && html`<${Differences} ...${{ configs, labels }} />`}
+    ${found.length > 0 && html`<${Differences} ...${{ configs, labels }} />`}
     <${AllMetrics} metrics=${metrics} want=${(name) => runs.forEach((run) => run.facts && run.want([name]))} card=${(name) => card([visible(name), [name]])} />`;
 }
 
@@ -68,8 +68,8 @@ function useRuns(numbers) {
   useEffect(() => {
     let timer = null;
     const changed = () => { timer ??= setTimeout(() => { timer = null; redraw((count) => count + 1); }, REDRAW_MS); };
-    const wanted = (run) => [...figuresOf([run]).flatMap(([, names]) => names), ...LAST.flatMap(([, names]) => names), ...AXES];
-    const made = numbers.map((one) => new RunData(one, changed, false));
+    const wanted = (run) => [...figuresOf([run]).flatMap(([, names]) => names), ...LAST.flatMap(([, names]) => names), ...AXES.map(([name]) => name)];
+    const made = numbers.map((one) => new RunData(one, changed));
     made.forEach((run) => run.ready.then(() => run.facts && run.want([...new Set(wanted(run))])));
     setRuns(made);
     return () => clearTimeout(timer);
@@ -92,12 +92,10 @@ const valueOf = (config, key) => (config && Object.hasOwn(config, key) ? config[
 
 // Groups of places of runs that have the same configuration but for the seed, and each its own seed.
 export function seedGroups(configs) {
-  const groups = new Map();
-  configs.forEach((config, place) => {
-    const same = JSON.stringify(Object.entries(config ?? {}).filter(([key]) => key !== SEED && !LEFT_OUT.includes(key)).sort());
-    if (valueOf(config, SEED) !== undefined) groups.set(same, [...(groups.get(same) ?? []), place]);
-  });
-  return [...groups.values()].filter((places) => places.length > 1 && new Set(places.map((place) => configs[place][SEED])).size === places.length);
+  const others = (config) => JSON.stringify(Object.entries(config).filter(([key]) => key !== SEED && !LEFT_OUT.includes(key)).sort());
+  const seeded = [...configs.keys()].filter((place) => valueOf(configs[place], SEED) !== undefined);
+  const groups = [...Map.groupBy(seeded, (place) => others(configs[place])).values()];
+  return groups.filter((places) => places.length > 1 && new Set(places.map((place) => configs[place][SEED])).size === places.length);
 }
 
 // [key, [text or undefined of each run]] for every key that has not the same text in all runs that have a configuration.
@@ -126,12 +124,12 @@ function curvesOf({ shown, x, groups }, name) {
   const joined = groups.map((places) => has.filter(({ place }) => places.includes(place))).filter((members) => members.length > 1);
   const bands = [];
   const means = joined.flatMap((members) => {
-    const { colour, dash } = members[0];
+    const [{ label, colour, dash }] = members;
     const { mean, high, low } = spread(members.map(({ values }) => values));
-    const all = `${members.slice(0, 3).map(({ label }) => label).join(", ")}${members.length > 3 ? " and others" : ""}`;
-    const labels = [`mean of ${members.length}: ${all}`, `${members[0].label}… highest`, `${members[0].label}… lowest`];
-    bands.push([labels[1], labels[2], colour]);
-    return [{ label: labels[0], values: mean, colour, dash, width: 2 }, { label: labels[1], values: high, colour, width: 0.5 }, { label: labels[2], values: low, colour, width: 0.5 }];
+    const all = `${members.slice(0, 3).map((one) => one.label).join(", ")}${members.length > 3 ? " and others" : ""}`;
+    const edges = [["highest", high], ["lowest", low]].map(([edge, values]) => ({ label: `${label}… ${edge}`, values, colour, width: 0.5 }));
+    bands.push([...edges.map((one) => one.label), colour]);
+    return [{ label: `mean of ${members.length}: ${all}`, values: mean, colour, dash, width: 2 }, ...edges];
   });
   return { series: [...means, ...has.filter((one) => !joined.some((members) => members.includes(one)))], bands };
 }
@@ -141,20 +139,22 @@ function Card({ title, names, range, shared, theme }) {
   const there = names.filter((name) => shared.shown.some(({ run }) => run.column(name)));
   const name = there.includes(picked) ? picked : there[0];
   const { series, bands } = useMemo(() => curvesOf(shared, name), [shared, name]);
-  const told = (x, isChosen) => (isChosen ? `${shared.axis === "time" ? "seconds" : shared.axis} ${number(x)}` : "last:");
+  const told = (x, isChosen) => (isChosen ? `${new Map(AXES).get(shared.axis)} ${number(x)}` : "last:");
   return html`<section class="card" data-card=${names[0]}><h2>${title}${there.length === 1 && names.length > 1 ? `: ${visible(name)}` : ""}</h2>
-    ${there.length > 1 && html`<select aria-label=${`metric of: ${title}`} value=${name} onChange=${(event) => pick(event.target.value)}>${there.map((one) => html`<option value=${one}>${visible(one)}</option>`)}</select>`}
-    ${name ? html`<${Chart} ...${{ x: shared.x, series, bands, theme, told, range }} carries=${shared.axis !== "step"} label=${title} />` : html`<p class="dim">None of these runs has ${names.map(visible).join(", ")}.</p>`}</section>`;
+    ${there.length > 1 && html`<${Choice} label=${`metric of: ${title}`} value=${name} options=${there.map((one) => [one, visible(one)])} choose=${pick} />`}
+    ${name ? html`<${Chart} ...${{ x: shared.x, series, bands, theme, told, range }} carries=${shared.axis !== ""} label=${title} />`
+    : html`<p class="dim">None of these runs has ${names.map(visible).join(", ")}.</p>`}</section>`;
 }
 
 function LastValues({ runs, labels }) {
+  const [first, ...others] = runs;
   const last = (run, names) => names.flatMap((name) => run.column(name)?.findLast(Number.isFinite) ?? [])[0];
   const columns = LAST.map(([title, names]) => [title, names.filter((name) => runs.some((run) => run.column(name))).slice(0, 1)]);
-  const others = (run) => runs.filter((one) => one !== run).map((one) => one.number).join("-");
   return html`<h2>Last values</h2><div class="wide"><table class="last"><thead><tr><th>run</th>${columns.map(([title, names]) => html`<th class="n">${title}<div class="dim path">${names[0] ?? "–"}</div></th>`)}<th class="n">steps</th><th>state</th></tr></thead>
     <tbody>${runs.map((run, place) => html`<tr><td><a href=${`#/run/${run.number}/overview`}>${labels[place]}</a></td>${columns.map(([, names]) => html`<td class="n">${number(last(run, names))}</td>`)}
       <td class="n">${number(run.facts?.step)}</td><td>${visible(run.facts?.sentence)}</td></tr>`)}</tbody></table></div>
-    ${runs.length > 1 && html`<p><a href=${`#/run/${runs[0].number}/prompt/with/${others(runs[0])}`}>the same prompt side by side</a></p>`}`;
+    ${others.length > 0 && html`<p><a href=${`#/run/${first.number}/prompt/with/${others.map((run) => run.number).join("-")}`}>
+      the same prompt side by side</a></p>`}`;
 }
 
 function Differences({ configs, labels }) {

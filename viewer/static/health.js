@@ -1,6 +1,6 @@
 // What died, and what did it cost? Lifelines of the groups, and a table of losses whose sums are the run's own counters.
 import { html, useState } from "./lib.js";
-import { ErrorSentence, go, Sentence, useValue } from "./parts.js";
+import { ErrorSentence, extent, go, onKeys, Sentence, useValue } from "./parts.js";
 import { clock, duration, number, visible } from "./text.js";
 
 const CONTROLLER = "controller";
@@ -89,20 +89,18 @@ const LANE = 40, BAR = 12, TOP = 22, LEAST = 0.15, SHOWN_LANES = 20, SHOWN_BARS 
 function Lifelines({ lanes, run }) {
   const [chosen, choose] = useState(-1);
   const times = lanes.flatMap(([, { bars, marks }]) => [...bars.flatMap((bar) => [bar.from, bar.to]), ...marks.map((mark) => mark.at)]);
-  const [begin, end] = times.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+  const [begin, end] = extent(times);
   const x = (time) => ((time - begin) / (end - begin || 1)) * 100;
   // Of marks of one kind that would lie upon each other, the last is drawn.
   const rows = lanes.slice(0, SHOWN_LANES).map(([role, { bars, marks }]) => [role, bars.slice(-SHOWN_BARS), [...new Map(marks.map((mark) => [`${mark.kind}${Math.round(x(mark.at) * 5)}`, mark])).values()]]);
   const items = rows.flatMap(([role, bars, marks]) => [...bars.map((bar) => ({ role, bar, at: bar.from })), ...marks.map((mark) => ({ role, mark, at: mark.at }))].sort((one, other) => one.at - other.at));
   const item = items[chosen];
-  const onKey = (event) => {
-    const lanesOf = (step) => items.findIndex((one) => one.role === rows[rows.findIndex(([role]) => role === (item ?? items[0]).role) + step]?.[0]);
-    const next = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, ArrowUp: lanesOf(-1), ArrowDown: lanesOf(1) }[event.key];
-    if (event.key === "Enter" && item) go(timeline(run, (item.mark ?? item.bar).event.step));
-    if (next === undefined) return;
-    if (items[next]) choose(next);
-    event.preventDefault();
-  };
+  const beside = (by) => items.findIndex((one) => one.role === rows[rows.findIndex(([role]) => role === (item ?? items[0]).role) + by]?.[0]);
+  const to = (place) => items[place] && choose(place);
+  const onKey = onKeys({
+    ArrowLeft: () => to(chosen - 1), ArrowRight: () => to(chosen + 1), ArrowUp: () => to(beside(-1)), ArrowDown: () => to(beside(1)),
+    Enter: () => item && go(timeline(run, (item.mark ?? item.bar).event.step)),
+  });
   const isChosen = (one) => (item?.bar ?? item?.mark) === one;
   return html`<section class="card"><h2>Lifelines</h2>
     <svg class="lifelines" width="100%" height=${TOP + rows.length * LANE} tabindex="0" role="img" onKeyDown=${onKey}

@@ -3,9 +3,9 @@ import { takeToken } from "./api.js";
 import { Compare } from "./compare.js";
 import { Critic } from "./critic.js";
 import { Health } from "./health.js";
-import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./lib.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useState } from "./lib.js";
 import { Overview } from "./overview.js";
-import { ErrorSentence, runNumbers, useKeys } from "./parts.js";
+import { ErrorSentence, runNumbers, useEvery, useKeys, useStored } from "./parts.js";
 import { Policy } from "./policy.js";
 import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
@@ -16,8 +16,8 @@ import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
 
 const SCHEME = matchMedia("(prefers-color-scheme: dark)");
-const THEMES = ["light dark", "light", "dark"];
-const THEME_NAMES = { "light dark": "auto", light: "light", dark: "dark" };
+// By the value of color-scheme.
+const THEMES = { "light dark": { name: "auto", next: "light" }, light: { name: "light", next: "dark" }, dark: { name: "dark", next: "light dark" } };
 const KEYS = [
   ["j k", "next, previous response (Tokens), prompt (Prompt)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step; prompt (Prompt)"],
   ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses, Compare)"], ["?", "these keys"],
@@ -41,24 +41,14 @@ export function parseAddress(hash) {
   return { page, rest, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
 }
 
-function useTheme() {
-  const [theme, setTheme] = useState(localStorage.getItem("splitppo-theme") ?? THEMES[0]);
-  const next = () => {
-    const chosen = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    localStorage.setItem("splitppo-theme", chosen);
-    document.documentElement.style.colorScheme = chosen;
-    setTheme(chosen);
-  };
-  return [theme, next];
-}
-
 function App() {
   const [at, setAt] = useState(parseAddress(location.hash));
-  const [theme, nextTheme] = useTheme();
+  const [theme, setTheme] = useStored("splitppo-theme", "light dark");
   const [held, hold] = useState(null);
   const [, redraw] = useState(0);
   const [hasHelp, setHelp] = useState(false);
 
+  useMemo(() => { document.documentElement.style.colorScheme = theme; }, [theme]); // before what is below asks for its colours
   useKeys({ "?": () => setHelp(!hasHelp), Escape: () => setHelp(false) });
   useLayoutEffect(() => {
     addEventListener("hashchange", () => setAt(parseAddress(location.hash)));
@@ -67,9 +57,9 @@ function App() {
 
   useEffect(() => {
     if (at.run === undefined) return hold(null);
-    const made = new RunData(at.run, () => redraw((count) => count + 1));
-    hold(made);
-    return () => made.close();
+    const over = new AbortController();
+    hold(new RunData(at.run, () => redraw((count) => count + 1), over.signal));
+    return () => over.abort();
   }, [at.run]);
 
   // Until the effect above has run, what is held belongs to the run that was left.
@@ -80,7 +70,7 @@ function App() {
   return html`
     <header><a href="#/" class="brand">SplitPPO</a>${data?.facts && html`<${Head} ...${shared} />`}
       <span class="room"></span>
-      <button onClick=${nextTheme} aria-label="theme">theme: ${THEME_NAMES[theme]}</button>
+      <button onClick=${() => setTheme(THEMES[theme].next)} aria-label="theme">theme: ${THEMES[theme].name}</button>
       <button onClick=${() => setHelp(!hasHelp)} aria-expanded=${hasHelp}>keys ?</button>
     </header>
     ${hasHelp && html`<dl class="help" role="dialog" aria-label="keys">${KEYS.map(([key, what]) => html`<dt>${key}</dt><dd>${what}</dd>`)}</dl>`}
@@ -96,9 +86,9 @@ function Head({ at, data }) {
     <nav aria-label="pages">${PAGES.map(([page, title]) => html`<a href=${`#/run/${at.run}/${page}${rest[page] ?? ""}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
 }
 
-export function State({ facts }) {
+function State({ facts }) {
   const [, tick] = useState(0);
-  useEffect(() => { const timer = setInterval(() => tick((n) => n + 1), 1000); return () => clearInterval(timer); }, []);
+  useEvery(1000, () => tick((count) => count + 1), []);
   const quiet = facts.live && facts.state !== "ended" && facts.state !== "gone" ? Date.now() / 1000 - facts.live.unix_s : 0;
   const sentence = facts.state === "quiet" && quiet > 15 ? `quiet for ${duration(quiet)}` : visible(facts.sentence);
   const pools = facts.state === "live" ? Object.entries(facts.live?.pools ?? {}) : [];
@@ -108,12 +98,12 @@ export function State({ facts }) {
 }
 
 function Page(shared) {
-  if (shared.at.page === "runs") return html`<${Runs} ...${shared} />`;
-  if (shared.at.page === "compare") return html`<${Careful} key=${`compare${shared.at.runs}`} Chosen=${Compare} shared=${shared} />`;
-  if (!shared.data?.facts) return html`<p class="dim">${shared.data?.error ? "" : "…"}</p>`;
-  if (shared.data.facts.error) return null; // which stands above
-  const Chosen = PAGES.find(([page]) => page === shared.at.page)?.[2];
-  return Chosen ? html`<${Careful} key=${`${shared.at.page}${shared.at.run}`} Chosen=${Chosen} shared=${shared} />` : html`<p>There is no such page.</p>`;
+  const { at, data } = shared;
+  const isOfRun = at.run !== undefined;
+  // What is wrong with a run stands above.
+  if (isOfRun && (!data?.facts || data.facts.error)) return html`<p class="dim">${data?.error || data?.facts ? "" : "…"}</p>`;
+  const Chosen = isOfRun ? PAGES.find(([page]) => page === at.page)?.[2] : { runs: Runs, compare: Compare }[at.page];
+  return Chosen ? html`<${Careful} key=${`${at.page}${at.run ?? at.runs}`} ...${{ Chosen, shared }} />` : html`<p>There is no such page.</p>`;
 }
 
 // A page; one sentence, until another address is opened, if it meets what no run writes.
@@ -124,5 +114,4 @@ function Careful({ Chosen, shared }) {
 }
 
 takeToken();
-document.documentElement.style.colorScheme = localStorage.getItem("splitppo-theme") ?? THEMES[0];
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,27 +1,24 @@
 // Is the run healthy? The figures that the report shares, then every metric.
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
-import { go, useKeys } from "./parts.js";
+import { Choice, go, nearest, useKeys } from "./parts.js";
+import { AXES } from "./run_data.js";
 import { clock, duration, number, visible } from "./text.js";
 
 // The cards that replace a figure, by its first metric, if the recorded steps have a column.
 const BETTER = { "critic/vf_explained_var": [Explained, "value"], "response_length/mean": [Lengths, "p50"] };
-export const AXES = ["perf/total_num_tokens", "perf/time_per_step"];
 
 export function Overview({ data, at, theme }) {
-  const [axis, setAxis] = useState("step");
-  const { facts } = data;
+  const [axis, setAxis] = useState("");
+  const { facts, recorded } = data;
   const names = facts.figures.flatMap(([, metrics]) => Object.keys(metrics));
   useEffect(() => {
-    data.want([...names, ...AXES]);
+    data.want([...names, ...AXES.map(([name]) => name)]);
     data.wantRecorded();
   }, [data, names.join()]);
-  const { recorded } = data;
-  const x = axis === "step" ? data.steps : data.axis(axis);
-  const hasResponses = facts.train.length > 0;
-  const onStep = (step) => go(hasResponses ? `/run/${at.run}/responses/train/${nearest(facts.train, step)}` : `/run/${at.run}/responses`);
-  return html`<div class="bar"><h1>Overview</h1><label>x: <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>
-      ${["step", "tokens", "time"].map((kind) => html`<option value=${kind}>${kind === "time" ? "seconds" : kind}</option>`)}</select></label>
+  const x = data.axis(axis);
+  const onStep = (step) => go(`/run/${at.run}/responses/train/${nearest(facts.train, step)}`);
+  return html`<div class="bar"><h1>Overview</h1><label>x: <${Choice} value=${axis} options=${AXES} choose=${setAxis} /></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
       ${facts.figures.map(([title, metrics, range]) => {
@@ -36,10 +33,6 @@ export function Overview({ data, at, theme }) {
     <${AllMetrics} metrics=${facts.metrics} want=${(name) => data.want([name])} card=${(name) => html`<${Card} key=${name} title=${visible(name)} metrics=${{ [name]: "" }} ...${{ data, x, theme, onStep }} />`} />`;
 }
 
-export function nearest(steps, wanted) {
-  return steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]);
-}
-
 export function Card({ title, metrics, range, data, x, theme, onStep }) {
   const names = Object.keys(metrics);
   const series = names.filter((name) => data.column(name)).map((name) => ({ label: visible(metrics[name] || name), values: data.column(name) }));
@@ -47,7 +40,7 @@ export function Card({ title, metrics, range, data, x, theme, onStep }) {
     ${series.length ? html`<${Chart} ...${{ x, steps: data.steps, series, theme, onStep, range }} label=${title} />` : html`<p class="dim">${data.facts.step === null ? "no step yet" : `This run has none of ${names.join(", ")}.`}</p>`}</section>`;
 }
 
-export function Explained({ recorded, x = recorded.steps, theme, onStep, height }) {
+export function Explained({ recorded, x = recorded.steps, theme, onStep }) {
   const series = [
     { label: "explained variance", values: recorded.value, width: 2 },
     { label: "97.5 %", values: recorded.high, width: 0.5, colour: "--c1" },
@@ -55,14 +48,15 @@ export function Explained({ recorded, x = recorded.steps, theme, onStep, height 
     { label: "0", values: recorded.steps.map(() => 0), width: 1, colour: "--dim", hidden: true },
   ];
   return html`<section class="card" data-card="explained"><h2>Explained variance of the critic, with 95 % interval; −1 stands for all below</h2>
-    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep, height }} band=${["97.5 %", "2.5 %"]} range=${[-1, 1]} label="explained variance of the critic" /></section>`;
+    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep }} bands=${[["97.5 %", "2.5 %"]]} range=${[-1, 1]}
+      label="explained variance of the critic" /></section>`;
 }
 
 // Of ten responses, one is longer than p90, and one shorter than p10.
 function Lengths({ recorded, x, theme, onStep }) {
   const series = ["p90", "p50", "p10"].map((label) => ({ label, values: recorded[label], width: label === "p50" ? 2 : 0.5, colour: "--c1" }));
   return html`<section class="card" data-card="response_length/mean"><h2>Length of responses, tokens: percentiles 10, 50, 90</h2>
-    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep }} band=${["p90", "p10"]} label="percentiles of the length of responses" /></section>`;
+    <${Chart} steps=${recorded.steps} ...${{ x, series, theme, onStep }} bands=${[["p90", "p10"]]} label="percentiles of the length of responses" /></section>`;
 }
 
 function Events({ facts }) {
@@ -97,10 +91,8 @@ export function AllMetrics({ metrics, want, card }) {
   useKeys({ "/": () => input.current.focus() });
   const words = search.toLowerCase().split(" ").filter(Boolean);
   const found = useMemo(() => metrics.filter((row) => words.every((word) => row.join(" ").toLowerCase().includes(word))).sort(([one], [other]) => (one < other ? -1 : 1)), [search, metrics.length]);
-  const choose = (name) => {
-    setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [name, ...old]));
-    want(name);
-  };
+  const choose = (name) => setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [name, ...old]));
+  useEffect(() => chosen.forEach(want), [chosen]);
   return html`<section><h2>All metrics</h2>
     <input ref=${input} type="search" size="30" placeholder="search name, unit, meaning" aria-label="search metrics" value=${search} onInput=${(event) => setSearch(event.target.value)} />
     <span class="dim"> ${found.length} of ${metrics.length}; a click draws one</span>

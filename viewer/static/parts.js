@@ -1,6 +1,6 @@
 // Small parts of several pages: asking the server for a value, choosing a step, sentences about what is missing.
 import { get } from "./api.js";
-import { html, useEffect, useState } from "./lib.js";
+import { html, useEffect, useLayoutEffect, useState } from "./lib.js";
 import { visible } from "./text.js";
 
 // {address, value, error} of each of several addresses of the server, once all have answered; what was there before stays until then.
@@ -31,6 +31,13 @@ export function useEvery(ms, act, needs) {
   }, needs);
 }
 
+// A state that the browser keeps.
+export function useStored(name, first) {
+  const [value, setValue] = useState(localStorage.getItem(name) ?? first);
+  useLayoutEffect(() => localStorage.setItem(name, value), [value]);
+  return [value, setValue];
+}
+
 export const MOST_RUNS = 20;
 
 // "0-3-5" -> [0, 3, 5], each one once.
@@ -39,50 +46,69 @@ export const runNumbers = (text) => [...new Set((text ?? "").split("-").filter((
 // Names of runs as they are shown, with their numbers where two are equal.
 export const labelsOf = (runs) => runs.map(({ name, number }) => visible(runs.filter((one) => one.name === name).length > 1 ? `${name} (${number})` : name));
 
-// Keys of a page, by name; not while somebody types.
+// Handles a key by what `keys` has under its name; not while somebody types.
+export const onKeys = (keys) => (event) => {
+  const isOther = event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName);
+  if (isOther || !Object.hasOwn(keys, event.key)) return;
+  event.preventDefault();
+  keys[event.key]?.();
+};
+
+// Keys of a page.
 export function useKeys(keys) {
   useEffect(() => {
-    const onKey = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
-      if (keys[event.key]) {
-        event.preventDefault();
-        keys[event.key]();
-      }
-    };
+    const onKey = onKeys(keys);
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   });
 }
 
+export const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+
+// The smallest and the largest of some numbers, of which those that are none do not count; [Infinity, -Infinity] of none.
+export const extent = (values) => values.filter(Number.isFinite)
+  .reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+
+// The place beside one of `length`; from none, the first or the last.
+export const moved = (place, by, length) => clamp((place ?? (by > 0 ? -1 : length)) + by, 0, length - 1);
+
 export function go(address) {
   location.hash = address;
 }
 
-export function Sentence({ children }) {
-  return html`<p class="sentence">${children}</p>`;
-}
+export const Sentence = ({ children }) => html`<p class="sentence">${children}</p>`;
 
 export const NOT_RECORDED = "This run has recorded no responses: tracking.rollouts.enable turns their record on.";
 
-export function ErrorSentence({ text }) {
-  return html`<p class="sentence error" role="alert">${visible(text)}</p>`;
+export const ErrorSentence = ({ text }) => html`<p class="sentence error" role="alert">${visible(text)}</p>`;
+
+// One of several options, [value, text] each; `choose` gets the value as a text.
+export function Choice({ label, value, options, choose }) {
+  return html`<select aria-label=${label} value=${value} onChange=${(event) => choose(event.target.value)}>
+    ${options.map(([one, text]) => html`<option value=${one}>${text}</option>`)}</select>`;
 }
 
-// ◂ step ▸ among the steps that have a file.
-export function StepChooser({ steps, step, to, address }) {
-  const place = steps.indexOf(step);
-  const previous = place < 0 ? steps.findLast((one) => one < step) : steps[place - 1];
-  const next = place < 0 ? steps.find((one) => one > step) : steps[place + 1];
-  const open = (one) => one !== undefined && go(address(one));
-  useKeys({ "[": () => open(previous), "]": () => open(next) });
-  const onInput = (event) => {
-    const wanted = Number(event.target.value);
-    open(steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0]));
-  };
+// ◂ ... ▸: `previous` and `next` open what is beside, and are undefined at the ends.
+export function Chooser({ what, previous, next, note, children }) {
   return html`<span class="chooser">
-    <button disabled=${previous === undefined} onClick=${() => open(previous)} aria-label="previous step">◂</button>
-    <label>step <input type="number" value=${step} onChange=${onInput} /></label>
-    ${to !== undefined && html`<label>to <input type="number" value=${to} onChange=${(event) => go(address(`${step}-${event.target.value}`))} /></label>`}
-    <button disabled=${next === undefined} onClick=${() => open(next)} aria-label="next step">▸</button>
-    <span class="dim">of ${steps.length} recorded</span></span>`;
+    <button disabled=${!previous} onClick=${previous} aria-label=${`previous ${what}`}>◂</button>
+    ${children}
+    <button disabled=${!next} onClick=${next} aria-label=${`next ${what}`}>▸</button>
+    <span class="dim">${note}</span></span>`;
+}
+
+// The step next to one that is wanted; that one itself if there are none.
+export function nearest(steps, wanted) {
+  return steps.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), steps[0] ?? wanted);
+}
+
+// The steps that have a file, to go from one to the next.
+export function StepChooser({ steps, step, to, address }) {
+  const open = (one) => (one === undefined ? undefined : () => go(address(one)));
+  const previous = open(steps.findLast((one) => one < step));
+  const next = open(steps.find((one) => one > step));
+  useKeys({ "[": previous, "]": next });
+  return html`<${Chooser} what="step" note=${`of ${steps.length} recorded`} ...${{ previous, next }}>
+    <label>step <input type="number" value=${step} onChange=${(event) => go(address(nearest(steps, Number(event.target.value))))} /></label>
+    ${to !== undefined && html`<label>to <input type="number" value=${to} onChange=${(event) => go(address(`${step}-${event.target.value}`))} /></label>`}<//>`;
 }

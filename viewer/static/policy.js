@@ -1,13 +1,11 @@
 // Does the policy go too far, or collapse? How its numbers spread over the tokens of each step, by heat strips, and the curves beside them.
-import { get } from "./api.js";
 import { html, useEffect, useMemo, useState } from "./lib.js";
-import { Card, nearest } from "./overview.js";
-import { ErrorSentence, go, NOT_RECORDED, Sentence } from "./parts.js";
+import { Card } from "./overview.js";
+import { ErrorSentence, go, nearest, NOT_RECORDED, Sentence, useValue } from "./parts.js";
 import { Strip } from "./strip.js";
 import { number } from "./text.js";
 
 const BINS = 24, ONCE = 50;
-const P10 = 1, P50 = 2, P90 = 3; // places in the quantiles of a histogram
 const RANDOM = "of the tokens drawn at random";
 // [key of a column, title, what makes a strip of it, what its lack means; without that, a strip that is missing needs no word]
 const STRIPS = [
@@ -46,14 +44,11 @@ function useColumns(run, facts) {
   const last = train.at(-1) ?? -1;
   const known = held.generation === generation && (held.columns.at(-1)?.step ?? -1) <= last ? held.columns : [];
   const since = known.at(-1)?.step ?? "";
+  const { value, error } = useValue(last === -1 ? null : `runs/${run}/policy?since=${since}&most=${ONCE}`, `${generation} ${train.length} ${last}`);
   useEffect(() => {
-    if (last === -1) return undefined;
-    const stop = new AbortController();
-    const take = ({ columns, ...more }) => hold({ generation, ...more, columns: [...known, ...columns].filter(({ step }) => more.steps.includes(step)) });
-    get(`runs/${run}/policy?since=${since}&most=${ONCE}`, stop.signal).then(take, (error) => stop.signal.aborted || hold((old) => ({ ...old, error: error.message })));
-    return () => stop.abort();
-  }, [run, generation, train.length, last, since]);
-  return { ...held, columns: known };
+    if (value) hold({ generation, ...value, columns: [...known, ...value.columns].filter(({ step }) => value.steps.includes(step)) });
+  }, [value]);
+  return { ...held, columns: known, error };
 }
 
 export function Policy({ data, at, theme }) {
@@ -61,7 +56,7 @@ export function Policy({ data, at, theme }) {
   useEffect(() => { data.want(CURVES.flatMap(([, names]) => names)); }, [data]);
   const { columns, steps, limits, error } = useColumns(at.run, facts);
   const onStep = (step) => go(`/run/${at.run}/responses/train/${step}`);
-  const onCurve = (step) => onStep(facts.train.length ? nearest(facts.train, step) : step);
+  const onCurve = (step) => onStep(nearest(facts.train, step));
   return html`<div class="bar"><h1>Policy</h1><span class="dim">a click on a column or a curve opens the responses of its step${steps.length > columns.length ? `; ${columns.length} of ${steps.length} steps are read` : ""}</span></div>
     ${[error, ...columns.map((one) => one.error)].filter(Boolean).slice(0, 5).map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${!facts.train.length && html`<${Sentence}>${NOT_RECORDED}<//>`}
@@ -87,7 +82,7 @@ function spread(histograms, limits) {
   const [low, high] = limits ?? [0, 1];
   const shares = histograms.map((one) => rebinned(one, [low, high], BINS).map((count) => count / sum(one.counts)));
   const most = Math.max(...shares.flat());
-  const [p10, p50, p90] = [P10, P50, P90].map((place) => histograms.map((one) => one.quantiles[place]));
+  const [p10, p50, p90] = [1, 2, 3].map((place) => histograms.map((one) => one.quantiles[place]));
   return {
     painted: shares.map((values) => values.map((share) => Math.sqrt(share / most))),
     lines: [p10, p50, p90].map((values) => values.map((value) => (value - low) / (high - low))),

@@ -2,7 +2,7 @@
 import { Chart, COLOURS } from "./chart.js";
 import { changes } from "./diff.js";
 import { html, useMemo, useState } from "./lib.js";
-import { ErrorSentence, go, labelsOf, MOST_RUNS, runNumbers, Sentence, useEvery, useKeys, useValue, useValues } from "./parts.js";
+import { Choice, Chooser, ErrorSentence, go, labelsOf, MOST_RUNS, runNumbers, Sentence, useEvery, useKeys, useValue, useValues } from "./parts.js";
 import { number, visible } from "./text.js";
 
 const OTHERS_MS = 5000, ANSWERS = 20;
@@ -25,13 +25,13 @@ export function Prompt({ data, at, theme }) {
   const given = useValues(found.flatMap((one, at) => (one ? [`runs/${numbers[at]}/prompts/${one.prompt_index}`] : [])), `${facts.generation} ${listed.map((one) => one.value?.step)}`);
   const labels = labelsOf(numbers.map((one) => (one === at.run ? facts : all.value?.runs.find((run) => run.number === one) ?? { number: one, name: `run ${one}` })));
   const runs = numbers.map((one, at) => ({ number: one, label: labels[at], ...listed[at], found: found[at], ...given.find((answer) => answer.address === `runs/${one}/prompts/${found[at]?.prompt_index}`) }));
-  const open = (to) => prompts[to] && go(`/run/${at.run}/prompt/${prompts[to].prompt_index}${others.length ? `/with/${others.join("-")}` : ""}`);
-  const [next, previous] = [() => open(place + 1), () => open(place - 1)];
+  const open = (prompt) => prompt && (() => go(`/run/${at.run}/prompt/${prompt.prompt_index}${others.length ? `/with/${others.join("-")}` : ""}`));
+  const [next, previous] = [open(prompts[place + 1]), open(prompts[place - 1])];
   useKeys({ j: next, k: previous, "]": next, "[": previous });
-  const title = html`<div class="bar"><h1>Prompt</h1>${place >= 0 && html`<span class="chooser">
-    <button disabled=${place === 0} onClick=${previous} aria-label="previous prompt">◂</button>
-    <select aria-label="prompt" value=${place} onChange=${(event) => open(Number(event.target.value))}>${prompts.map((one, at) => html`<option value=${at}>${one.prompt_index}: ${visible(one.begin).slice(0, 80)}</option>`)}</select>
-    <button disabled=${place === prompts.length - 1} onClick=${next} aria-label="next prompt">▸</button><span class="dim">${place + 1} of ${prompts.length}, the same at every validation</span></span>`}</div>`;
+  const title = html`<div class="bar"><h1>Prompt</h1>
+    ${place >= 0 && html`<${Chooser} what="prompt" note=${`${place + 1} of ${prompts.length}, the same at every validation`} ...${{ previous, next }}>
+      <${Choice} label="prompt" value=${place} choose=${(chosen) => open(prompts[chosen])()}
+        options=${prompts.map((one, at) => [at, `${one.prompt_index}: ${visible(one.begin).slice(0, 80)}`])} /><//>`}</div>`;
   const problems = runs.flatMap((run) => [run.error, ...(run.value?.errors ?? [])].filter(Boolean).map((text) => (others.length ? `${run.label}: ${text}` : text)));
   const first = runs[0].value;
   return html`${title}${problems.map((text) => html`<${ErrorSentence} text=${text} />`)}
@@ -48,11 +48,9 @@ export function sameOf(wanted, prompts) {
 
 // Mean score of all samples by step, oldest first: [[step, mean or null], ...].
 export function meanScores(rows) {
-  const steps = [...new Set(rows.map((row) => row.step))].sort((one, other) => one - other);
-  return steps.map((step) => {
-    const scores = rows.filter((row) => row.step === step && Number.isFinite(row.score)).map((row) => row.score);
-    return [step, scores.length ? scores.reduce((sum, one) => sum + one, 0) / scores.length : null];
-  });
+  const mean = (scores) => (scores.length ? scores.reduce((sum, one) => sum + one, 0) / scores.length : null);
+  const ofSteps = [...Map.groupBy(rows, (row) => row.step)].sort(([one], [other]) => one - other);
+  return ofSteps.map(([step, those]) => [step, mean(those.map((row) => row.score).filter(Number.isFinite))]);
 }
 
 function Answers({ runs, identity, texts, theme }) {
@@ -65,15 +63,15 @@ function Answers({ runs, identity, texts, theme }) {
   const steps = [...new Set(curves.flatMap((curve) => [...curve.keys()]))].sort((one, other) => one - other);
   const series = answered.map((run, at) => ({ label: run.label, values: steps.map((step) => curves[at].get(step) ?? null), colour: COLOURS[runs.indexOf(run) % COLOURS.length] }));
   const rows = answered.map((run) => run.value.rows.filter((row) => row.sample === chosen));
-  const notes = runs.flatMap((run) => noteOf(run, identity));
   const newest = [...steps].reverse();
   return html`<p class="dim">${visible(identity.data_source)} · ${visible(identity.place)}</p>
     <div class="text plainly" tabindex="0" role="group" aria-label="prompt">${visible(texts.prompt)}</div>
     ${texts.ground_truth && html`<p>ground truth: <bdi class="name">${visible(texts.ground_truth)}</bdi></p>`}
-    ${notes.map((text) => html`<${Sentence}>${text}<//>`)}
+    ${runs.flatMap((run) => noteOf(run, identity)).map((text) => html`<${Sentence}>${text}<//>`)}
     <section class="card" data-card="prompt"><h2>Score${samples.length > 1 ? `, mean of ${samples.length} samples` : ""}</h2><${Chart} x=${steps} ...${{ series, theme }} label="score at each validation" /></section>
     <div class="bar"><h2>Answers, the newest first</h2>
-      ${samples.length > 1 && html`<label>sample <select value=${chosen} onChange=${(event) => setSample(Number(event.target.value))}>${samples.map((one) => html`<option value=${one}>${number(one + 1)}</option>`)}</select></label>`}
+      ${samples.length > 1 && html`<label>sample
+        ${" "}<${Choice} value=${chosen} options=${samples.map((one) => [one, number(one + 1)])} choose=${(text) => setSample(Number(text))} /></label>`}
       <span class="dim">against the validation before: <del>removed</del> <ins>added</ins></span></div>
     <div class="wide"><table class="answers"><thead><tr><th>step</th>${answered.map((run) => html`<th>${run.label}</th>`)}</tr></thead>
       <tbody>${newest.slice(0, shown).map((step) => html`<tr key=${step}><td class="n">${step}</td>${answered.map((run, at) => {

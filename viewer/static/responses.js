@@ -1,20 +1,21 @@
 // All responses of a step or of several: a table to sort, a scatter to choose from. Reasons are listed; none is a verdict.
 import { colour, penOf, useDrawn } from "./chart.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
-import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
-import { number, reasons, visible } from "./text.js";
+import { Choice, ErrorSentence, extent, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
+import { notes, number, parsed, reasons, visible } from "./text.js";
 
 // [column, title]
 const COLUMNS = [
   ["row", "row"], ["step", "step"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"],
   ["kl", "KL"], ["entropy", "entropy"], ["mismatch", "mismatch"], ["value_first", "V₀"], ["value_error", "value error"], ["advantage_sum", "Σ adv"], ["repetition", "repetition"],
 ];
-const PAGE = 200;
+export const REASONS = ["num_reasons", "reasons to look"];
+const EXTRA = "extra:", PAGE = 200, MOST_FIELDS = 12, AT_RANDOM = 1;
 
 export function Responses({ data, at }) {
   const { facts } = data;
   const steps = facts[at.kind];
-  const step = at.step ?? steps.at(-1) ?? null;
+  const step = steps.length ? at.step ?? steps.at(-1) : null;
   const to = Math.max(at.to ?? step, step);
   const [text, setText] = useState("");
   const { value, error } = useValue(step === null ? null : `runs/${at.run}/${at.kind}/${step}?to=${to}&text=${encodeURIComponent(text)}`, steps.length);
@@ -27,77 +28,72 @@ export function Responses({ data, at }) {
   return html`${chooser}${value && html`<${Table} key=${`${at.kind}${step}-${to}`} columns=${value.columns} at=${at} text=${text} setText=${setText} />`}`;
 }
 
-// One object per response, with the scorer's fields as columns of their own, and the reasons to look at it.
+// One object per response, with the scorer's fields as `extra:NAME`, and the reasons to look at it.
 export function rowsOf(columns) {
-  const names = Object.keys(columns);
-  const rows = columns.row.map((_, place) => Object.fromEntries(names.map((name) => [name, columns[name][place]])));
-  const prompts = new Map();
+  const rows = columns.row.map((_, place) => Object.fromEntries(Object.keys(columns).map((name) => [name, columns[name][place]])));
+  const alike = Map.groupBy(rows, (row) => row.text_hash ?? null);
+  const numPrompts = new Map([...alike].map(([hash, those]) => [hash, new Set(those.map((row) => row.prompt_index)).size]));
   for (const row of rows) {
-    if (row.text_hash) prompts.set(row.text_hash, (prompts.get(row.text_hash) ?? new Set()).add(row.prompt_index));
-  }
-  for (const row of rows) {
+    const others = row.text_hash ? numPrompts.get(row.text_hash) - 1 : 0;
+    const same = `same text for ${others} other prompt${others > 1 ? "s" : ""}`;
+    const fields = Object.entries(parsed(row.extra) ?? {}).filter(([, value]) => ["number", "boolean"].includes(typeof value));
+    row.reasons = [...new Set([...reasons(row.why & ~AT_RANDOM), ...(others ? [same] : []), ...notes(row)])];
+    row.num_reasons = row.reasons.length;
     row.key = `${row.step}/${row.row}`;
-    row.fields = fieldsOf(row.extra);
-    row.others = row.text_hash ? prompts.get(row.text_hash).size - 1 : 0;
-    row.reasons = [
-      ...reasons(row.why ?? 0).slice(row.why & 1 ? 1 : 0),
-      row.others > 0 && `same text for ${row.others} other prompt${row.others > 1 ? "s" : ""}`,
-      row.is_truncated && "cut at the limit",
-      row.has_eos === false && !(row.why & 512) && "no EOS",
-      row.failure && `no score: ${row.failure}`,
-      row.lost && "environment lost",
-    ].filter(Boolean);
+    row.isRecorded = row.why > 0 || Boolean(row.fixed);
+    Object.assign(row, Object.fromEntries(fields.map(([name, value]) => [`${EXTRA}${name}`, Number(value)])));
   }
   return rows;
 }
 
-function fieldsOf(extra) {
-  try {
-    return Object.entries(JSON.parse(extra || "{}")).filter(([, value]) => typeof value === "number" || typeof value === "boolean");
-  } catch {
-    return [];
-  }
-}
-
 function Table({ columns, at, text, setText }) {
-  const [sort, setSort] = useState(["row", 1]);
+  const [[by, direction], setSort] = useState(["row", 1]);
   const [shown, setShown] = useState(PAGE);
   const [box, setBox] = useState(null);
   const [search, setSearch] = useState(text);
   const input = useRef(null);
   useKeys({ "/": () => input.current.focus() });
   const rows = useMemo(() => rowsOf(columns), [columns]);
-  const fields = useMemo(() => [...new Set(rows.flatMap((row) => row.fields.map(([name]) => name)))].slice(0, 12), [rows]);
-  const titles = [...COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && isNews(name, value, columns))), ...fields.map((name) => [`extra:${name}`, name])];
-  const valueOf = (row, name) => (name === "reasons" ? row.reasons.length : name.startsWith("extra:") ? Number(row.fields.find(([one]) => one === name.slice(6))?.[1] ?? NaN) : row[name]);
+  const titles = useMemo(() => {
+    const fields = [...new Set(rows.flatMap(Object.keys))].filter((name) => name.startsWith(EXTRA)).slice(0, MOST_FIELDS);
+    const told = COLUMNS.filter(([name]) => columns[name]?.some((value) => value !== null && isNews(name, value, columns)));
+    return [...told, ...fields.map((name) => [name, visible(name.slice(EXTRA.length))]), REASONS];
+  }, [rows]);
   const words = search.toLowerCase().split(" ").filter(Boolean);
   const has = (row, word) => `${row.data_source} ${row.place} ${row.reasons.join(" ")}`.toLowerCase().includes(word);
   // What was found belongs to the text that was searched, not to one that is being typed.
-  const isFound = (row) => (row.found && search === text) || words.every((word) => has(row, word));
-  const sought = rows.filter(isFound);
-  const chosen = sought.filter((row) => !box || box.has(row.key));
-  chosen.sort((one, other) => compared(valueOf(one, sort[0]), valueOf(other, sort[0]), sort[1]));
-  const head = (name, title, isNumber = true) => html`<th class=${isNumber ? "n" : ""} aria-sort=${sort[0] === name ? (sort[1] > 0 ? "ascending" : "descending") : null}>
-    <button onClick=${() => setSort([name, sort[0] === name ? -sort[1] : -1])}>${visible(title)}${sort[0] === name ? (sort[1] > 0 ? " ▴" : " ▾") : ""}</button></th>`;
-  const numeric = titles.filter(([name]) => name !== "data_source");
-  return html`<${Scatter} rows=${sought} names=${numeric} valueOf=${valueOf} onChoose=${setBox} onOpen=${(row) => go(address(at, row))} />
-    <div class="bar"><input ref=${input} type="search" aria-label="search responses" size="34" placeholder="source, file, reason; Enter: texts" value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
-      <span class="dim">${chosen.length} of ${rows.length} responses, ${rows.filter((row) => isRecorded(at, row)).length} with their text</span>
+  const sought = rows.filter((row) => (row.found && search === text) || words.every((word) => has(row, word)));
+  const chosen = sought.filter((row) => !box || box.has(row.key)).sort((one, other) => compared(one[by], other[by], direction));
+  const sorted = ([name, title]) => html`<button onClick=${() => setSort([name, by === name ? -direction : -1])}>
+    ${title}${by === name ? (direction > 0 ? " ▴" : " ▾") : ""}</button>`;
+  const order = ([name]) => (by !== name ? null : direction > 0 ? "ascending" : "descending");
+  return html`<${Scatter} rows=${sought} names=${titles.filter(isNumeric)} onChoose=${setBox} onOpen=${(row) => go(address(at, row))} />
+    <div class="bar"><input ref=${input} type="search" aria-label="search responses" size="34" placeholder="source, file, reason; Enter: texts"
+      value=${search} onInput=${(event) => setSearch(event.target.value)} onChange=${() => setText(search)} />
+      <span class="dim">${chosen.length} of ${rows.length} responses, ${rows.filter((row) => row.isRecorded).length} with their text</span>
       ${box && html`<button onClick=${() => setBox(null)}>show all</button>`}</div>
-    <div class="wide"><table class="responses"><thead><tr>${titles.map(([name, title]) => head(name, title, name !== "data_source"))}${head("reasons", "reasons to look", false)}</tr></thead>
-    <tbody>${chosen.slice(0, shown).map((row) => html`<tr key=${row.key}>${titles.map(([name]) => html`<td class=${name === "data_source" ? "" : "n"}>${cell(row, name, valueOf, at)}</td>`)}
-      <td>${visible(row.reasons.join(", "))}</td></tr>`)}</tbody></table></div>
+    <${Rows} name="responses" rows=${chosen.slice(0, shown)} ...${{ titles, at, sorted, order }} />
     ${chosen.length > shown && html`<button onClick=${() => setShown(shown + PAGE)}>${chosen.length - shown} more</button>`}`;
 }
 
-const isRecorded = (at, row) => (at.kind === "train" ? row.why > 0 : row.fixed);
+// A table of responses, with [name, title] of its columns; each row that is recorded with its tokens leads to them.
+export function Rows({ name, titles, rows, at, sorted = ([, title]) => title, order = () => null }) {
+  const side = (title) => (isNumeric(title) ? "n" : "");
+  return html`<div class="wide"><table class=${name}>
+    <thead><tr>${titles.map((title) => html`<th class=${side(title)} aria-sort=${order(title)}>${sorted(title)}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.key}>${titles.map((title) => html`<td class=${side(title)}>${cell(row, title[0], at)}</td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+const isNumeric = ([name]) => name !== "data_source" && name !== REASONS[0];
 const address = (at, row) => `/run/${at.run}/tokens/${at.kind}/${row.key}`;
 // Columns that are the same everywhere in most tables.
 const isNews = (name, value, columns) => (name === "turns" ? value > 1 : name !== "step" || value !== columns.step[0]);
 
-function cell(row, name, valueOf, at) {
-  if (name === "row") return isRecorded(at, row) ? html`<a href=${`#${address(at, row)}`}>${row.row}</a>` : row.row;
-  return name === "data_source" ? html`<bdi>${visible(row.data_source)}</bdi>` : number(valueOf(row, name));
+function cell(row, name, at) {
+  if (name === "row") return row.isRecorded ? html`<a href=${`#${address(at, row)}`}>${row.row}</a>` : row.row;
+  if (name === REASONS[0]) return visible(row.reasons.join(", "));
+  return name === "data_source" ? html`<bdi>${visible(row.data_source)}</bdi>` : number(row[name]);
 }
 
 // Missing values come last, whatever the direction: 1 rises, -1 falls.
@@ -110,54 +106,55 @@ export function compared(one, other, direction) {
 const HEIGHT = 220, EDGE = 34;
 
 // A dot per response; a click opens the nearest recorded one, a drag chooses those inside.
-function Scatter({ rows, names, valueOf, onChoose, onOpen }) {
+function Scatter({ rows, names, onChoose, onOpen }) {
   const [axes, setAxes] = useState(["length", "score"]);
   const start = useRef(null);
-  const places = useRef([]);
-  const canvas = useDrawn((node) => { places.current = drawDots(node, rows, axes, valueOf); });
-  const spot = (event) => [event.offsetX, event.offsetY];
-  const onUp = (event) => {
-    const [from, to] = [start.current, spot(event)];
+  const dots = useRef([]);
+  const canvas = useDrawn((node) => { dots.current = drawDots(node, rows, axes); });
+  const onUp = ({ offsetX, offsetY }) => {
+    const from = start.current;
     start.current = null;
     if (!from) return;
-    if (Math.hypot(to[0] - from[0], to[1] - from[1]) < 5) {
-      const near = places.current.filter((dot) => dot.row.why > 0 || dot.row.fixed).map((dot) => [Math.hypot(dot.x - to[0], dot.y - to[1]), dot]).sort((a, b) => a[0] - b[0])[0];
-      if (near && near[0] < 12) onOpen(near[1].row);
-      return;
+    const [[left, right], [top, bottom]] = [extent([from.x, offsetX]), extent([from.y, offsetY])];
+    if (Math.hypot(right - left, bottom - top) < 5) {
+      const away = (dot) => Math.hypot(dot.x - offsetX, dot.y - offsetY);
+      const [near] = dots.current.filter((dot) => dot.row.isRecorded && away(dot) < 12).sort((one, other) => away(one) - away(other));
+      if (near) onOpen(near.row);
+    } else {
+      const inside = dots.current.filter(({ x, y }) => x >= left && x <= right && y >= top && y <= bottom);
+      onChoose(new Set(inside.map((dot) => dot.row.key)));
     }
-    const inside = (value, one, other) => value >= Math.min(one, other) && value <= Math.max(one, other);
-    onChoose(new Set(places.current.filter((dot) => inside(dot.x, from[0], to[0]) && inside(dot.y, from[1], to[1])).map((dot) => dot.row.key)));
   };
-  const select = (place) => html`<select aria-label=${place ? "y axis" : "x axis"} value=${axes[place]} onChange=${(event) => setAxes(axes.map((old, at) => (at === place ? event.target.value : old)))}>
-    ${names.map(([name, title]) => html`<option value=${name}>${visible(title)}</option>`)}</select>`;
-  return html`<div class="bar">${select(1)} <span class="dim">over</span> ${select(0)} <span class="dim">filled: recorded with text; larger: several; drag to choose, click to open</span></div>
-    <canvas ref=${canvas} class="scatter" style=${{ height: `${HEIGHT}px` }} role="img" aria-label="scatter of the responses; the table below has the same numbers" onMouseDown=${(event) => { start.current = spot(event); }} onMouseUp=${onUp}></canvas>`;
+  const select = (place, label) => html`<${Choice} label=${label} value=${axes[place]} options=${names} choose=${(name) => setAxes(axes.with(place, name))} />`;
+  return html`<div class="bar">${select(1, "y axis")} <span class="dim">over</span> ${select(0, "x axis")}
+      <span class="dim">filled: recorded with text; larger: several; drag to choose, click to open</span></div>
+    <canvas ref=${canvas} class="scatter" style=${{ height: `${HEIGHT}px` }} role="img"
+      aria-label="scatter of the responses; the table below has the same numbers"
+      onMouseDown=${({ offsetX, offsetY }) => { start.current = { x: offsetX, y: offsetY }; }} onMouseUp=${onUp}></canvas>`;
 }
 
-function drawDots(canvas, rows, axes, valueOf) {
+function drawDots(canvas, rows, axes) {
   const [pen, width] = [penOf(canvas), canvas.clientWidth];
-  const dots = rows.map((row) => ({ row, values: axes.map((name) => valueOf(row, name)) })).filter((dot) => dot.values.every(Number.isFinite));
-  const limits = [0, 1].map((at) => [Math.min(...dots.map((dot) => dot.values[at])), Math.max(...dots.map((dot) => dot.values[at]))]);
-  const share = (at, value) => (value - limits[at][0]) / (limits[at][1] - limits[at][0] || 1);
+  const dots = rows.map((row) => ({ row, values: axes.map((name) => row[name]) })).filter((dot) => dot.values.every(Number.isFinite));
+  if (!dots.length) return dots;
+  const [[left, right], [low, high]] = axes.map((_, at) => extent(dots.map((dot) => dot.values[at])));
   pen.fillStyle = colour("--dim");
   pen.font = "11px sans-serif";
-  if (dots.length) {
-    pen.fillText(number(limits[1][1]), 2, 14);
-    pen.fillText(number(limits[1][0]), 2, HEIGHT - 20);
-    pen.fillText(number(limits[0][0]), EDGE, HEIGHT - 4);
-    pen.fillText(number(limits[0][1]), width - 44, HEIGHT - 4);
-  }
+  pen.fillText(number(high), 2, 14);
+  pen.fillText(number(low), 2, HEIGHT - 20);
+  pen.fillText(number(left), EDGE, HEIGHT - 4);
+  pen.fillText(number(right), width - 44, HEIGHT - 4);
   pen.strokeStyle = pen.fillStyle = colour("--c1");
   const spots = new Map();
   for (const dot of dots) {
-    dot.x = EDGE + 8 + share(0, dot.values[0]) * (width - EDGE - 24);
-    dot.y = HEIGHT - 26 - share(1, dot.values[1]) * (HEIGHT - 42);
+    dot.x = EDGE + 8 + ((dot.values[0] - left) / (right - left || 1)) * (width - EDGE - 24);
+    dot.y = HEIGHT - 26 - ((dot.values[1] - low) / (high - low || 1)) * (HEIGHT - 42);
     const spot = `${Math.round(dot.x)} ${Math.round(dot.y)}`;
     spots.set(spot, (spots.get(spot) ?? 0) + 1);
     pen.beginPath();
     pen.arc(dot.x, dot.y, Math.min(14, 3 * spots.get(spot) ** 0.3), 0, 7);
     pen.globalAlpha = spots.get(spot) > 1 ? 0.15 : 0.7;
-    if (dot.row.why > 0 || dot.row.fixed) pen.fill();
+    if (dot.row.isRecorded) pen.fill();
     else pen.stroke();
   }
   return dots;

@@ -1,9 +1,12 @@
 // What the page knows of one run: names, steps, and the columns that were asked for; kept up to date while the run trains.
 import { get, getColumns, listen } from "./api.js";
 
+// [metric that is added up, what the axis shows]
+export const AXES = [["", "step"], ["perf/total_num_tokens", "tokens"], ["perf/time_per_step", "seconds"]];
+
 export class RunData {
-  // Without `listens`, whoever made it says what is new, by `on`.
-  constructor(number, changed, listens = true) {
+  // Listens to what is new until the signal `over`; without one, whoever made it says so, by `on`.
+  constructor(number, changed, over) {
     this.number = number;
     this.changed = changed;
     this.facts = null;
@@ -16,83 +19,62 @@ export class RunData {
     this.recorded = null;
     this.wantsRecorded = false;
     this.waiting = Promise.resolve();
-    this.ready = this.loadFacts().then(() => {
-      if (listens && this.facts && !this.isClosed) this.stop = listen(number, () => this.position(), (name, value) => this.on(name, value), (ok, why) => this.tell(ok, why));
-    });
+    this.ready = this.loadFacts().then(() => { if (over && this.facts) listen(this, over); });
   }
 
-  close() {
-    this.isClosed = true;
-    this.stop?.();
-  }
-
-  lastEvent() {
-    return this.facts.events.at(-1)?.number ?? -1;
-  }
-
+  // What the page has: the last step of the columns, of which file of metrics, and how many events.
   position() {
-    return { since: this.steps.length ? this.steps[this.steps.length - 1] : -1, generation: this.facts.generation, events: this.lastEvent() + 1 };
+    return { since: this.steps.at(-1) ?? -1, generation: this.facts.generation, events: (this.facts.events.at(-1)?.number ?? -1) + 1 };
   }
 
   async loadFacts() {
-    try {
-      this.facts = await get(`runs/${this.number}`);
-      this.error = null;
-    } catch (error) {
-      this.error = error.message;
-    }
+    Object.assign(this, await get(`runs/${this.number}`).then((facts) => ({ facts, error: null }), (error) => ({ error: error.message })));
     this.changed();
   }
 
   // Loads columns by name, one request after the other; names that the run does not have are left out.
   want(names) {
     names.forEach((name) => this.wanted.add(name));
-    return this.enqueue(() => this.fill(names.filter((name) => !this.columns.has(name))));
+    this.enqueue(() => this.loadWanted());
   }
 
   // What the recorded steps say about critic and lengths, as columns over them; later steps are added.
   wantRecorded() {
     this.wantsRecorded = true;
-    return this.enqueue(() => this.recorded ?? this.loadRecorded());
+    this.enqueue(() => this.recorded ?? this.loadRecorded());
   }
 
   async loadRecorded() {
     const since = this.recorded?.steps.at(-1);
     const more = await get(`runs/${this.number}/recorded?since=${since ?? ""}`);
-    this.recorded = this.recorded ? Object.fromEntries(Object.entries(more).map(([name, values]) => [name, [...this.recorded[name], ...values]])) : more;
+    const added = ([name, values]) => [name, [...(this.recorded?.[name] ?? []), ...values]];
+    this.recorded = Object.fromEntries(Object.entries(more).map(added));
   }
 
   enqueue(work) {
     this.waiting = this.waiting.then(work).catch((error) => { this.error = error.message; }).then(() => this.changed());
-    return this.waiting;
   }
 
-  async fill(names) {
-    const known = this.known(names);
+  loadWanted() {
+    return this.loadColumns([...this.wanted].filter((name) => !this.columns.has(name)), -1);
+  }
+
+  // Loads all steps of new columns, or, of all that are there, those after the last one.
+  async loadColumns(names, since) {
+    const places = new Map(this.facts.metrics.map(([name], place) => [name, place]));
+    const known = names.filter((name) => places.has(name));
     if (!known.length) return;
-    const { steps, columns } = await getColumns(this.number, known.map(([, place]) => place), -1);
-    const length = this.steps.length && this.columns.size ? this.steps.length : steps.length;
-    if (!this.columns.size) this.steps = Array.from(steps);
+    const { steps, columns } = await getColumns(this.number, known.map((name) => places.get(name)), since);
+    if (since >= 0 || !this.columns.size) this.steps = [...this.steps, ...steps];
     // A step that came meanwhile is told by an event, for all columns at once.
-    known.forEach(([name], place) => this.columns.set(name, Array.from(columns[place].subarray(0, length))));
-  }
-
-  known(names) {
-    const numbers = new Map(this.facts.metrics.map(([name], place) => [name, place]));
-    return names.filter((name) => numbers.has(name)).map((name) => [name, numbers.get(name)]);
-  }
-
-  async append() {
-    const known = this.known([...this.columns.keys()]);
-    const { since } = this.position();
-    const { steps, columns } = await getColumns(this.number, known.map(([, place]) => place), since);
-    this.steps.push(...steps);
-    known.forEach(([name], place) => this.columns.get(name).push(...columns[place]));
+    const length = this.steps.length;
+    known.forEach((name, place) => this.columns.set(name, [...(this.columns.get(name) ?? []), ...columns[place]].slice(0, length)));
   }
 
   on(name, value) {
     if (name === "state") this.facts = { ...this.facts, ...value };
-    if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...value.events.filter((event) => event.number > this.lastEvent())] };
+    const news = value.events?.filter((event) => event.number >= this.position().events);
+    if (name === "happened") this.facts = { ...this.facts, events: [...this.facts.events, ...news] };
     if (name === "steps" && value.last > this.wentBackTo) this.notice = null;
     if (name === "reset") {
       this.wentBackTo = value.step;
@@ -104,15 +86,14 @@ export class RunData {
 
   async follow(isReset) {
     await this.loadFacts();
-    if (isReset) {
+    // After a recovery the files of lost steps go later than their lines.
+    if (isReset || this.recorded?.steps.at(-1) > (this.facts.train.at(-1) ?? -1)) this.recorded = null;
+    if (isReset || !this.steps.length) {
       this.steps = [];
       this.columns.clear();
-      this.recorded = null;
     }
-    // After a recovery the files of lost steps go later than their lines.
-    if (this.recorded?.steps.at(-1) > (this.facts.train.at(-1) ?? -1)) this.recorded = null;
-    if (this.columns.size) await this.append();
-    await this.fill([...this.wanted].filter((name) => !this.columns.has(name)));
+    await this.loadColumns([...this.columns.keys()], this.position().since);
+    await this.loadWanted();
     if (this.wantsRecorded) await this.loadRecorded();
   }
 
@@ -125,12 +106,9 @@ export class RunData {
     return this.columns.get(name);
   }
 
-  // The x axis of curves: steps, or what has added up until each of them.
-  axis(kind) {
-    const source = { tokens: "perf/total_num_tokens", time: "perf/time_per_step" }[kind];
-    const values = source && this.column(source);
-    if (!values) return this.steps;
+  // The x axis of curves: what a metric has added up until each step; the steps, for one that the run does not have.
+  axis(name) {
     let sum = 0;
-    return values.map((value) => (sum += Number.isFinite(value) ? value : 0));
+    return this.column(name)?.map((value) => (sum += Number.isFinite(value) ? value : 0)) ?? this.steps;
   }
 }

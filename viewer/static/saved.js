@@ -16,25 +16,24 @@ export async function savedAnswer(address) {
   const table = /^(runs\/\d+)\/(train|val)\/(\d+)$/.exec(path);
   if (!table) return open(path);
   const [, run, kind, first] = table;
-  const asked = new URLSearchParams(query);
-  const last = Math.max(Number(first), Number(asked.get("to")));
+  const { to = first, text } = Object.fromEntries(new URLSearchParams(query));
   const facts = await open(run);
-  const steps = last > Number(first) ? facts[kind].filter((step) => step >= Number(first) && step <= last) : [Number(first)];
+  const steps = Number(to) > Number(first) ? facts[kind].filter((step) => step >= Number(first) && step <= Number(to)) : [Number(first)];
   const parts = await Promise.all(steps.map((step) => open(`${run}/${kind}/${step}`)));
-  const text = asked.get("text")?.toLowerCase();
-  if (text) await Promise.all(parts.map(async ({ step, columns }) => { columns.found = await Promise.all(columns.row.map((row) => has(`${run}/${kind}/${step}/${row}`, text))); }));
+  const search = async ({ step, columns }) => { columns.found = await Promise.all(columns.row.map((row) => has(`${run}/${kind}/${step}/${row}`, text))); };
+  if (text) await Promise.all(parts.map(search));
   const names = new Set(parts.flatMap((part) => Object.keys(part.columns)));
   const columns = Object.fromEntries([...names].map((name) => [name, parts.flatMap((part) => part.columns[name] ?? part.columns.row.map(() => null))]));
   return { ...parts.at(-1), columns };
 }
 
-async function has(path, text) {
-  if (!Object.hasOwn(saved, path)) return false;
-  const { row } = await open(path);
-  return ["prompt", "response", "ground_truth", "messages"].some((name) => row[name]?.toLowerCase().includes(text));
-}
+// Whether the texts of a response have a text; those of one that is not there do not.
+const has = (path, text) => open(path).then(
+  ({ row }) => ["prompt", "response", "ground_truth", "messages"].some((name) => row[name]?.toLowerCase().includes(text.toLowerCase())),
+  () => false,
+);
 
 export async function savedColumns(run, numbers) {
   const { steps, columns } = await open(`runs/${run}/columns`);
-  return { steps: Int32Array.from(steps), columns: numbers.map((number) => Float32Array.from(columns[number], (value) => value ?? NaN)) };
+  return { steps, columns: numbers.map((number) => columns[number]) };
 }

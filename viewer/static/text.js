@@ -8,14 +8,23 @@ export function visible(text) {
   return plain.replace(HIDDEN, (char) => `\u27e8${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
 }
 
-export function number(value, digits = 3) {
+// The value of a text of JSON, null of any other.
+export function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+export function number(value) {
   if (typeof value !== "number" || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (Number.isSafeInteger(value)) return (value + 0).toLocaleString("en"); // -0 + 0 is 0
   if (size >= 1e15) return value.toExponential(1);
   if (size >= 10000) return Math.round(value).toLocaleString("en");
   if (size < 0.001) return value.toExponential(1);
-  return String(Number(value.toPrecision(size >= 1 ? digits + 1 : digits)));
+  return String(Number(value.toPrecision(size >= 1 ? 4 : 3)));
 }
 
 export function signed(value) {
@@ -37,4 +46,10 @@ const REASONS = ["drawn at random", "high score", "low score", "longest", "KL", 
 
 export function reasons(why) {
   return REASONS.filter((_, bit) => why & (1 << bit));
+}
+
+// What went wrong with a response.
+export function notes(row) {
+  const noScore = row.failure && `no score: ${row.failure}`;
+  return [row.is_truncated && "cut at the limit", row.has_eos === false && "no EOS", noScore, row.lost && "environment lost"].filter(Boolean);
 }

@@ -1,7 +1,7 @@
 // Where is the time? Lanes of the pools on a canvas; of one step, how busy each pool was and what its time was spent waiting for.
-import { colour, penOf, useDrawn } from "./chart.js";
+import { colour, Key, penOf, ROUND, useDrawn } from "./chart.js";
 import { html, useEffect, useMemo, useState } from "./lib.js";
-import { ErrorSentence, go, Sentence, StepChooser, useValue } from "./parts.js";
+import { clamp, ErrorSentence, go, onKeys, Sentence, StepChooser, useValue } from "./parts.js";
 import { number, visible } from "./text.js";
 
 const ROW = 18, GAP = 8, TOP = 20, BOTTOM = 22, LEFT = 92, MOST_ROWS = 6, MARGIN = 0.05, SHORTEST_S = 0.001;
@@ -30,7 +30,7 @@ export function Timeline({ data, at, theme }) {
 }
 
 // Rows of spans, from top to bottom: of each pool as many as its overlapping spans need. `until`: how far its spans reach.
-export function laid({ columns: { pool, start, end }, pools }) {
+function laid({ columns: { pool, start, end }, pools }) {
   const rows = [];
   let y = TOP;
   pools.forEach((name, place) => {
@@ -52,8 +52,8 @@ export function laid({ columns: { pool, start, end }, pools }) {
 // The part of the time that is shown, at most a little more than all of it.
 export function clamped(from, to, end) {
   const edge = end * 0.02 || 1;
-  const long = Math.min(Math.max(to - from, SHORTEST_S), end + 2 * edge);
-  const begin = Math.min(Math.max(from, -edge), end + edge - long);
+  const long = clamp(to - from, SHORTEST_S, end + 2 * edge);
+  const begin = clamp(from, -edge, end + edge - long);
   return { from: begin, to: begin + long };
 }
 
@@ -64,10 +64,8 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   const view = clamped(asked.from, asked.to, end);
   const { from, to } = view;
   const [chosen, choose] = useState(null);
-  const inks = useMemo(() => inksOf(), [theme]);
-  const works = useMemo(() => worksOf(table, lanes), [lanes]);
-  const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, works)?.y })) : []), [found, works]);
-  const canvas = useDrawn((node) => draw(node, { table, lanes, inks, path, step, chosen }, view), [table, inks, path, step, chosen, from, to]);
+  const path = useMemo(() => (found ? found.path.map((piece) => ({ ...piece, y: rowOf(piece, table, lanes)?.y })) : []), [found, lanes]);
+  const canvas = useDrawn((node) => draw(node, { table, lanes, path, step, chosen }, view), [table, theme, path, step, chosen, from, to]);
   const move = (seconds) => show({ from: from + seconds, to: to + seconds });
   const zoom = (factor, share = 0.5) => {
     const middle = from + (to - from) * share;
@@ -88,7 +86,7 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   const point = (event) => event.buttons || choose(hit(event, table, lanes, view) ?? chosen);
   const next = (by) => {
     const wanted = chosen === null ? columns.start.findLastIndex((one) => one <= from) + 1 : chosen + by;
-    const span = Math.max(0, Math.min(columns.start.length - 1, wanted));
+    const span = clamp(wanted, 0, columns.start.length - 1);
     if (columns.start[span] < from || columns.end[span] > to) move(columns.start[span] - (from + to) / 2);
     choose(span);
   };
@@ -96,13 +94,10 @@ function Lanes({ table, lanes, found, theme, step, open }) {
     ArrowLeft: () => move((from - to) / 10), ArrowRight: () => move((to - from) / 10), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), Home: () => show(ALL),
     ArrowDown: () => next(1), ArrowUp: () => next(-1), Enter: () => chosen !== null && open(columns.step[chosen]),
   };
-  const onKey = (event) => {
-    if (Object.hasOwn(keys, event.key) && !event.ctrlKey && !event.metaKey) { event.preventDefault(); keys[event.key](); }
-  };
   return html`<div class="bar"><button onClick=${() => zoom(0.7)} aria-label="zoom in">+</button><button onClick=${() => zoom(1 / 0.7)} aria-label="zoom out">−</button>
       <button onClick=${keys.Home}>all</button><span class="dim">${HELP}</span></div>
     <canvas ref=${canvas} class="lanes" style=${{ height: `${lanes.height}px` }} tabindex="0" role="img" aria-label=${`work of the pools over time: ${HELP}`}
-      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${keys.Enter} onWheel=${onWheel} onKeyDown=${onKey}></canvas>
+      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${keys.Enter} onWheel=${onWheel} onKeyDown=${onKeys(keys)}></canvas>
     <${Legend} table=${table} />
     <div class="details" role="status">${chosen !== null && columns.start.length > chosen ? told(table, chosen) : html`<span class="dim">no span chosen</span>`}</div>`;
 }
@@ -118,22 +113,15 @@ const seconds = (time) => `${number(Math.round(time * 1e6) / 1e6)} s`;
 
 function Legend({ table: { phases, columns } }) {
   const colours = new Map(phases.map(([, label, tone]) => [label, tone]));
-  return html`<figcaption class="phases">${[...colours].map(([label, tone]) => html`<span><i class="key" style=${{ background: tone }}></i>${visible(label)}</span>`)}
+  return html`<figcaption class="phases">${[...colours].map(([label, tone]) => html`<span><${Key} colour=${tone} />${visible(label)}</span>`)}
     ${columns.lost.includes(1) && html`<span>hatched: lost work, done again</span>`}<span>line: critical path of the chosen step</span></figcaption>`;
 }
 
-// [row, span] of all spans that are not lost, by pool, name and step.
-function worksOf({ columns, phases }, { rows }) {
-  const works = new Map();
-  for (const row of rows) for (const span of row.spans) {
-    const work = `${row.pool} ${phases[columns.name[span]][0]} ${columns.step[span]}`;
-    if (!columns.lost[span]) (works.get(work) ?? works.set(work, []).get(work)).push([row, span]);
-  }
-  return works;
-}
-
-function rowOf({ pool, name, step, start, end }, { columns }, works) {
-  return works.get(`${pool} ${name} ${step}`)?.find(([, span]) => columns.start[span] < end && columns.end[span] > start)?.[0];
+// The row of the work in which a piece of the critical path lies.
+function rowOf({ pool, name, step, start, end }, { columns, phases }, { rows }) {
+  const isIt = (span) => columns.step[span] === step && columns.start[span] < end && columns.end[span] > start
+    && !columns.lost[span] && phases[columns.name[span]][0] === name;
+  return rows.find((row) => row.pool === pool && row.spans.some(isIt));
 }
 
 // The span under the pointer, or one a pixel beside it.
@@ -144,32 +132,22 @@ function hit(event, { columns }, lanes, { from, to }) {
   return row?.spans.find((span) => columns.end[span] > time - pixel && columns.start[span] <= time + pixel);
 }
 
-function inksOf() {
-  const [ink, dim, paper] = ["--ink", "--dim", "--paper"].map(colour);
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const pen = tile.getContext("2d");
-  Object.assign(pen, { strokeStyle: ink, lineWidth: 1.5 });
-  [[-1, 1, 1, -1], [-1, 7, 7, -1], [5, 7, 7, 5]].forEach(([fromX, fromY, toX, toY]) => { pen.moveTo(fromX, fromY); pen.lineTo(toX, toY); });
-  pen.stroke();
-  return { ink, dim, paper, hatch: pen.createPattern(tile, "repeat") };
-}
-
 function draw(canvas, scene, view) {
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
   canvas.dataset.view = `${view.from} ${view.to}`;
   const pen = penOf(canvas);
   const x = (time) => LEFT + ((time - view.from) / (view.to - view.from)) * (width - LEFT);
+  const inks = { ink: colour("--ink"), dim: colour("--dim"), paper: colour("--paper") };
   pen.font = "11px sans-serif";
-  pen.fillStyle = scene.inks.ink;
+  pen.fillStyle = inks.ink;
   scene.lanes.rows.filter((row) => row.number === 0).forEach((row) => pen.fillText(row.pool, 4, row.y + 12));
-  drawAxis(pen, scene, view, x, height);
-  scene.lanes.rows.forEach((row) => drawRow(pen, row, scene, view, x, width));
-  drawPath(pen, scene, (time) => Math.max(LEFT, x(time)));
+  drawAxis(pen, scene, inks, view, x, height);
+  scene.lanes.rows.forEach((row) => drawRow(pen, row, scene, inks, view, x, width));
+  drawPath(pen, scene.path, inks, (time) => Math.max(LEFT, x(time)));
 }
 
 // Borders of steps with their numbers, and seconds below.
-function drawAxis(pen, { table: { steps }, inks, step }, view, x, height) {
+function drawAxis(pen, { table: { steps }, step }, inks, view, x, height) {
   let last = -Infinity;
   pen.strokeStyle = pen.fillStyle = inks.dim;
   pen.lineWidth = 1;
@@ -182,14 +160,12 @@ function drawAxis(pen, { table: { steps }, inks, step }, view, x, height) {
     pen.globalAlpha = 1;
     pen.fillText(steps.step[place], Math.max(LEFT, left) + 3, 11);
   }
-  const rough = (view.to - view.from) / 6;
-  const ten = 10 ** Math.floor(Math.log10(rough));
-  const stride = ten * (rough / ten > 5 ? 10 : rough / ten > 2 ? 5 : 2);
+  const stride = ROUND.find((one) => one > (view.to - view.from) / 6);
   for (let time = Math.ceil(view.from / stride) * stride; time <= view.to; time += stride) pen.fillText(`${Number(time.toFixed(4))} s`, x(time), height - 6);
 }
 
 // What is narrower than a pixel is drawn once with its neighbours.
-function drawRow(pen, row, { table: { columns, phases }, inks, step, chosen }, view, x, width) {
+function drawRow(pen, row, { table: { columns, phases }, step, chosen }, inks, view, x, width) {
   let painted = -1;
   for (const span of row.spans) {
     if (columns.end[span] < view.from) continue;
@@ -201,15 +177,20 @@ function drawRow(pen, row, { table: { columns, phases }, inks, step, chosen }, v
     const isPale = columns.lost[span] || (step !== null && columns.step[span] !== step);
     Object.assign(pen, { globalAlpha: isPale ? 0.4 : 1, fillStyle: tone }).fillRect(left, row.y, wide, ROW - 2);
     pen.globalAlpha = 1;
-    if (columns.lost[span]) Object.assign(pen, { fillStyle: inks.hatch }).fillRect(left, row.y, wide, ROW - 2);
+    if (columns.lost[span]) hatch(pen, inks, left, row.y, wide);
     else if (wide > 20 && wide > pen.measureText(label).width + 8) Object.assign(pen, { fillStyle: isPale ? inks.ink : isDark ? "#ffffff" : "#22313f" }).fillText(label, left + 4, row.y + 12);
     if (span === chosen) Object.assign(pen, { strokeStyle: inks.ink, lineWidth: 2 }).strokeRect(left, row.y - 1, wide, ROW);
     painted = left + wide;
   }
 }
 
+function hatch(pen, inks, left, top, wide) {
+  pen.fillStyle = inks.ink;
+  for (let at = 0; at < wide; at += 6) pen.fillRect(left + at, top, Math.min(1.5, wide - at), ROW - 2);
+}
+
 // From piece to piece through the lanes; where the step waited for no call, the line stays in the lane where it was.
-function drawPath(pen, { path, inks }, x) {
+function drawPath(pen, path, inks, x) {
   for (const [tone, wide] of [[inks.paper, 4], [inks.ink, 2]]) {
     let y = path.find((piece) => piece.y !== undefined)?.y;
     Object.assign(pen, { strokeStyle: tone, lineWidth: wide }).beginPath();

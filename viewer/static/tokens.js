@@ -1,31 +1,31 @@
 // One response: its tokens coloured by what the models thought of them, and the numbers of a chosen token.
-import { colour, penOf, useDrawn } from "./chart.js";
-import { COLOURINGS, limitsOf, numbersOf, ownLimits, scaleOf, shade } from "./colours.js";
+import { Chart } from "./chart.js";
+import { COLOURINGS, numbersOf, ownLimits, scaleOf } from "./colours.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
-import { ErrorSentence, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
-import { number, reasons, signed, visible } from "./text.js";
+import { Chooser, ErrorSentence, go, moved, NOT_RECORDED, onKeys, Sentence, StepChooser, useKeys, useStored, useValue } from "./parts.js";
+import { rowsOf } from "./responses.js";
+import { notes, number, parsed, reasons, signed, visible } from "./text.js";
 
-const COUNTS = 1, LEARNED = 2;
+const COUNTS = 1, LEARNED = 2, MOST_BARS = 4000; // more of them are narrower than a pixel
 const CLIPS = [[1, "clipped high"], [2, "clipped low"], [4, "dual clip"]];
 
 export function Tokens({ data, at, theme }) {
   const { facts } = data;
   const steps = facts[at.kind];
-  const step = at.step ?? steps.at(-1) ?? null;
+  const step = steps.length ? at.step ?? steps.at(-1) : null;
   const all = useValue(step === null ? null : `runs/${at.run}/${at.kind}/${step}`);
-  const recorded = useMemo(() => recordedRows(all.value?.columns), [all.value]);
+  const recorded = useMemo(() => (all.value ? rowsOf(all.value.columns).filter((one) => one.isRecorded) : []), [all.value]);
   const row = at.row ?? recorded[0]?.row ?? null;
   const found = useValue(step === null || row === null ? null : `runs/${at.run}/${at.kind}/${step}/${row}`);
   const address = (one, of = step) => `/run/${at.run}/tokens/${at.kind}/${of}${one === null ? "" : `/${one}`}`;
   const place = recorded.findIndex((one) => one.row === row);
-  const move = (by) => recorded[place + by] && go(address(recorded[place + by].row));
-  const next = recorded.find((one, at) => at > place && one.prompt !== recorded[place]?.prompt);
-  useKeys({ j: () => move(1), k: () => move(-1), g: () => next && go(address(next.row)) });
+  const open = (one) => one && (() => go(address(one.row)));
+  const [previous, next] = [open(recorded[place - 1]), open(recorded[place + 1])];
+  useKeys({ j: next, k: previous, g: open(recorded.find((one, at) => at > place && one.prompt_index !== recorded[place]?.prompt_index)) });
   const chooser = html`<div class="bar"><h1>Tokens</h1>
     ${step !== null && html`<${StepChooser} steps=${steps} step=${step} address=${(one) => address(null, one)} />`}
-    ${place >= 0 && html`<span class="chooser"><button disabled=${place === 0} onClick=${() => move(-1)} aria-label="previous response">◂</button>
-      response ${number(recorded[place].sample + 1)} of prompt ${visible(recorded[place].prompt)} <button disabled=${place === recorded.length - 1} onClick=${() => move(1)} aria-label="next response">▸</button>
-      <span class="dim">${place + 1} of ${recorded.length} recorded</span></span>`}
+    ${place >= 0 && html`<${Chooser} what="response" note=${`${place + 1} of ${recorded.length} recorded`} ...${{ previous, next }}>
+      response ${number(recorded[place].sample + 1)} of prompt ${visible(recorded[place].prompt_index)}<//>`}
     <a href=${`#/run/${at.run}/responses/${at.kind}/${step ?? ""}`}>all of the step</a></div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;
   const error = all.error ?? found.error;
@@ -34,29 +34,23 @@ export function Tokens({ data, at, theme }) {
   return html`${chooser}${found.value && html`<${Response} found=${found.value} scales=${facts.scales} theme=${theme} />`}`;
 }
 
-function recordedRows(columns) {
-  const has = columns?.why ?? columns?.fixed ?? [];
-  return has.flatMap((is, place) => (is ? [{ row: columns.row[place], prompt: columns.prompt_index[place], sample: columns.sample[place] }] : []));
-}
-
 function Response({ found, scales, theme }) {
   const { row } = found;
-  const [name, setName] = useState(localStorage.getItem("splitppo-colour") ?? "value");
+  const [name, choose] = useStored("splitppo-colour", "value");
   const [chosen, setChosen] = useState(null);
   const [isOwn, setOwn] = useState(false);
   useEffect(() => setChosen(null), [found]);
-  const choose = (one) => { localStorage.setItem("splitppo-colour", one); setName(one); };
   const isThere = (one) => numbersOf(one, found) !== null;
   const shown = isThere(name) ? name : COLOURINGS.map(([one]) => one).find(isThere) ?? name;
   const limits = useMemo(() => (isOwn ? ownLimits(shown, found) : scales[shown]), [isOwn, shown, found, scales]);
   useKeys(Object.fromEntries(COLOURINGS.map(([one], place) => [String(place + 1), () => isThere(one) && choose(one)])));
   const facts = [
     ["score", number(row.score)], ["reward", number(row.reward)], ["KL", number(row.kl)], ["V₀", number(row.value_first)], ["return", number(row.return_first)],
-    ["value error", number(row.value_error)], ["tokens", number(row.length)], ["picked", reasons(row.why ?? 0).join(", ") || "–"],
+    ["value error", number(row.value_error)], ["tokens", number(row.length)], ["picked", reasons(row.why).join(", ") || "–"],
   ];
-  const notes = [row.has_eos === false && "no EOS", row.is_truncated && "cut at the limit", row.failure && `no score: ${row.failure}`, row.lost && "environment lost"].filter(Boolean);
   return html`<div class="bar facts">${facts.map(([title, text]) => html`<span><span class="dim">${title}</span> <b>${text}</b></span>`)}
-      <span><span class="dim">source</span> <bdi>${visible(row.data_source)}</bdi> <span class="dim">${visible(row.place)}</span></span>${notes.map((note) => html`<b class="error">${visible(note)}</b>`)}</div>
+      <span><span class="dim">source</span> <bdi>${visible(row.data_source)}</bdi> <span class="dim">${visible(row.place)}</span></span>
+      ${notes(row).map((note) => html`<b class="error">${visible(note)}</b>`)}</div>
     ${row.extra && html`<p class="dim">scorer: <bdi>${visible(row.extra)}</bdi></p>`}
     <div class="bar" role="group" aria-label="colour of the tokens">colour:${COLOURINGS.map(([one, what], place) => html`<button title=${isThere(one) ? what : `${what}: not recorded`} aria-pressed=${one === shown} disabled=${!isThere(one)} onClick=${() => choose(one)}>${place + 1} ${one}</button>`)}
       ${isThere(shown) && html`<${Legend} name=${shown} limits=${limits} />`}
@@ -71,9 +65,8 @@ function Response({ found, scales, theme }) {
 }
 
 function Legend({ name, limits }) {
-  const [low, high] = limitsOf(name, limits);
-  const scale = scaleOf(name, limits);
-  const stops = Array.from({ length: 11 }, (_, at) => scale(name === "ratio" ? low * (high / low) ** (at / 10) : low + ((high - low) * at) / 10) || shade(true, 0));
+  const { low, high, at } = scaleOf(name, limits);
+  const stops = Array.from({ length: 11 }, (_, stop) => at(stop / 10));
   return html`<span class="legend">${number(low)}<i style=${{ background: `linear-gradient(to right, ${stops.join(", ")})` }}></i>${number(high)}</span>`;
 }
 
@@ -92,13 +85,12 @@ function Text({ found, shown, limits, chosen, setChosen }) {
     const tokens = splitTokens(row.response, row.ends);
     elements.current = tokens.map((text, at) => element("span", classOf(row, at), visible(text).replaceAll("\n", "⏎\n")));
     const parts = elements.current.flatMap((token, at) => (startsTurn(row, at) ? [turnHead(row, at), token] : [token]));
-    elements.current.forEach((token, at) => { token.dataset.at = at; });
     holder.current.replaceChildren(...parts);
   }, [found]);
   useLayoutEffect(() => {
     const scale = scaleOf(shown, limits);
     const numbers = numbersOf(shown, found);
-    elements.current.forEach((token, at) => { token.style.backgroundColor = numbers && row.flags[at] & COUNTS ? scale(numbers[at]) : ""; });
+    elements.current.forEach((token, at) => { token.style.backgroundColor = numbers && row.flags[at] & COUNTS ? scale.of(numbers[at]) : ""; });
   }, [found, shown, limits]);
   useLayoutEffect(() => {
     const token = elements.current[chosen];
@@ -106,25 +98,17 @@ function Text({ found, shown, limits, chosen, setChosen }) {
     token?.scrollIntoView({ block: "nearest" });
     return () => token?.classList.remove("chosen");
   }, [chosen, found]);
-  const onClick = (event) => event.target.dataset.at !== undefined && setChosen(Number(event.target.dataset.at));
-  const onKey = (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by) return;
-    setChosen(Math.max(0, Math.min(row.ends.length - 1, (chosen ?? (by > 0 ? -1 : row.ends.length)) + by)));
-    event.preventDefault();
-  };
-  return html`<div ref=${holder} class="text tokens" tabindex="0" role="group" aria-label="tokens of the response; arrow keys choose one" onClick=${onClick} onMouseOver=${(event) => chosen === null || onClick(event)} onKeyDown=${onKey}></div>`;
+  const onClick = ({ target }) => elements.current.includes(target) && setChosen(elements.current.indexOf(target));
+  const move = (by) => setChosen(moved(chosen, by, row.ends.length));
+  const onKey = onKeys({ ArrowLeft: () => move(-1), ArrowRight: () => move(1) });
+  return html`<div ref=${holder} class="text tokens" tabindex="0" role="group" aria-label="tokens of the response; arrow keys choose one"
+    onClick=${onClick} onMouseOver=${(event) => chosen === null || onClick(event)} onKeyDown=${onKey}></div>`;
 }
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
-}
+const element = (tag, className, textContent) => Object.assign(document.createElement(tag), { className, textContent });
 
 function classOf(row, at) {
-  const flags = row.flags?.[at] ?? COUNTS | LEARNED;
+  const flags = row.flags[at];
   if (!(flags & COUNTS)) return "tok environment";
   return `tok${flags & LEARNED ? "" : " unlearned"}${row.clip?.[at] ? " clipped" : ""}`;
 }
@@ -139,46 +123,26 @@ function turnHead(row, at) {
   return head;
 }
 
-const STRIP = 70;
-
 // Value and return, and the advantage, along the response; linked with the text.
-function Strips({ found, chosen, setChosen, theme }) {
-  const { row } = found;
-  const length = row.ends.length;
-  const canvas = useDrawn((node) => drawStrip(node, row, chosen), [found, chosen, theme]);
-  if (!row.value && !row.advantage?.some(Boolean)) return row.advantage && html`<p class="dim">No value, and the advantage is 0 at every token, which GRPO gives if all samples of a prompt score the same.</p>`;
-  const onClick = (event) => setChosen(Math.max(0, Math.min(length - 1, Math.floor((event.offsetX / canvas.current.clientWidth) * length))));
-  return html`<canvas ref=${canvas} class="strip" role="img" aria-label="value and advantage along the response" onClick=${onClick}></canvas>
-    <p class="dim"><i class="key" style=${{ background: "var(--c1)" }}></i>value <i class="key" style=${{ background: "var(--c3)" }}></i>return <i class="key" style=${{ background: "var(--c2)" }}></i>|advantage|, bars</p>`;
-}
-
-function drawStrip(canvas, row, chosen) {
-  const [pen, width] = [penOf(canvas), canvas.clientWidth];
-  const length = row.ends.length;
-  const x = (at) => ((at + 0.5) / length) * width;
-  const counted = (values) => (values ?? []).map((value, at) => (row.flags[at] & COUNTS ? value : null));
-  const bars = counted(row.advantage).map((value) => Math.abs(value ?? 0));
-  const most = bars.reduce((one, other) => Math.max(one, other), 1e-9);
-  pen.fillStyle = colour("--c2");
-  pen.globalAlpha = 0.5;
-  bars.forEach((value, at) => pen.fillRect(x(at) - width / length / 2, STRIP - (value / most) * STRIP * 0.45, Math.max(0.5, width / length - 1), STRIP));
-  pen.globalAlpha = 1;
-  const lines = row.value ? [[counted(row.ret), "--c3"], [counted(row.value), "--c1"]] : [];
-  const all = lines.flatMap(([values]) => values).filter(Number.isFinite);
-  const [low, high] = all.reduce(([least, largest], value) => [Math.min(least, value), Math.max(largest, value)], [Infinity, -Infinity]);
-  for (const [values, name] of lines) {
-    pen.strokeStyle = colour(name);
-    pen.beginPath();
-    let isDown = false;
-    values.forEach((value, at) => {
-      const y = STRIP - 4 - ((value - low) / (high - low || 1)) * (STRIP - 8);
-      if (Number.isFinite(value)) pen[isDown ? "lineTo" : "moveTo"](x(at), y);
-      isDown = Number.isFinite(value);
-    });
-    pen.stroke();
+function Strips({ found: { row }, chosen, setChosen, theme }) {
+  const [places, curves] = useMemo(() => {
+    const counted = (values) => values?.map((value, at) => (row.flags[at] & COUNTS ? value : null));
+    const isBars = row.ends.length < MOST_BARS;
+    const all = [
+      { label: "|advantage|", values: counted(row.advantage?.map(Math.abs)), colour: "--c2", scale: row.value && "bars", isBars, isFilled: true },
+      { label: "return", values: counted(row.ret), colour: "--c3" },
+      { label: "value", values: counted(row.value), colour: "--c1" },
+    ];
+    return [row.ends.map((_, at) => at + 1), all.filter(({ values }) => values).map((one) => ({ ...one, hasGaps: true, width: 1 }))];
+  }, [row]);
+  const mark = useMemo(() => places.map((_, at) => (at === chosen ? 1 : null)), [places, chosen]);
+  const series = [...curves, { label: "chosen", values: mark, colour: "--ink", scale: "mark", isBars: true, isFilled: true, hidden: true }];
+  if (!row.value && !row.advantage?.some(Boolean)) {
+    return row.advantage && html`<p class="dim">
+      No value, and the advantage is 0 at every token, which GRPO gives if all samples of a prompt score the same.</p>`;
   }
-  pen.strokeStyle = colour("--ink");
-  if (chosen !== null) pen.strokeRect(x(chosen), 0, 0.5, STRIP);
+  return html`<${Chart} x=${places} ...${{ series, theme }} height=${120} onStep=${(place) => setChosen(place - 1)} told=${(place) => `token ${place}`}
+    label="value and advantage along the response" />`;
 }
 
 function Details({ found, chosen }) {
@@ -205,10 +169,7 @@ function Details({ found, chosen }) {
 }
 
 function Conversation({ text }) {
-  let messages = null;
-  try {
-    messages = JSON.parse(text);
-  } catch { /* what is shown then is the text */ }
+  const messages = parsed(text);
   if (!Array.isArray(messages)) return html`<h2>Conversation</h2><div class="text plainly">${visible(text)}</div>`;
   const shown = (value) => visible(typeof value === "string" ? value : JSON.stringify(value ?? ""));
   return html`<h2>Conversation</h2>${messages.map((message) => html`<div class="message"><b>${shown(message?.role)}</b>${shown(message?.content)}

@@ -62,7 +62,7 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         (["kl", {"row": {}, "derived": {"kl": [1, 1]}}], None),
         (["kl", {"row": {}, "derived": {"kl": None}}], None),
     ],
-    ("overview.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3)],
+    ("parts.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3), ([[], 4], 4)],
     # The first comes after (1), beside or before (-1) the second; a missing number is last in both directions.
     ("responses.js", "compared"): [
         ([2, 1, 1], 1),
