@@ -19,7 +19,6 @@ from viewer.step_files import read_row, read_scalars
 from viewer.tokens import derived
 
 MAX_COLUMNS = 200
-MAX_STEPS = 20  # of one table of responses
 # Of a run that has just been refreshed, by the integers in the path and the texts of the query: bytes, or a value for
 # JSON; raises Unreadable.
 Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
@@ -57,13 +56,8 @@ def columns(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> bytes:
 
 
 def responses(run: Run, path: Mapping[str, int], query: Mapping[str, str], *, kind: str) -> Any:
-    """Returns the numbers of all responses of a step, or of the steps `to` another one."""
-    first = path["step"]
-    last = integer(query.get("to"), first)
-    steps = [step for step in run.folder.steps(kind) if first <= step <= last] if last > first else [first]
-    if not 1 <= len(steps) <= MAX_STEPS:
-        raise Unreadable(f"{len(steps)} recorded steps from {first} to {last}: expected 1 to {MAX_STEPS}.")
-    return read_scalars(run.folder, kind, steps, query.get("text", ""))
+    """Returns the numbers of all responses of a step, and which of them have a text in what is recorded of them."""
+    return read_scalars(run.folder, kind, path["step"], query.get("text", ""))
 
 
 def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: str) -> Any:

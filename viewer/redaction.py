@@ -4,8 +4,8 @@ import re
 
 HIDDEN = "(hidden)"
 _NAME = (
-    r"(?:passw(?:or)?d|passwd|passphrase|passcode|pwd|secret|credentials?|authorization|cookie|jwt|token"
-    r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?key)"
+    r"(?:passw(?:or)?d|passwd|passphrase|passcode|pwd|secrets?|credentials?|auth(?:orization)?|bearer|cookies?|jwt|token"
+    r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?keys?)"
 )
 _VALUE = r"""[^\s"',;)}\]]+"""
 # What may stand before a name in a word. It is bounded, so that the time for a long word grows as its length does.

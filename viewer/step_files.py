@@ -17,7 +17,6 @@ MAX_ROWS = 200_000
 MAX_UNPACKED_BYTES, MAX_TABLE_BYTES = 1 << 30, 1 << 28
 _BATCH_ROWS = 256
 MAX_TOKENS = 1_000_000
-MAX_TABLE_ROWS = 20_000
 SCALARS = (
     *("row", "prompt_index", "sample", "data_source", "place", "score", "reward", "extra", "failure", "length"),
     *("prompt_length", "has_eos", "is_truncated", "learned", "turns", "lost", "kl", "k3", "entropy", "mismatch"),
@@ -35,37 +34,25 @@ _LEARNED = 2
 Float64s = NDArray[np.float64]
 
 
-def read_scalars(folder: RunDir, kind: str, steps: Sequence[int], text: str = "") -> dict[str, Any]:
-    """Reads the columns of all rows of some steps, one after the other; a column that a step lacks has None there.
+def read_scalars(folder: RunDir, kind: str, step: int, text: str = "") -> dict[str, Any]:
+    """Reads the columns of all rows of a step: {"step", "footer": {...}, "columns": {name: [...]}}.
 
-    Returns {"step", "footer": {...}, "columns": {name: [...]}}; step and footer are those of the last one. Two columns
-    are not in the files: `step`, and, if a text is given, `found`: True for rows whose recorded texts have it, in
-    capitals or not. `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
+    Two columns are not in the file: `step`, and, if a text is given, `found`: True for rows whose recorded texts have
+    it, in capitals or not. `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
 
     Raises:
-        Unreadable: a file cannot be read, or these are more rows than one table may have.
+        Unreadable: the file cannot be read.
     """
-    parts = list[dict[str, list[Any]]]()
-    for step in steps:
-        with _parquet(folder, kind, step) as (file, reader):
-            values = _values(_table(file, reader, (*SCALARS, *TEXTS) if text else SCALARS))
-            footer = _footer(reader, file)
-            if "row" not in values:
-                raise Unreadable(f"{file} has no column `row`.")
-            texts = [values.pop(name) for name in TEXTS if name in values]
-            values["step"] = [step] * len(values["row"])
-            if text:
-                together = zip(*texts, strict=True) if texts else [()] * len(values["row"])
-                values["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
-        parts.append(values)
-    num_rows = sum(len(values["step"]) for values in parts)
-    if len(parts) > 1 and num_rows > MAX_TABLE_ROWS:
-        raise Unreadable(f"These steps have {num_rows:,} responses; a table of several has at most {MAX_TABLE_ROWS:,}.")
-    names = dict.fromkeys(name for values in parts for name in values)
-    columns = {
-        name: [one for values in parts for one in values.get(name) or [None] * len(values["row"])] for name in names
-    }
-    return {"step": steps[-1], "footer": footer, "columns": columns}
+    with _parquet(folder, kind, step) as (file, reader):
+        columns = _values(_table(file, reader, (*SCALARS, *TEXTS) if text else SCALARS))
+        if "row" not in columns:
+            raise Unreadable(f"{file} has no column `row`.")
+        columns["step"] = [step] * len(columns["row"])
+        texts = [columns.pop(name) for name in TEXTS if name in columns]
+        if text:
+            together = zip(*texts, strict=True) if texts else [()] * len(columns["row"])
+            columns["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
+        return {"step": step, "footer": _footer(reader, file), "columns": columns}
 
 
 def read_footer(folder: RunDir, step: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +11,6 @@ from viewer.files import RunDir, Unreadable
 from viewer.redaction import HIDDEN, redacted
 
 MAX_BYTES, MAX_KEYS, MAX_DEPTH, MAX_TEXT = 1 << 20, 5_000, 32, 500
-# A key in lower case with _ between its words and around it; it counts for the keys below it, too.
-_SECRET_KEY = re.compile(
-    r"_(pass(w(or)?d|phrase|code)?|pwd|secrets?|credentials?|auth(orization)?|bearer|cookies?|jwt|hf_?tokens?"
-    r"|(api|access|private|signing|ssh|encryption|wandb|hf)_?keys?)_"
-)
-_TOKEN_KEY = re.compile(r"_tokens?_")  # a secret, if its value is no number
 _NOTHING = ("", '""', "~", "null", "true", "false", "[]", "{}")
 
 
@@ -73,8 +66,9 @@ def _take(event: Any, events: Iterator[Any], key: str, found: dict[str, str], de
 
 
 def _add(key: str, text: str, found: dict[str, str]) -> None:
-    words = f"_{re.sub('[^a-z0-9]+', '_', re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', key).lower())}_"
-    is_secret = _SECRET_KEY.search(words) or (_TOKEN_KEY.search(words) and not text.isdigit())
+    """Adds a value, hidden if one of the names on the way to it says that such a value is secret."""
+    value = text if text.isdigit() else "value"
+    is_secret = any(HIDDEN in redacted(f"{name}: {value}") for name in key.split("."))
     found[key] = HIDDEN if is_secret and text not in _NOTHING else _short(redacted(text))
 
 

@@ -1,7 +1,7 @@
 // All responses of a step or of several: a table to sort, a scatter to choose from. Reasons are listed; none is a verdict.
 import { colour, penOf, useDrawn } from "./chart.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
-import { Choice, ErrorSentence, extent, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValue } from "./parts.js";
+import { Choice, ErrorSentence, extent, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValues } from "./parts.js";
 import { notes, number, parsed, reasons, visible } from "./text.js";
 
 // [column, title]
@@ -11,6 +11,7 @@ const COLUMNS = [
 ];
 export const REASONS = ["num_reasons", "reasons to look"];
 const EXTRA = "extra:", PAGE = 200, MOST_FIELDS = 12, AT_RANDOM = 1;
+const MOST_STEPS = 20, MOST_ROWS = 20000; // of several steps together
 
 export function Responses({ data, at }) {
   const { facts } = data;
@@ -18,14 +19,29 @@ export function Responses({ data, at }) {
   const step = steps.length ? at.step ?? steps.at(-1) : null;
   const to = Math.max(at.to ?? step, step);
   const [text, setText] = useState("");
-  const { value, error } = useValue(step === null ? null : `runs/${at.run}/${at.kind}/${step}?to=${to}&text=${encodeURIComponent(text)}`, steps.length);
+  const shown = to > step ? steps.filter((one) => one >= step && one <= to) : [step];
+  const asked = step === null || shown.length > MOST_STEPS ? [] : shown;
+  const found = useValues(asked.map((one) => `runs/${at.run}/${at.kind}/${one}?text=${encodeURIComponent(text)}`), steps.length);
+  const columns = useMemo(() => found.length && found.every(({ value }) => value) && joined(found.map(({ value }) => value.columns)), [found]);
   const address = (kind) => (one) => `/run/${at.run}/responses/${kind}/${one}`;
   const chooser = html`<div class="bar"><h1>Responses</h1>
     ${["train", "val"].map((kind) => html`<button aria-pressed=${at.kind === kind} disabled=${!facts[kind].length} onClick=${() => go(address(kind)(facts[kind].at(-1)))}>${kind === "val" ? "validation" : "training"}</button>`)}
     ${step !== null && html`<${StepChooser} steps=${steps} step=${step} to=${to} address=${address(at.kind)} />`}</div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;
-  if (error) return html`${chooser}<${ErrorSentence} text=${error} />`;
-  return html`${chooser}${value && html`<${Table} key=${`${at.kind}${step}-${to}`} columns=${value.columns} at=${at} text=${text} setText=${setText} />`}`;
+  const counts = `${shown.length} recorded steps from ${step} to ${to}`;
+  const errors = [
+    !asked.length && `${counts}: expected 1 to ${MOST_STEPS}.`,
+    shown.length > 1 && columns?.row?.length > MOST_ROWS && `${counts} have ${number(columns.row.length)} responses; a table of several has at most ${number(MOST_ROWS)}.`,
+    ...found.map(({ error }) => error),
+  ].filter(Boolean);
+  if (errors.length) return html`${chooser}${errors.slice(0, 1).map((one) => html`<${ErrorSentence} text=${one} />`)}`;
+  return html`${chooser}${columns && html`<${Table} key=${`${at.kind}${step}-${to}`} ...${{ columns, at, text, setText }} />`}`;
+}
+
+// The columns of several steps, one after the other; a column that a step lacks has null there.
+export function joined(tables) {
+  const names = [...new Set(tables.flatMap(Object.keys))];
+  return Object.fromEntries(names.map((name) => [name, tables.flatMap((columns) => columns[name] ?? columns.row.map(() => null))]));
 }
 
 // One object per response, with the scorer's fields as `extra:NAME`, and the reasons to look at it.

@@ -13,18 +13,10 @@ async function open(path) {
 
 export async function savedAnswer(address) {
   const [path, query] = address.split("?");
-  const table = /^(runs\/\d+)\/(train|val)\/(\d+)$/.exec(path);
-  if (!table) return open(path);
-  const [, run, kind, first] = table;
-  const { to = first, text } = Object.fromEntries(new URLSearchParams(query));
-  const facts = await open(run);
-  const steps = Number(to) > Number(first) ? facts[kind].filter((step) => step >= Number(first) && step <= Number(to)) : [Number(first)];
-  const parts = await Promise.all(steps.map((step) => open(`${run}/${kind}/${step}`)));
-  const search = async ({ step, columns }) => { columns.found = await Promise.all(columns.row.map((row) => has(`${run}/${kind}/${step}/${row}`, text))); };
-  if (text) await Promise.all(parts.map(search));
-  const names = new Set(parts.flatMap((part) => Object.keys(part.columns)));
-  const columns = Object.fromEntries([...names].map((name) => [name, parts.flatMap((part) => part.columns[name] ?? part.columns.row.map(() => null))]));
-  return { ...parts.at(-1), columns };
+  const answer = await open(path);
+  const text = new URLSearchParams(query).get("text");
+  if (text) answer.columns.found = await Promise.all(answer.columns.row.map((row) => has(`${path}/${row}`, text)));
+  return answer;
 }
 
 // Whether the texts of a response have a text; those of one that is not there do not.

@@ -63,6 +63,10 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         (["kl", {"row": {}, "derived": {"kl": None}}], None),
     ],
     ("parts.js", "nearest"): [([[1, 5, 9], 6], 5), ([[1, 5, 9], 100], 9), ([[3], 0], 3), ([[], 4], 4)],
+    ("responses.js", "joined"): [
+        ([[{"row": [0, 1], "kl": [0.5, 2]}]], {"row": [0, 1], "kl": [0.5, 2]}),
+        ([[{"row": [0]}, {"row": [0, 1], "kl": [3, 4]}]], {"row": [0, 0, 1], "kl": [None, 3, 4]}),
+    ],
     # The first comes after (1), beside or before (-1) the second; a missing number is last in both directions.
     ("responses.js", "compared"): [
         ([2, 1, 1], 1),

@@ -168,6 +168,13 @@ def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_pa
     assert page.driver.current_url.endswith(f"/tokens/train/4/{recorded[-1]['row']}")
 
 
+def test_steps_of_which_none_is_recorded_are_one_sentence(page: Page) -> None:
+    page.go("run/0/responses/train/50-60")
+    page.until_shown("0 recorded steps from 50 to 60: expected 1 to 20.")
+    page.go("run/0/responses/train/2-9")
+    page.one("table.responses")
+
+
 def test_what_a_run_does_not_have_is_one_sentence(page: Page) -> None:
     page.go("run/4/overview")
     page.until_shown("This run has no events.jsonl")

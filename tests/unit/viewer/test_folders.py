@@ -241,26 +241,6 @@ async def test_columns_of_any_type_end_no_answer(run: Path, value: object) -> No
             assert (await ask([run], f"/api/runs/0/train/1{path}")).status in (200, 422), name
 
 
-async def test_a_table_of_several_steps_has_those_that_are_recorded_and_what_one_of_them_lacks(run: Path) -> None:
-    file = run / "rollouts" / "train" / "2.parquet"
-    table = pq.read_table(file)
-    pq.write_table(table.drop_columns(["kl"]), file)
-    columns = (await ask([run], "/api/runs/0/train/2?to=9")).json["columns"]
-    assert columns["step"] == [2] * 4 + [3] * 4
-    assert columns["row"] == [0, 1, 2, 3] * 2
-    assert [value is None for value in columns["kl"]] == [True] * 4 + [False] * 4
-    assert "found" not in columns
-
-
-async def test_too_many_steps_and_steps_without_a_record_are_a_sentence(run: Path) -> None:
-    for step in range(4, 23):
-        os.link(run / "rollouts" / "train" / "1.parquet", run / "rollouts" / "train" / f"{step}.parquet")
-    error = (await ask([run], "/api/runs/0/train/1?to=999")).json["error"]
-    assert error == "22 recorded steps from 1 to 999: expected 1 to 20."
-    assert "0 recorded steps from 50 to 60" in (await ask([run], "/api/runs/0/train/50?to=60")).json["error"]
-    assert (await ask([run], "/api/runs/0/train/1?to=x")).json["columns"]["step"] == [1] * 4
-
-
 async def test_a_text_is_found_in_what_is_recorded_of_a_response(run: Path) -> None:
     rows = pq.read_table(run / "rollouts" / "train" / "1.parquet").to_pylist()
     [*_, wanted] = [row for row in rows if row["response"]]
