@@ -1,7 +1,7 @@
 """python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
 
-All but those with vLLM run on two workers; whole runs share groups with those of the same worker. With paths or options
-of pytest only these tests are run, in one stage and one after the other.
+They run on two workers, file by file in the order of their names; whole runs, and tests with vLLM, share groups with
+those of the same worker. With paths or options of pytest only these tests are run, in one stage and one after another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ VLLM = TESTS / "vllm"
 GPU = TESTS / "gpu"
 DEPLOYMENT = TESTS / "deployment"
 SLURM = TESTS / "slurm"
-TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
+# Files of many short tests come last, not those with a few long ones, at which one worker would wait for the other.
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # pytest's: everything passed, or the expression deselects all of a stage; nothing can be run as it was asked for.
 PASSED = (0, 5)
 USAGE_ERROR = 4
@@ -31,8 +32,7 @@ def stages() -> dict[str, list[str]]:
     return {
         "unit, golden, property": [*TWO_WORKERS, *in_process],
         "groups": [*TWO_WORKERS, *(folder for folder in groups if folder != str(WHOLE_RUNS))],
-        "whole runs": [*TWO_WORKERS, str(WHOLE_RUNS)],
-        "vllm": [str(VLLM)],
+        "whole runs and vLLM": [*TWO_WORKERS, str(WHOLE_RUNS), str(VLLM)],
         "gpu": [str(GPU)],
         "deployment": [str(DEPLOYMENT)],
         "slurm": [str(SLURM)],
