@@ -23,6 +23,9 @@ ERROR_DOMAIN = "splitppo"
 # gRPC refuses metadata of more than 8 KiB, and the message travels three times.
 _MAX_MESSAGE_BYTES = 1000
 _INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
+# What grpc.aio puts in the place of the server's status if a call ends while the client is still sending: no worker
+# says this (https://github.com/grpc/grpc/issues/36066).
+_ENDED_WHILE_SENDING = "Internal error from Core"
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,8 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
     if (info := _error_info(error)) is not None:
         ours = WireError.by_reason.get(info.reason, by_code)
         return ours(info.metadata.get("message", details), _place_from(info.metadata).or_else(place))
+    if details == _ENDED_WHILE_SENDING:
+        return Unavailable("the call ended while it was still being sent; its status is lost", place)
     if code is StatusCode.CANCELLED:  # a server drops calls over gRPC's limit; our own cancellations raise no RpcError
         by_code = Busy
     silent = "the worker failed without saying why" if code is StatusCode.UNKNOWN else code.name

@@ -112,6 +112,13 @@ def test_a_status_without_our_details_is_read_by_its_code(code: grpc.StatusCode,
     assert str(arrived) == "actor: connection refused"
 
 
+def test_a_status_that_the_client_has_lost_is_no_bug_of_the_worker() -> None:
+    arrived = error_from_rpc(FailedCall(grpc.StatusCode.INTERNAL, "Internal error from Core"), Place(role="actor"))
+
+    assert type(arrived) is errors.Unavailable
+    assert str(arrived) == "actor: the call ended while it was still being sent; its status is lost"
+
+
 def test_a_newer_workers_unknown_reason_falls_back_to_its_code() -> None:
     info = error_details_pb2.ErrorInfo(reason="FROM_THE_FUTURE", domain="splitppo", metadata={"message": "new"})
     status = status_pb2.Status(code=grpc.StatusCode.NOT_FOUND.value[0], message="new")

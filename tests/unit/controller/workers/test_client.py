@@ -12,7 +12,17 @@ from controller.workers.command import Limits
 from controller.workers.critic_client import CriticClient
 from controller.workers.reward_client import RewardClient
 from splitppo.batch import Batch
-from splitppo.rpc.errors import Busy, InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
+from splitppo.rpc.errors import (
+    Busy,
+    InvalidArgument,
+    NotIntroduced,
+    Place,
+    StaleEpoch,
+    Unavailable,
+    WrongState,
+    WrongStep,
+    abort,
+)
 from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, teacher_pb2, worker_pb2
 from tests.support.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
 
@@ -200,6 +210,16 @@ async def test_a_refused_put_names_role_step_and_method(connect: Connect) -> Non
 
     with pytest.raises(InvalidArgument, match=r"^actor, step 5, PutBatch: rows differ$"):
         await client.put_batch(SLOT, Batch.from_rows(prompts=[[1]]))
+
+
+async def test_a_refusal_is_heard_while_a_batch_is_still_being_sent(connect: Connect) -> None:
+    worker = FakeWorker()
+    client = await connect(worker)
+    batch = Batch.from_rows(prompts=[[1] * 100_000] * 20)
+    for _ in range(40):  # in some of them gRPC's client puts a status of its own in the place of the worker's
+        worker.refusals = [NotIntroduced("it was started again")] * 1000
+        with pytest.raises(NotIntroduced, match=r"^actor, step 5, PutBatch: it was started again$"):
+            await client.put_batch(SLOT, batch)
 
 
 async def test_a_malformed_answer_is_an_error_that_names_the_worker(connect: Connect) -> None:
