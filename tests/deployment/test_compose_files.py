@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deployment.stack import FOLDER, GROUPS, PROFILES, SETTINGS, has_compose_v2
+from tests.deployment.stack import FOLDER, GROUPS, PROFILES, SETTINGS, has_compose_v2, run_tool
 
 pytestmark = pytest.mark.docker
 NEEDED_GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5", "CRITIC_CPUS": "6,7"}
@@ -40,6 +40,12 @@ def config(
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _docker_commands() -> None:
+    """They come with the engine, on a machine that knows how to get one."""
+    run_tool("docker-engine")
 
 
 @pytest.fixture(scope="module")
