@@ -7,6 +7,8 @@ _NAME = (
     r"(?:passw(?:or)?d|passwd|passphrase|passcode|pwd|secrets?|credentials?|auth(?:orization)?|bearer|cookies?|jwt|token"
     r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?keys?)"
 )
+# A key is secret that has such a name anywhere, but not as the begin of another word, such as `tokenizer`.
+SECRET_KEY = re.compile(rf"(?:{_NAME}|(?<![a-z])pass)s?(?-i:(?![a-z]))", re.IGNORECASE)
 _VALUE = r"""[^\s"',;)}\]]+"""
 # What may stand before a name in a word. It is bounded, so that the time for a long word grows as its length does.
 _BEFORE = r"[\w-]{0,60}"

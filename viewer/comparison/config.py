@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from viewer.files import RunDir, Unreadable
-from viewer.redaction import HIDDEN, redacted
+from viewer.redaction import HIDDEN, SECRET_KEY, redacted
 
 MAX_BYTES, MAX_KEYS, MAX_DEPTH, MAX_TEXT = 1 << 20, 5_000, 32, 500
 _NOTHING = ("", '""', "~", "null", "true", "false", "[]", "{}")
@@ -66,9 +66,9 @@ def _take(event: Any, events: Iterator[Any], key: str, found: dict[str, str], de
 
 
 def _add(key: str, text: str, found: dict[str, str]) -> None:
-    """Adds a value, hidden if one of the names on the way to it says that such a value is secret."""
-    value = text if text.isdigit() else "value"
-    is_secret = any(HIDDEN in redacted(f"{name}: {value}") for name in key.split("."))
+    """Adds a value, hidden if its key or one above it is secret; a number behind `token` is one of a model's."""
+    name = SECRET_KEY.search(key)
+    is_secret = name is not None and not (text.isdigit() and "token" in name[0].lower())
     found[key] = HIDDEN if is_secret and text not in _NOTHING else _short(redacted(text))
 
 
