@@ -10,7 +10,7 @@ from controller.tracking.figures import figures
 from controller.tracking.metric_names import meaning
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
-from viewer.distributions import MAX_STEPS as MAX_STEPS_OF_STRIPS
+from viewer.distributions import MAX_STEPS as MAX_STRIPS
 from viewer.files import Unreadable, finite
 from viewer.logs import log_at
 from viewer.run import Run
@@ -67,19 +67,6 @@ def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: s
     return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
 
 
-def policy(run: Run, _: Mapping[str, int], query: Mapping[str, str]) -> Any:
-    """Returns how the policy's numbers spread over the tokens of recorded steps."""
-    return run.distributions.since(since(query), integer(query.get("most"), MAX_STEPS_OF_STRIPS))
-
-
-def config(run: Run, *_: Any) -> dict[str, Any]:
-    """Returns the keys of config.yaml as {"actor.lr": "1.0e-06", ...}, or None and a sentence as "error"."""
-    try:
-        return {"keys": read_config(run.folder), "error": None}
-    except Unreadable as error:
-        return {"keys": None, "error": str(error)}
-
-
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
@@ -87,9 +74,9 @@ ANSWERS: Mapping[str, Answer] = {
     "/recorded": lambda run, _, query: run.footers.curves(since(query)),
     "/timeline": lambda run, *_: run.spans.table(),
     "/timeline/{step:int}": lambda run, path, _: run.spans.step(path["step"]),
-    "/policy": policy,
+    "/policy": lambda run, _, query: run.distributions.since(since(query), integer(query.get("most"), MAX_STRIPS)),
     "/log/{number:int}": lambda run, path, _: log_at(run.folder, run.events, path["number"]),
-    "/config": config,
+    "/config": lambda run, *_: read_config(run.folder),
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),
     **{f"/{kind}/{{step:int}}": partial(responses, kind=kind) for kind in ("train", "val")},

@@ -3,12 +3,13 @@
 import io
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from controller.tracking.figures import PHASES, Steps
 from controller.tracking.timeline import POOLS, spans_of
 from controller.workers.span import Span
-from viewer.files import MAX_LINES_BYTES, RunDir, Unreadable, finite
+from viewer.files import MAX_LINE_BYTES, MAX_LINES_BYTES, RunDir, Unreadable, finite
 from viewer.metrics import MAX_NAME, MAX_STEP
 
 TRACE = "trace.json"
@@ -92,8 +93,8 @@ class Spans:
             with self._folder.open(TRACE, max_bytes=MAX_LINES_BYTES) as file:
                 size = file.seek(0, io.SEEK_END)
                 file.seek(max(0, size - _READ_BYTES))
-                lines = io.TextIOWrapper(file, "utf-8", "replace")
-                found = deque((span for span in spans_of(lines) if _is_one(span)), maxlen=MAX_SPANS)
+                read_line = partial(io.TextIOWrapper(file, "utf-8", "replace").readline, MAX_LINE_BYTES)
+                found = deque(filter(_is_one, spans_of(iter(read_line, ""))), maxlen=MAX_SPANS)
             self._is_whole = size <= _READ_BYTES and len(found) < MAX_SPANS
             self._steps, self._stamp = Steps(tuple(found)), stamp
         spans = (*self._steps.spans, *self.lost)

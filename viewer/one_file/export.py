@@ -40,13 +40,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write, e.g. run.html")
     parser.add_argument("--max-mb", metavar="MB", type=megabytes, default=MAX_MB, help="its size (default %(default)s)")
     options = parser.parse_args(arguments)
+    out = options.out.resolve()  # what a link leads to is written, and the link stays
     try:
+        if out.exists() and not out.is_file():
+            raise Unreadable(f"--out {options.out}: this is no plain file")
         file = Export([Run(number, path) for number, path in enumerate(find_runs(options.runs))], options.max_mb)
-        write_atomically(options.out, one_page(file.saved).encode())
+        write_atomically(out, one_page(file.saved).encode())
     except (Unreadable, OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _USER_ERROR
-    size = options.out.stat().st_size / 1e6
+    size = out.stat().st_size / 1e6
     sys.stdout.write(f"{options.out}: {size:.1f} MB, {file.num_responses} responses of {file.num_steps} steps\n")
     return 0
 
@@ -105,6 +108,8 @@ class Export:
             return False
         self.num_steps += 1
         self.num_responses += len(rows)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{self.num_steps} steps, room for {self._bytes_left / 1e6:.1f} MB more \r")
         return True
 
     def _put(self, values: Mapping[str, Any], least: float = -math.inf) -> bool:

@@ -1,6 +1,7 @@
 // Small parts of several pages: asking the server for a value, choosing a step, sentences about what is missing.
 import { get } from "./api.js";
 import { html, useEffect, useLayoutEffect, useState } from "./lib.js";
+import { isSaved } from "./saved.js";
 import { visible } from "./text.js";
 
 // {address, value, error} of each of several addresses of the server, once all have answered; what was there before stays until then.
@@ -108,7 +109,7 @@ export function StepChooser({ steps, step, to, address }) {
   const previous = open(steps.findLast((one) => one < step));
   const next = open(steps.find((one) => one > step));
   useKeys({ "[": previous, "]": next });
-  return html`<${Chooser} what="step" note=${`of ${steps.length} recorded`} ...${{ previous, next }}>
+  return html`<${Chooser} what="step" note=${`of ${steps.length} ${isSaved ? "in this file" : "recorded"}`} ...${{ previous, next }}>
     <label>step <input type="number" value=${step} onChange=${(event) => go(address(nearest(steps, Number(event.target.value))))} /></label>
     ${to !== undefined && html`<label>to <input type="number" value=${to} onChange=${(event) => go(address(`${step}-${event.target.value}`))} /></label>`}<//>`;
 }

@@ -17,7 +17,7 @@ const STRIPS = [
   ["mismatch_by_position", "Mean |mismatch| by position in the response, nats", places],
 ];
 const CURVES = [
-  ["KL, nats", ["actor/ppo_kl", "actor/reward_kl_penalty", "actor/kl_loss"]], ["Entropy, nats", ["actor/entropy"]],
+  ["KL, nats", ["distillation/kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]], ["Entropy, nats", ["actor/entropy"]],
   ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
   ["|log p of the trainer − of the rollout backend|, nats", ["training/rollout_log_probs_diff_mean", "training/rollout_log_probs_diff_max"]],
   ["|probability by the trainer − by the rollout backend|", ["training/rollout_probs_diff_mean", "training/rollout_probs_diff_max"]],

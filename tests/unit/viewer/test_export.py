@@ -51,7 +51,7 @@ def test_the_answers_to_the_prompts_of_validations_are_there(tmp_path: Path) -> 
     for prompt in saved["runs/0/prompts"]["prompts"]:
         rows = saved[f"runs/0/prompts/{prompt['prompt_index']}"]["rows"]
         assert [row["step"] for row in rows] == [8] * 4 + [4] * 4
-    assert saved["runs/0/config"]["keys"]["run.seed"] == "1"
+    assert saved["runs/0/config"]["run.seed"] == "1"
 
 
 def test_logs_of_losses_and_all_steps_of_the_timeline_are_there(tmp_path: Path) -> None:
@@ -78,7 +78,8 @@ def test_a_size_that_not_even_the_curves_fit_is_refused(tmp_path: Path, capsys: 
     [
         ("none", "run.html", "none is no folder"),
         ("run", "run/config.yaml/run.html", "config.yaml"),
-        ("run", "run", "Is a directory"),
+        ("run", "run", "this is no plain file"),
+        ("run", "/dev/null", "this is no plain file"),
     ],
 )
 def test_what_cannot_be_read_or_written_is_one_sentence(
@@ -90,6 +91,14 @@ def test_what_cannot_be_read_or_written_is_one_sentence(
     assert told.startswith("error: ")
     assert sentence in told
     assert len(told.splitlines()) == 1
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", Shape(steps=1))
+    (tmp_path / "run.html").symlink_to(tmp_path / "there.html")
+    export(tmp_path)
+    assert (tmp_path / "run.html").is_symlink()
+    assert (tmp_path / "there.html").stat().st_size > 0
 
 
 def test_a_torn_step_is_a_sentence_in_the_file_and_a_run_that_still_works_has_a_time(tmp_path: Path) -> None:

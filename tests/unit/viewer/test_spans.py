@@ -14,6 +14,7 @@ from controller.tracking.timeline import read_trace
 from tests.support.viewed_runs import Shape, add_event, make_run
 from tests.support.viewed_traces import T0, spans_of, write_trace
 from tests.support.viewer_client import ask
+from viewer.files import MAX_LINE_BYTES
 from viewer.spans import MAX_STEP_SPANS
 
 SHAPE = Shape(steps=3, prompts=2, samples=2, with_trace=True)
@@ -119,6 +120,11 @@ async def test_a_trace_of_any_bytes_and_a_link_end_nothing(run: Path, tmp_path: 
     (tmp_path / "secret").write_text(json.dumps(event()))
     trace.symlink_to(tmp_path / "secret")
     assert (await answer(run))["error"].startswith("trace.json cannot be read")
+
+
+async def test_a_line_that_is_too_long_is_left_out(run: Path) -> None:
+    write_events(run, [event(name="before"), event(name="long", more="x" * MAX_LINE_BYTES), event(name="after")])
+    assert {name for name, *_ in (await answer(run))["phases"]} & {"before", "long", "after"} == {"before", "after"}
 
 
 async def test_lost_spans_that_are_none_are_left_out(run: Path) -> None:
