@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import debug
 
+# A process that has imported these is copied for each rank; it has run nothing, so it has no threads.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["services.actor.role", "services.critic.role", "torch.distributed.tensor.debug"])
 _TIMEOUT = timedelta(seconds=60)
 _RESULT_TIMEOUT_S = 120.0
 
@@ -30,9 +33,8 @@ def rank_processes(max_ranks: int) -> Iterator[RunRanks]:
     has the same rank in all of them: torch caches the rows of a rank by the shape of the mesh alone.
     """
     store, numbers = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), itertools.count()
-    spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        processes = [stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn)) for _ in range(max_ranks)]
+        processes = [stack.enter_context(ProcessPoolExecutor(1, mp_context=PROCESSES)) for _ in range(max_ranks)]
 
         def run(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
             group = store.port, f"group-{next(numbers)}", num_ranks
