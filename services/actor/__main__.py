@@ -1,11 +1,13 @@
 """`python -m services.actor --config FILE [key=value ...]` starts the actor's group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
+from services.runtime.group.heavy_imports import heavy_imports
 
 if __name__ == "__main__":
     start_group_unless_rank("actor")
     # Imported now: a process that becomes torchrun needs no models.
-    from services.actor.role import ActorRole, check_config
-    from services.runtime.launch import run_service
+    with heavy_imports():
+        from services.actor.role import ActorRole, check_config
+        from services.runtime.launch import run_service
 
     run_service("actor", ActorRole, check_config=check_config)

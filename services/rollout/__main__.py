@@ -1,11 +1,13 @@
 """`python -m services.rollout --config FILE [key=value ...]` starts the rollout group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
+from services.runtime.group.heavy_imports import heavy_imports
 
 if __name__ == "__main__":
     start_group_unless_rank("rollout")
     # Imported now: a process that becomes torchrun needs no models.
-    from services.rollout.role import RolloutRole, check_config
-    from services.runtime.launch import run_service
+    with heavy_imports():
+        from services.rollout.role import RolloutRole, check_config
+        from services.runtime.launch import run_service
 
     run_service("rollout", RolloutRole, check_config=check_config)

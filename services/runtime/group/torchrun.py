@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+from services.runtime.group.heavy_imports import heavy_imports
 from splitppo.machine.process_tree import descendants, kill
 
 _POLL_INTERVAL_S = 0.01
@@ -40,7 +41,8 @@ if __name__ == "__main__":
     # Else torch's C++ warns of every peer that goes with a stack of twenty lines; `report` prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Imported now: importing torch takes seconds, in which the lifeline is watched already.
-    from services.runtime.group.closed_group import run_closed_group
+    with heavy_imports():
+        from services.runtime.group.closed_group import run_closed_group
 
     code = run_closed_group(sys.argv[1:])
     sys.stdout.flush()
