@@ -43,6 +43,7 @@ class Settings:
         self.asks_age = False
         self._defaults, self._sections = defaults, sections
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
+        self._known: dict[str, Any] = {}  # final values that are no sections, until the tree changes
 
     def add_yaml(self, text: str, name: str) -> None:
         """Adds a primary Hydra configuration in YAML to the settings; keys at verl's default do not count as given.
@@ -94,9 +95,13 @@ class Settings:
         Raises:
             ConfigError: an interpolation cannot be resolved.
         """
+        if key in self._known:
+            return self._known[key]
         try:
             value = OmegaConf.select(self._tree, key)
-            return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            if OmegaConf.is_config(value):
+                return OmegaConf.to_container(value, resolve=True)
+            return self._known.setdefault(key, value)
         except OmegaConfBaseException as error:
             raw = OmegaConf.to_container(self._tree)
             for part in key.split("."):
@@ -114,12 +119,14 @@ class Settings:
         self.given[whole] = line
 
     def _set(self, key: str, value: Any) -> None:
+        self._known.clear()
         try:
             OmegaConf.update(self._tree, key, value, force_add=True, merge=False)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{self.source}: {key} cannot be set: {str(error).splitlines()[0]}") from error
 
     def _remove(self, key: str) -> None:
+        self._known.clear()
         for name in [name for name in self.given if name == key or name.startswith(f"{key}.")]:
             del self.given[name]
         parent, _, leaf = key.rpartition(".")

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from splitppo.heavy_imports import heavy_imports
+
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process and dies with it
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # services.*.cpus and threads say where this process computes
@@ -36,8 +38,9 @@ def import_vllm() -> Any:
     os.environ.update(_ENVIRONMENT)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    with kept_random_state():
+    with kept_random_state(), heavy_imports():
         import vllm
+        import vllm.v1.engine.llm_engine
 
         _quieten()
         _adapt()

@@ -43,7 +43,7 @@ class Actor:
         return ActorClient(self.group.address, caller, on_progress=on_progress)
 
 
-@pytest.fixture(params=[1, 2], ids=["1-rank", "2-ranks"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.extended), 2], ids=["1-rank", "2-ranks"])
 def actor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Actor]:
     model = save_policy(tmp_path / "policy")
     config = validate(

@@ -95,7 +95,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1-rank", "2-ranks"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.extended), 2], ids=["1-rank", "2-ranks"])
 def session(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     run_dir = tmp_path_factory.mktemp("run")
     config = make_config(run_dir, model, request.param)

@@ -195,7 +195,7 @@ def test_every_rank_ends_when_torchrun_is_killed_and_no_folder_is_left(
     assert list(temporary.glob("torch*")) == []
 
 
-@pytest.mark.parametrize("ranks", ["0", "1", "01"])
+@pytest.mark.parametrize("ranks", [*(pytest.param(one, marks=pytest.mark.extended) for one in "01"), "01"])
 def test_a_model_that_ranks_cannot_load_is_one_sentence(tmp_path: Path, ranks: str) -> None:
     (tmp_path / "broken_model").write_text(ranks)
     group = Group(MODULE, write_config(tmp_path, 2), tmp_path, "critic", num_processes=2)
