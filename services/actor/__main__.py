@@ -1,7 +1,7 @@
 """`python -m services.actor --config FILE [key=value ...]` starts the actor's group, or under torchrun one rank."""
 
 from services.runtime.group.command_line import start_group_unless_rank
-from splitppo.heavy_imports import heavy_imports
+from splitppo.machine.heavy_imports import heavy_imports
 
 if __name__ == "__main__":
     start_group_unless_rank("actor")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from splitppo.heavy_imports import heavy_imports
+from splitppo.machine.heavy_imports import heavy_imports
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process and dies with it

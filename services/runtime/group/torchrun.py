@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from splitppo.heavy_imports import heavy_imports
+from splitppo.machine.heavy_imports import heavy_imports
 from splitppo.machine.process_tree import descendants, kill
 
 _POLL_INTERVAL_S = 0.01

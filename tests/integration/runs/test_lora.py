@@ -11,6 +11,7 @@ import pytest
 from services.engine.export import main as export
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, with_incidents
+from tests.support.external import external_groups
 from tests.support.runs import EACH_STEP, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,23 +33,20 @@ def with_adapters(config: dict[str, Any]) -> dict[str, Any]:
     return adapted
 
 
-def resumed(config: dict[str, Any], folder: Path) -> RunFolder:
-    """A run that is stopped after step 2, and goes on under another schedule."""
-    with started(config, folder, OVERLAP, EACH_STEP, "run.stop_after_step=2") as first:
-        first.complete()
-    with started(config, folder, GATHER, EACH_STEP) as second:
-        second.complete()
-    assert "resumed after step 2" in second.output
-    return second.folder
-
-
 def test_a_run_with_adapters_resumes_bit_for_bit_under_every_schedule(
     with_adapters: dict[str, Any], tmp_path: Path
 ) -> None:
-    with started(with_adapters, tmp_path / "whole", SERIAL) as controller:
-        whole = controller.complete()
-    assert "actor: adapters with " in controller.output
-    folder = resumed(with_adapters, tmp_path / "resumed")
+    with external_groups(with_adapters, tmp_path / "run") as groups:
+        with groups.started(SERIAL) as controller:
+            controller.complete()
+        assert "actor: adapters with " in controller.output
+        whole = groups.keep(tmp_path / "whole")
+        groups.empty()
+        with groups.started(OVERLAP, EACH_STEP, "run.stop_after_step=2") as controller:
+            controller.complete()
+        with groups.started(GATHER, EACH_STEP) as controller:
+            folder = controller.complete()
+        assert "resumed after step 2" in controller.output
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert {span["pool"] for span in whole.spans() if span["name"] == "ref"} == {"actor"}
     kl = [line["actor/reward_kl_penalty"] for line in whole.metrics]

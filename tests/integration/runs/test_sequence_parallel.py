@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import matrix_config, run_cells
+from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import EACH_STEP, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,22 +29,29 @@ def together(inputs: Inputs) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(together: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def groups(together: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
+    with external_groups(together, tmp_path_factory.mktemp("together") / "run") as groups:
+        yield groups
+
+
+@pytest.fixture(scope="module")
+def whole(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run without a break."""
-    with started(together, tmp_path_factory.mktemp("whole") / "run", SERIAL, "rollout.check_freq=1") as controller:
-        return controller.complete()
+    groups.empty()
+    with groups.started(SERIAL, "rollout.check_freq=1") as controller:
+        controller.complete()
+    return groups.keep(tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_the_ranks_compute_the_log_probs_that_each_of_them_has_sampled_with(whole: RunFolder) -> None:
     assert max(line["training/rollout_probs_diff_max"] for line in whole.metrics) <= 1e-5
 
 
-def test_a_run_resumes_bit_for_bit_under_every_schedule(
-    whole: RunFolder, together: dict[str, Any], tmp_path: Path
-) -> None:
-    with started(together, tmp_path / "run", OVERLAP, EACH_STEP, "run.stop_after_step=2") as first:
+def test_a_run_resumes_bit_for_bit_under_every_schedule(whole: RunFolder, groups: ExternalGroups) -> None:
+    groups.empty()
+    with groups.started(OVERLAP, EACH_STEP, "run.stop_after_step=2") as first:
         first.complete()
-    with started(together, tmp_path / "run", GATHER, EACH_STEP) as second:
+    with groups.started(GATHER, EACH_STEP) as second:
         folder = second.complete()
     assert "resumed after step 2" in second.output
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
