@@ -132,7 +132,7 @@ def json_object(content: bytes, name: str) -> dict[str, Any]:
         raise Unreadable(f"{name} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise Unreadable(f"{name} holds {type(value).__name__}, not an object.")
-    if _is_deeper(value, MAX_DEPTH):
+    if content.count(b"{") + content.count(b"[") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise Unreadable(f"{name} has a value that is nested more than {MAX_DEPTH} times.")
     return value
 

@@ -1,7 +1,10 @@
 """The metrics of a run as columns, kept up to date from metrics.jsonl while the run writes it."""
 
-import math
 import secrets
+from array import array
+from bisect import bisect
+from itertools import compress, filterfalse, islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +12,7 @@ import numpy.typing as npt
 from viewer.files import RunDir, Tail, finite
 
 Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
 MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
 
 
@@ -23,13 +27,15 @@ class Metrics:
     def __init__(self, folder: RunDir) -> None:
         self.steps: list[int] = []
         self.generation = secrets.randbelow(1 << 30)
-        self._columns: dict[str, dict[int, float]] = {}
+        self._numbers: dict[str, int] = {}
+        self._rows: list[Float64s] = []  # of each step, by the numbers of the metrics; NaN where there is none
+        self._places: dict[tuple[str, ...], list[int]] = {}
         self._tail = Tail(folder, "metrics.jsonl")
 
     @property
     def names(self) -> list[str]:
         """The metrics, by number."""
-        return [*self._columns]
+        return [*self._numbers]
 
     @property
     def lines_broken(self) -> int:
@@ -42,23 +48,38 @@ class Metrics:
         if is_new:
             self.generation += 1
             self.steps.clear()
-            for column in self._columns.values():
-                column.clear()
+            self._rows.clear()
         for row in rows:
             step = row.pop("step", None)
-            if not isinstance(step, int) or not (self.steps or [-1])[-1] < step <= MAX_STEP:
-                continue
-            self.steps.append(step)
-            for name, value in row.items():
-                has_room = len(name) <= MAX_NAME and (name in self._columns or len(self._columns) < MAX_METRICS)
-                if has_room and (known := finite(value)) is not None:
-                    self._columns.setdefault(name, {})[step] = known
+            if isinstance(step, int) and (self.steps or [-1])[-1] < step <= MAX_STEP:
+                self.steps.append(step)
+                self._rows.append(self._row(row))
+
+    def _row(self, values: dict[str, Any]) -> Float64s:
+        try:
+            numbers = np.array(array("d", values.values()))
+        except (TypeError, OverflowError):  # one of them is no number
+            numbers = np.array([finite(value) for value in values.values()], np.float64)
+        is_known = np.isfinite(numbers)
+        names = tuple(compress(values, is_known))
+        if names not in self._places:
+            self._places[names] = [self._number(name) for name in names]
+        row = np.full(len(self._numbers) + 1, np.nan)
+        row[self._places[names]] = numbers[is_known]
+        return row[:-1]
+
+    def _number(self, name: str) -> int:
+        """Returns the number of a metric; -1, the end of a row, for one too many."""
+        has_room = len(name) <= MAX_NAME and len(self._numbers) < MAX_METRICS
+        return self._numbers.setdefault(name, len(self._numbers)) if has_room else self._numbers.get(name, -1)
 
     def column(self, number: int, since: int) -> Float32s:
         """Returns the values of a metric at all steps after `since`; NaN where a step has none."""
-        values = self._columns[self.names[number]]
-        return np.array([values.get(step, math.nan) for step in self.steps if step > since], np.float32)
+        rows = self._rows[bisect(self.steps, since) :]
+        return np.array([row[number] if number < len(row) else np.nan for row in rows], np.float32)
 
     def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""
-        return list(self._columns.get(name, {}).values())[-num:]
+        number = self._numbers.get(name, MAX_METRICS)
+        values = (float(row[number]) for row in reversed(self._rows) if number < len(row))
+        return [*islice(filterfalse(np.isnan, values), num)][::-1]
