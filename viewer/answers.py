@@ -25,7 +25,7 @@ Answer = Callable[[Run, Mapping[str, int], Mapping[str, str]], Any]
 
 
 def facts(run: Run, *_: Any) -> dict[str, Any]:
-    """Returns what a page needs first: the names of the metrics, the recorded steps, events, state, scales."""
+    """Returns what a page needs first: the names of the metrics, the recorded steps, events, state."""
     line = run.overview()
     metrics = run.metrics
     return line | {
@@ -35,7 +35,6 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "has_trace": run.folder.stamp(TRACE) is not None,
         "events": run.told_events(),
         "has_events": run.folder.stamp("events.jsonl") is not None,
-        "scales": run.footers.scales(),
         "figures": [
             (f"{one.title}, {one.unit}", one.metrics, (one.floor, one.ceiling)) for one in figures(metrics.names)
         ],
@@ -67,16 +66,25 @@ def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: s
     return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
 
 
+def config(run: Run, *_: Any) -> dict[str, Any]:
+    """Returns the keys of config.yaml as {"actor.lr": "1.0e-06", ...}, or None and a sentence as "error"."""
+    try:
+        return {"keys": read_config(run.folder), "error": None}
+    except Unreadable as error:
+        return {"keys": None, "error": str(error)}
+
+
 # By the path below that of the run.
 ANSWERS: Mapping[str, Answer] = {
     "": facts,
     "/columns": columns,
     "/recorded": lambda run, _, query: run.footers.curves(since(query)),
+    "/scales": lambda run, *_: run.footers.scales(),
     "/timeline": lambda run, *_: run.spans.table(),
     "/timeline/{step:int}": lambda run, path, _: run.spans.step(path["step"]),
     "/policy": lambda run, _, query: run.distributions.since(since(query), integer(query.get("most"), MAX_STRIPS)),
     "/log/{number:int}": lambda run, path, _: log_at(run.folder, run.events, path["number"]),
-    "/config": lambda run, *_: read_config(run.folder),
+    "/config": config,
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),
     **{f"/{kind}/{{step:int}}": partial(responses, kind=kind) for kind in ("train", "val")},

@@ -3,6 +3,7 @@
 import secrets
 from array import array
 from bisect import bisect
+from collections.abc import Sequence
 from itertools import compress, filterfalse, islice
 from typing import Any
 
@@ -73,10 +74,13 @@ class Metrics:
         has_room = len(name) <= MAX_NAME and len(self._numbers) < MAX_METRICS
         return self._numbers.setdefault(name, len(self._numbers)) if has_room else self._numbers.get(name, -1)
 
-    def column(self, number: int, since: int) -> Float32s:
-        """Returns the values of a metric at all steps after `since`; NaN where a step has none."""
+    def columns(self, numbers: Sequence[int], since: int) -> list[Float32s]:
+        """Returns the values of metrics at all steps after `since`; NaN where a step has none."""
         rows = self._rows[bisect(self.steps, since) :]
-        return np.array([row[number] if number < len(row) else np.nan for row in rows], np.float32)
+        table = np.full((len(rows), len(self._numbers)), np.nan, np.float32)
+        for place, row in enumerate(rows):
+            table[place, : len(row)] = row
+        return [table[:, number] for number in numbers]
 
     def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""

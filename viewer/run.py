@@ -65,7 +65,7 @@ class Run:
         """Returns the steps after `since`, and of each asked metric its float32 values at them."""
         with self._lock:
             steps = [step for step in self.metrics.steps if step > since]
-            return steps, [self.metrics.column(number, since) for number in numbers]
+            return steps, self.metrics.columns(numbers, since)
 
     def state(self) -> dict[str, Any]:
         """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""

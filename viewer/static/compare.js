@@ -31,7 +31,7 @@ export function Compare({ at, theme }) {
   const [runs, version] = useRuns(numbers);
   const labels = labelsOf(runs.map((run) => run.facts ?? { number: run.number, name: `run ${run.number}` }));
   const found = useValues(numbers.map((one) => `runs/${one}/config`), "");
-  const configs = useMemo(() => found.map(({ value }) => value ?? null), [found]);
+  const configs = useMemo(() => found.map(({ value }) => value?.keys ?? null), [found]);
   const groups = useMemo(() => seedGroups(configs), [configs]);
   const shared = useMemo(() => {
     const all = runs.map((run, place) => ({ run, place, label: labels[place], colour: COLOURS[place % COLOURS.length], dash: DASHES[Math.floor(place / COLOURS.length)] }));
@@ -42,7 +42,7 @@ export function Compare({ at, theme }) {
   const card = ([title, names, range]) => html`<${Card} key=${title} ...${{ title, names, range, shared, theme }} />`;
   const metrics = useMemo(() => [...new Map(runs.flatMap((run) => run.facts?.metrics ?? []).map((row) => [row[0], row])).values()], [version]);
   const toggle = (one) => setHidden(hidden.includes(one) ? hidden.filter((other) => other !== one) : [...hidden, one]);
-  const sentences = runs.flatMap((run, place) => [run.error, run.facts?.error, run.notice, found[place]?.error].filter(Boolean).map((text) => `${labels[place]}: ${text}`));
+  const sentences = runs.flatMap((run, place) => [run.error, run.facts?.error, run.notice, found[place]?.error ?? found[place]?.value?.error].filter(Boolean).map((text) => `${labels[place]}: ${text}`));
   const homeless = axis ? runs.filter((run) => run.facts && run.columns.size && !run.column(axis)) : [];
   return html`<div class="bar"><h1>Compare</h1><label>x: <${Choice} value=${axis} options=${AXES} choose=${setAxis} /></label>
       ${groups.length > 0 && html`<label><input type="checkbox" checked=${joins} disabled=${axis !== ""} onChange=${() => setJoins(!joins)} />

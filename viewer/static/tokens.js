@@ -17,6 +17,7 @@ export function Tokens({ data, at, theme }) {
   const recorded = useMemo(() => (all.value ? rowsOf(all.value.columns).filter((one) => one.isRecorded) : []), [all.value]);
   const row = at.row ?? recorded[0]?.row ?? null;
   const found = useValue(step === null || row === null ? null : `runs/${at.run}/${at.kind}/${step}/${row}`);
+  const scales = useValue(`runs/${at.run}/scales`, steps.length);
   const address = (one, of = step) => `/run/${at.run}/tokens/${at.kind}/${of}${one === null ? "" : `/${one}`}`;
   const place = recorded.findIndex((one) => one.row === row);
   const open = (one) => one && (() => go(address(one.row)));
@@ -28,10 +29,10 @@ export function Tokens({ data, at, theme }) {
       response ${number(recorded[place].sample + 1)} of prompt ${visible(recorded[place].prompt_index)}<//>`}
     <a href=${`#/run/${at.run}/responses/${at.kind}/${step ?? ""}`}>all of the step</a></div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;
-  const error = all.error ?? found.error;
+  const error = all.error ?? found.error ?? scales.error;
   if (error) return html`${chooser}<${ErrorSentence} text=${error} />`;
   if (all.value && row === null) return html`${chooser}<${Sentence}>No response of this step is recorded with its tokens.<//>`;
-  return html`${chooser}${found.value && html`<${Response} found=${found.value} scales=${facts.scales} theme=${theme} />`}`;
+  return html`${chooser}${found.value && scales.value && html`<${Response} found=${found.value} scales=${scales.value} theme=${theme} />`}`;
 }
 
 function Response({ found, scales, theme }) {

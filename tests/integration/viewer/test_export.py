@@ -28,7 +28,7 @@ def exported(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def said(page: Page, address: str, sign: str) -> str:
-    """The text of a page once it waits for nothing and stays the same, without how long ago a run has been seen."""
+    """The text of a page once it waits for nothing and stays the same, but for what a file says of itself."""
     page.go(address)
     page.one(sign)
     seen = [""]
@@ -38,7 +38,7 @@ def said(page: Page, address: str, sign: str) -> str:
         return len(seen) > STILL and seen[-1] != "" and len({*seen[-STILL:]}) == 1
 
     page.until(is_still, f"an end of changes of {address}")
-    return re.sub(r"quiet for .*", "", seen[-1])
+    return re.sub(r"quiet for .*", "", seen[-1]).replace(" in this file", " recorded")
 
 
 def test_every_page_says_what_the_server_says(open_page: Callable[[str], Page], address: str, exported: str) -> None:

@@ -51,7 +51,7 @@ def test_the_answers_to_the_prompts_of_validations_are_there(tmp_path: Path) -> 
     for prompt in saved["runs/0/prompts"]["prompts"]:
         rows = saved[f"runs/0/prompts/{prompt['prompt_index']}"]["rows"]
         assert [row["step"] for row in rows] == [8] * 4 + [4] * 4
-    assert saved["runs/0/config"]["run.seed"] == "1"
+    assert saved["runs/0/config"]["keys"]["run.seed"] == "1"
 
 
 def test_logs_of_losses_and_all_steps_of_the_timeline_are_there(tmp_path: Path) -> None:

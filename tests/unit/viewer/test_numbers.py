@@ -54,7 +54,7 @@ async def test_what_was_not_recorded_is_null(tmp_path: Path) -> None:
 
 async def test_colours_have_the_limits_of_the_whole_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Shape(steps=12))
-    scales = (await ask([run], "/api/runs/0")).json["scales"]
+    scales = (await ask([run], "/api/runs/0/scales")).json
     assert set(scales) == {"value", "advantage", "delta", "reward", "kl", "mismatch", "ratio", "entropy"}
     rows = [row for step in range(1, 13) for row in add_step(tmp_path_of(tmp_path, step), step, Shape())]
     values = np.concatenate([row["value"][row["flags"] > 0] for row in rows])
