@@ -12,7 +12,7 @@ import pytest
 from tests.support.recipes import trained
 from tests.support.runs import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(900)]
 
 NUM_STEPS = 4
 ANY = "evaluation.min_accuracy=0"
@@ -51,7 +51,6 @@ def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
     assert 0 < sum(found) < len(rows)
 
 
-@pytest.mark.extended
 def test_the_median_of_three_seeds_finds_at_least_85_of_100_numbers(tmp_path: Path) -> None:
     runs = [trained("guess_number", tmp_path / str(seed), f"run.seed={seed}", ANY) for seed in (1, 2, 3)]
     accuracies = [run.summary["validation"]["after"]["overall"] for run in runs]

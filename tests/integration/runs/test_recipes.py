@@ -19,9 +19,7 @@ from tests.support.runs import RunFolder, started
 KILLED_IN, NUM_STEPS = 3, 4
 RECIPES = [
     "gsm8k",
-    "hh_rlhf",
-    pytest.param("competition_math", marks=pytest.mark.extended),
-    pytest.param("hellaswag", marks=pytest.mark.extended),
+    *(pytest.param(name, marks=pytest.mark.extended) for name in ("hh_rlhf", "competition_math", "hellaswag")),
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
