@@ -7,7 +7,7 @@ import { Choice, ErrorSentence, labelsOf, MOST_RUNS, Sentence, useEvery, useValu
 import { AXES, RunData } from "./run_data.js";
 import { number, visible } from "./text.js";
 
-const POLL_MS = 3000, REDRAW_MS = 100, MOST_KEYS = 400;
+const POLL_MS = 3000, REDRAW_MS = 500, MOST_KEYS = 400;
 const SEED = "run.seed", LEFT_OUT = ["run.dir", "run.name"];
 const DASHES = [undefined, [6, 3], [2, 2]];
 // [title, metrics, of which the first one that a run has is taken]
