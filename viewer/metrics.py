@@ -4,7 +4,7 @@ import secrets
 from array import array
 from bisect import bisect
 from collections.abc import Sequence
-from itertools import compress, filterfalse, islice
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from viewer.files import RunDir, Tail, finite
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
 MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
 
 
@@ -29,8 +30,8 @@ class Metrics:
         self.steps: list[int] = []
         self.generation = secrets.randbelow(1 << 30)
         self._numbers: dict[str, int] = {}
-        self._rows: list[Float64s] = []  # of each step, by the numbers of the metrics; NaN where there is none
-        self._places: dict[tuple[str, ...], list[int]] = {}
+        self._rows: list[tuple[Int64s, Float64s]] = []
+        self._places: dict[tuple[str, ...], Int64s] = {}  # of lines with the same metrics, which share them
         self._tail = Tail(folder, "metrics.jsonl")
 
     @property
@@ -56,7 +57,8 @@ class Metrics:
                 self.steps.append(step)
                 self._rows.append(self._row(row))
 
-    def _row(self, values: dict[str, Any]) -> Float64s:
+    def _row(self, values: dict[str, Any]) -> tuple[Int64s, Float64s]:
+        """Returns the numbers of the metrics that a line has, and their values."""
         try:
             numbers = np.array(array("d", values.values()))
         except (TypeError, OverflowError):  # one of them is no number
@@ -64,26 +66,26 @@ class Metrics:
         is_known = np.isfinite(numbers)
         names = tuple(compress(values, is_known))
         if names not in self._places:
-            self._places[names] = [self._number(name) for name in names]
-        row = np.full(len(self._numbers) + 1, np.nan)
-        row[self._places[names]] = numbers[is_known]
-        return row[:-1]
+            self._places[names] = np.array([self._number(name) for name in names], np.int64)
+        return self._places[names], numbers[is_known]
 
     def _number(self, name: str) -> int:
-        """Returns the number of a metric; -1, the end of a row, for one too many."""
+        """Returns the number of a metric; -1 for one too many."""
         has_room = len(name) <= MAX_NAME and len(self._numbers) < MAX_METRICS
         return self._numbers.setdefault(name, len(self._numbers)) if has_room else self._numbers.get(name, -1)
 
     def columns(self, numbers: Sequence[int], since: int) -> list[Float32s]:
         """Returns the values of metrics at all steps after `since`; NaN where a step has none."""
-        rows = self._rows[bisect(self.steps, since) :]
-        table = np.full((len(rows), len(self._numbers)), np.nan, np.float32)
-        for place, row in enumerate(rows):
-            table[place, : len(row)] = row
-        return [table[:, number] for number in numbers]
+        rows, asked = self._rows[bisect(self.steps, since) :], np.array(numbers, np.int64)
+        table, line = np.empty((len(rows), len(asked)), np.float32), np.empty(len(self._numbers) + 1)
+        for row, (places, values) in zip(table, rows, strict=True):
+            line.fill(np.nan)
+            line[places] = values
+            row[:] = line[asked]
+        return [*table.T]
 
     def recent(self, name: str, num: int = 1) -> list[float]:
         """Returns the last `num` values of a metric."""
         number = self._numbers.get(name, MAX_METRICS)
-        values = (float(row[number]) for row in reversed(self._rows) if number < len(row))
-        return [*islice(filterfalse(np.isnan, values), num)][::-1]
+        found = (float(values[places == number][0]) for places, values in reversed(self._rows) if number in places)
+        return [*islice(found, num)][::-1]

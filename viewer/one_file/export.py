@@ -11,6 +11,7 @@ import base64
 import gzip
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write, e.g. run.html")
     parser.add_argument("--max-mb", metavar="MB", type=megabytes, default=MAX_MB, help="its size (default %(default)s)")
     options = parser.parse_args(arguments)
-    out = options.out.resolve()  # what a link leads to is written, and the link stays
+    out = Path(os.path.realpath(options.out))  # what a link leads to is written, and the link stays
     try:
         if out.exists() and not out.is_file():
             raise Unreadable(f"--out {options.out}: this is no plain file")

@@ -42,6 +42,7 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.machine.heavy_imports import heavy_imports
 
 
 class VllmRollout:
@@ -71,7 +72,8 @@ class VllmRollout:
         self._sampler = SeededSampler(runner) if device.type == "cpu" else None
 
     def _build_engine(self, config: Config, device: torch.device) -> Any:
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with heavy_imports():
+            from vllm.v1.engine.llm_engine import LLMEngine
 
         settings, model = self._settings, str(resolve_folder(config.actor.model))
         arguments = self._vllm.EngineArgs(

@@ -40,7 +40,6 @@ def import_vllm() -> Any:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     with kept_random_state(), heavy_imports():
         import vllm
-        import vllm.v1.engine.llm_engine
 
         _quieten()
         _adapt()

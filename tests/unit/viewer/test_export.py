@@ -101,6 +101,14 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "there.html").stat().st_size > 0
 
 
+def test_links_that_lead_to_each_other_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run", Shape(steps=1))
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "a" / "run.html")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_a_torn_step_is_a_sentence_in_the_file_and_a_run_that_still_works_has_a_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Shape(steps=4), ended=False)
     write_live(run, step=4, total=9, phase="training")
