@@ -78,10 +78,11 @@ class Metrics:
         """Returns the values of metrics at all steps after `since`; NaN where a step has none."""
         rows, asked = self._rows[bisect(self.steps, since) :], np.array(numbers, np.int64)
         table, line = np.empty((len(rows), len(asked)), np.float32), np.empty(len(self._numbers) + 1)
-        for row, (places, values) in zip(table, rows, strict=True):
-            line.fill(np.nan)
-            line[places] = values
-            row[:] = line[asked]
+        with np.errstate(over="ignore"):  # what is more than a float32 holds is infinite
+            for row, (places, values) in zip(table, rows, strict=True):
+                line.fill(np.nan)
+                line[places] = values
+                row[:] = line[asked]
         return [*table.T]
 
     def recent(self, name: str, num: int = 1) -> list[float]:
