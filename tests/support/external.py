@@ -13,7 +13,7 @@ import yaml
 from splitppo.config.sections.debug import DebugConfig
 from splitppo.failpoints import FOLDER, fired_mark
 from tests.support.groups import Group, free_address
-from tests.support.runs import Controller, RunFolder, started
+from tests.support.runs import EACH_STEP, Controller, RunFolder, started
 
 # What a new run in the same folder keeps: the groups' announcements and logs, and the fencing token, which only rises.
 _KEPT = {"services", "logs", "controller.epoch", "controller.lock"}
@@ -116,6 +116,26 @@ class ExternalGroups:
         """Copies the folder of the run that has just ended, for tests and for `put_back`."""
         ignored = shutil.ignore_patterns("services", "controller.lock")
         return RunFolder(shutil.copytree(self.folder.path, copy, ignore=ignored))
+
+    def completed(self, copy: Path, *overrides: str) -> RunFolder:
+        """Makes a run in an empty run folder; returns a copy of it, as `keep` does."""
+        self.empty()
+        with self.started(*overrides) as controller:
+            controller.complete()
+        return self.keep(copy)
+
+    def resumed(self, before: str, after: str) -> RunFolder:
+        """Makes a run that stops after step 2, and goes on in new processes, each part with an override of its own."""
+        self.empty()
+        with self.started(before, EACH_STEP, "run.stop_after_step=2") as first:
+            first.complete()
+        self.stop()
+        self._groups = {role: self._start(role) for role in self._groups}
+        self.wait_ready()
+        with self.started(after, EACH_STEP) as second:
+            second.complete()
+        assert "resumed after step 2" in second.output
+        return self.folder
 
     def started(self, *overrides: str, **options: Any) -> AbstractContextManager[Controller]:
         """Starts a controller of these groups; options as for `Controller`."""

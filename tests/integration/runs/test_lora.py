@@ -12,7 +12,7 @@ from services.engine.export import main as export
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.external import external_groups
-from tests.support.runs import EACH_STEP, RunFolder, started
+from tests.support.runs import RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,16 +37,9 @@ def test_a_run_with_adapters_resumes_bit_for_bit_under_every_schedule(
     with_adapters: dict[str, Any], tmp_path: Path
 ) -> None:
     with external_groups(with_adapters, tmp_path / "run") as groups:
-        with groups.started(SERIAL) as controller:
-            controller.complete()
-        assert "actor: adapters with " in controller.output
-        whole = groups.keep(tmp_path / "whole")
-        groups.empty()
-        with groups.started(OVERLAP, EACH_STEP, "run.stop_after_step=2") as controller:
-            controller.complete()
-        with groups.started(GATHER, EACH_STEP) as controller:
-            folder = controller.complete()
-        assert "resumed after step 2" in controller.output
+        whole = groups.completed(tmp_path / "whole", SERIAL)
+        folder = groups.resumed(OVERLAP, GATHER)
+    assert "actor: adapters with " in whole.log("controller_0")
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert {span["pool"] for span in whole.spans() if span["name"] == "ref"} == {"actor"}
     kl = [line["actor/reward_kl_penalty"] for line in whole.metrics]

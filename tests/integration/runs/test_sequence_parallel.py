@@ -11,7 +11,7 @@ import pytest
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import matrix_config, run_cells
 from tests.support.external import ExternalGroups, external_groups
-from tests.support.runs import EACH_STEP, Inputs, RunFolder, started
+from tests.support.runs import Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,10 +37,7 @@ def groups(together: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def whole(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run without a break."""
-    groups.empty()
-    with groups.started(SERIAL, "rollout.check_freq=1") as controller:
-        controller.complete()
-    return groups.keep(tmp_path_factory.mktemp("whole") / "run")
+    return groups.completed(tmp_path_factory.mktemp("whole") / "run", SERIAL, "rollout.check_freq=1")
 
 
 def test_the_ranks_compute_the_log_probs_that_each_of_them_has_sampled_with(whole: RunFolder) -> None:
@@ -48,13 +45,7 @@ def test_the_ranks_compute_the_log_probs_that_each_of_them_has_sampled_with(whol
 
 
 def test_a_run_resumes_bit_for_bit_under_every_schedule(whole: RunFolder, groups: ExternalGroups) -> None:
-    groups.empty()
-    with groups.started(OVERLAP, EACH_STEP, "run.stop_after_step=2") as first:
-        first.complete()
-    with groups.started(GATHER, EACH_STEP) as second:
-        folder = second.complete()
-    assert "resumed after step 2" in second.output
-    assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert groups.resumed(OVERLAP, GATHER).summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
 @pytest.mark.extended

@@ -36,10 +36,7 @@ def groups(taught: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def streamed(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run under `overlap`, with the teacher's work behind generation. Only to be read."""
-    groups.empty()
-    with groups.started(SHORT, "run.schedule=overlap") as controller:
-        controller.complete()
-    return groups.keep(tmp_path_factory.mktemp("streamed") / "run")
+    return groups.completed(tmp_path_factory.mktemp("streamed") / "run", SHORT, "run.schedule=overlap")
 
 
 def test_one_call_after_the_other_gives_the_weights_of_calls_at_the_same_time(
