@@ -122,6 +122,11 @@ class RunFolder:
         return [json.loads(line) for line in lines]
 
     @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl."""
+        return [json.loads(line) for line in (self.path / "events.jsonl").read_text().splitlines()]
+
+    @property
     def steps(self) -> list[int]:
         """The step of every line of metrics.jsonl, in the order of the file."""
         return [line["step"] for line in self.metrics]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
@@ -48,25 +49,47 @@ def config(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[int, int]]:
-    """The quickstart, and the memory of the actor's rank at the beginning of updates, early and late."""
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The quickstart's configuration, with vLLM."""
     RECIPE.prepare()
-    folder = tmp_path_factory.mktemp("learned")
-    tree = load_config(RECIPE.config_file, [f"run.dir={folder}"]).model_dump(mode="json")
+    tree = load_config(RECIPE.config_file, [f"run.dir={tmp_path_factory.mktemp('unused')}"]).model_dump(mode="json")
     tree["rollout"]["backend"] = "vllm"
     tree["rollout"]["check_freq"] = None
     tree["algorithm"]["rollout_correction"]["bypass_mode"] = "auto"
+    return tree
+
+
+def test_the_quickstart_learns_and_every_step_compares_the_log_probs(
+    quickstart: dict[str, Any], tmp_path: Path
+) -> None:
+    with started(quickstart, tmp_path / "run") as controller:
+        folder = controller.complete()
+    accuracy = folder.summary["validation"]
+    assert accuracy["before"]["overall"] < 0.5
+    assert accuracy["after"]["overall"] >= 0.85
+    lines = [line for line in folder.metrics if line["step"]]
+    assert [line["step"] for line in lines] == list(range(1, folder.summary["global_step"] + 1))
+    assert max(line["training/rollout_log_probs_diff_max"] for line in lines) <= 1e-4
+    assert all("rollout_corr/kl" in line and "training/rollout_probs_diff_max" in line for line in lines)
+
+
+@pytest.mark.extended
+def test_the_actors_memory_settles(quickstart: dict[str, Any], tmp_path: Path) -> None:
+    """At the beginning of updates, early and late."""
+    measured = (*FIRST_STEPS, *LAST_STEPS)
+    tree = copy.deepcopy(quickstart)
     tree["run"]["total_steps"] = LAST_STEPS.stop
     tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05  # its pages become resident when they are used first
-    measured = (*FIRST_STEPS, *LAST_STEPS)
     tree["debug"]["failpoints"] = pause_at(MEASURED_AT, measured)
     resident: dict[int, int] = {}
-    with started(tree, folder / "run") as controller:
+    with started(tree, tmp_path / "run") as controller:
         for step in measured:
             controller.wait_until(partial(has_come_to, step), f"the update of step {step}")
             resident[step] = own_bytes(controller.folder.pids("actor")[0])
             let_go(controller.folder.path, step)
-        return controller.complete(), resident
+        controller.complete()
+    first, last = (median(resident[step] for step in steps) for steps in (FIRST_STEPS, LAST_STEPS))
+    assert last <= MAX_GROWTH * first, resident
 
 
 def has_come_to(step: int, folder: RunFolder) -> bool:
@@ -81,25 +104,6 @@ def own_bytes(pid: int) -> int:
     """Resident memory that belongs to no file: how much of the files stays resident is up to the machine's load."""
     status = Path(f"/proc/{pid}/status").read_text()
     return sum(int(kib) << 10 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE))
-
-
-def test_the_quickstart_learns(learned: tuple[RunFolder, dict[int, int]]) -> None:
-    accuracy = learned[0].summary["validation"]
-    assert accuracy["before"]["overall"] < 0.5
-    assert accuracy["after"]["overall"] >= 0.85
-
-
-def test_every_step_compares_the_log_probs(learned: tuple[RunFolder, dict[int, int]]) -> None:
-    lines = [line for line in learned[0].metrics if line["step"]]
-    assert [line["step"] for line in lines] == list(range(1, learned[0].summary["global_step"] + 1))
-    assert max(line["training/rollout_log_probs_diff_max"] for line in lines) <= 1e-4
-    assert all("rollout_corr/kl" in line and "training/rollout_probs_diff_max" in line for line in lines)
-
-
-def test_memory_settles(learned: tuple[RunFolder, dict[int, int]]) -> None:
-    _, resident = learned
-    first, last = (median(resident[step] for step in steps) for steps in (FIRST_STEPS, LAST_STEPS))
-    assert last <= MAX_GROWTH * first, resident
 
 
 def test_a_rank_that_is_killed_takes_its_replica_along_and_the_streamed_run_goes_on(

@@ -34,6 +34,7 @@ def test_a_reference_on_the_critic_gives_the_weights_of_one_on_the_actor(
     assert kl[0] == kl[1]
 
 
+@pytest.mark.extended
 def test_weights_that_rest_give_the_weights_of_those_that_stay(
     config: dict[str, Any], unstreamed: RunFolder, tmp_path: Path
 ) -> None:

@@ -52,9 +52,8 @@ def test_two_ranks_are_reloaded_by_one_bit_for_bit_and_go_on(
         assert going_on.complete().steps == [*two_ranks.steps, last_step + 1]
 
 
-@pytest.mark.parametrize(
-    "schedules", [("gather", "overlap"), pytest.param(("serial", "overlap"), marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("schedules", [("gather", "overlap"), ("serial", "overlap")])
 def test_a_run_goes_on_over_a_mesh_with_replicas_under_any_schedule_and_then_with_whole_weights(
     schedules: tuple[str, ...], completed: Completed, stopped: RunFolder, config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.disks import fill, mounted
+from tests.support.external import ExternalGroups
+from tests.support.meetings import pause
 from tests.support.runs import NUM_STEPS, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Completed = Callable[[str, int], RunFolder]
-
-
-def events(folder: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
 
 
 def recorded(folder: RunFolder, split: str) -> list[int]:
@@ -53,59 +49,40 @@ def test_a_run_has_a_file_per_step_and_validation_and_says_that_it_has_ended(com
             assert np.mean(clip & 3 > 0) == pytest.approx(lines[step]["actor/pg_clipfrac"], abs=0.02)
     live = json.loads((folder.path / "live.json").read_text())
     assert (live["phase"], live["step"], live["total_steps"]) == ("ended", NUM_STEPS, NUM_STEPS)
-    assert [event["step"] for event in events(folder) if event["kind"] == "step"] == list(range(1, NUM_STEPS + 1))
-    assert events(folder)[-1]["reason"] == "completed"
+    assert [event["step"] for event in folder.events if event["kind"] == "step"] == list(range(1, NUM_STEPS + 1))
+    assert folder.events[-1]["reason"] == "completed"
 
 
-def test_a_full_disk_costs_the_record_and_nothing_else(
-    config: dict[str, Any], completed: Completed, tmp_path: Path
-) -> None:
-    with mounted(tmp_path / "run" / "rollouts", "size=64k") as disk:
+def test_a_full_disk_costs_the_record_and_nothing_else(groups: ExternalGroups, completed: Completed) -> None:
+    with mounted(groups.folder.path / "rollouts", "size=64k") as disk:
         fill(disk)
-        with started(config, tmp_path / "run", "evaluation.dump_generations=false") as controller:
+        with groups.started("evaluation.dump_generations=false") as controller:
             folder = controller.complete()
         assert recorded(folder, "train") == []
     assert controller.output.count("could not be recorded") == 1
     assert "Traceback" not in controller.output
     assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
-    failed = [event["why"] for event in events(folder) if event["kind"] == "record_failed"]
+    failed = [event["why"] for event in folder.events if event["kind"] == "record_failed"]
     assert len(failed) == NUM_STEPS + 3
     assert all("No space left on device" in why for why in failed)
 
 
 def test_a_killed_run_goes_on_without_its_record_and_has_the_same_weights(
-    config: dict[str, Any], completed: Completed, tmp_path: Path
+    groups: ExternalGroups, completed: Completed
 ) -> None:
-    slow_end = f"debug.failpoints={{actor.update.begin: {{step: {NUM_STEPS}, action: stop}}}}"
-    with started(config, tmp_path / "run", slow_end) as first:
+    held = {"failpoints": {"controller.actor.update.begin": pause(NUM_STEPS)}}
+    with started({**groups.config, "debug": held}, groups.folder.path) as first:
         first.wait_until(lambda folder: 3 in recorded(folder, "train"), "the file of step 3")
         first.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
         first.signal(signal.SIGKILL)
         first.wait()
-    with started(config, tmp_path / "run", "tracking.rollouts.enable=false") as second:
+    with groups.started("tracking.rollouts.enable=false") as second:
         folder = second.complete()
     assert recorded(folder, "train") == [1, 2]
     assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
-    starts = [event for event in events(folder) if event["kind"] == "start"]
-    assert [(start["epoch"], start["resumed_at"]) for start in starts] == [(1, 0), (2, 2)]
+    starts = [event for event in folder.events if event["kind"] == "start"]
+    assert [start["resumed_at"] for start in starts] == [0, 2]
+    assert starts[1]["epoch"] == starts[0]["epoch"] + 1
     assert any("tracking.rollouts.enable" in change for change in starts[1]["changes"])
-    cut = next(event for event in events(folder) if event["kind"] == "cut")
+    cut = next(event for event in folder.events if event["kind"] == "cut")
     assert {span[2] for span in cut["spans"]} == {3}
-
-
-def test_a_lost_group_leaves_its_cause_and_what_it_has_cost(config: dict[str, Any], tmp_path: Path) -> None:
-    kill = "debug.failpoints={critic.update.begin: {step: 4, action: kill}}"
-    with started(config, tmp_path / "run", kill, "services.restart_backoff_s=0.1") as controller:
-        folder = controller.complete()
-    by_kind: dict[str, list[dict[str, Any]]] = {}
-    for event in events(folder):
-        by_kind.setdefault(event["kind"], []).append(event)
-    [lost], [recovery], [recovered] = (by_kind[kind] for kind in ("group_lost", "recovery", "recovered"))
-    assert lost["role"] == "critic"
-    assert f"recovering in 0.1 s: {lost['cause']}" in controller.output
-    assert (recovery["restarted"], recovery["kept"], recovery["pause_s"]) == (["critic"], ["actor"], 0.1)
-    assert recovered["repeated_steps"] == folder.metrics[-1]["recovery/num_repeated_steps"]
-    assert (recovered["from_step"], recovered["to_step"]) == (4, 2)
-    assert len(by_kind["group_up"]) == 3
-    assert {span[2] for event in by_kind["cut"] for span in event["spans"]} == {3, 4}
-    assert recorded(folder, "train") == list(range(1, NUM_STEPS + 1))

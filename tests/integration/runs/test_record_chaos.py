@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -66,7 +65,7 @@ def test_the_record_of_a_run_with_ten_kills_names_each_and_its_sums_are_the_coun
     assert folder.steps == list(range(1, num_steps + 1))
     facts = asyncio.run(ask([folder.path], "/api/runs/0")).json
     assert facts["train"] == folder.steps  # also those whose first file was of a step that was done again
-    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    events = folder.events
     sent = [{**event, "spans": len(event["spans"])} if "spans" in event else event for event in events]
     assert facts["events"] == [{**event, "number": number} for number, event in enumerate(sent)]  # spans are counted
 

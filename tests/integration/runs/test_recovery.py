@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,29 @@ def test_one_incident_after_the_other_costs_no_more_than_time(
     assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
     for role in ("actor", "critic"):
         assert "LoadCheckpoint done" in verdict.folder.log(f"{role}_0")
+    assert_losses_are_on_record(verdict.folder, [cell for cell in cells if cell is not out_of_memory])
+
+
+def assert_losses_are_on_record(folder: RunFolder, cells: Sequence[Cell]) -> None:
+    """Each with its cause, and what it has cost; the controller's own end is its next start."""
+    of_groups = [cell for cell in cells if cell.role != "controller"]
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for event in folder.events:
+        by_kind.setdefault(event["kind"], []).append(event)
+    lost, recoveries, recovered = (by_kind[kind] for kind in ("group_lost", "recovery", "recovered"))
+    assert [event["role"] for event in lost] == [cell.role for cell in of_groups]
+    assert len(by_kind["start"]) == 1 + len(cells) - len(of_groups)
+    log = folder.log("controller_0")
+    assert all(f"recovering in 0.1 s: {event['cause']}" in log for event in lost)
+    for cell, recovery in zip(of_groups, recoveries, strict=True):
+        assert recovery["restarted"] == [cell.role] * cell.ends_process
+        assert {*recovery["restarted"], *recovery["kept"]} == {"actor", "critic"}
+        assert recovery["pause_s"] == 0.1
+    last = [event["repeated_steps"] for event in recovered if event["epoch"] == by_kind["start"][-1]["epoch"]]
+    assert sum(last) == folder.metrics[-1]["recovery/num_repeated_steps"]
+    assert {span[2] for event in by_kind["cut"] for span in event["spans"]}
+    trained = {int(file.stem) for file in folder.path.glob("rollouts/train/*.parquet")}
+    assert trained == {step for step in folder.steps if step}
 
 
 @pytest.mark.extended

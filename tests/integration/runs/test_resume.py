@@ -18,6 +18,7 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.integration.trackers.fed_run import held_by
+from tests.support.external import ExternalGroups
 from tests.support.meetings import PAUSE_POINT, let_go, pause
 from tests.support.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 from tests.support.user_samplers import WORST
@@ -164,24 +165,27 @@ def rows(data_files, data_config, split):
 
 
 def test_a_killed_run_with_bypassed_old_log_probs_and_prompts_of_the_users_ends_like_an_undisturbed_one(
-    config: dict[str, Any], tmp_path: Path
+    groups: ExternalGroups, tmp_path: Path
 ) -> None:
     """Data set and sampler are classes of the user's; the sampler chooses by the scores of the steps before."""
     (tmp_path / "prompts.py").write_text(ROWS + WORST)
-    of_users = {
-        "custom_cls": {"path": str(tmp_path / "prompts.py"), "name": "rows"},
-        "sampler": {"class_path": str(tmp_path / "prompts.py"), "class_name": "Worst"},
-    }
-    own = {**config, "data": {**config["data"], **of_users}, "run": {"total_epochs": 2}}
-    settings = ("algorithm.rollout_correction.bypass_mode=auto", "checkpoint.best_metric=val/accuracy")
-    with started(own, tmp_path / "whole", *settings) as controller:
-        whole = controller.complete()
-    holding = {**own, "debug": {"failpoints": {PAUSE_POINT: pause(3)}}}
-    with started(holding, tmp_path / "halves", *settings) as controller:
+    settings = (
+        f"data.custom_cls={{path: '{tmp_path / 'prompts.py'}', name: rows}}",
+        f"data.sampler={{class_path: '{tmp_path / 'prompts.py'}', class_name: Worst}}",
+        "run.total_steps=null",
+        "run.total_epochs=2",
+        "algorithm.rollout_correction.bypass_mode=auto",
+        "checkpoint.best_metric=val/accuracy",
+    )
+    whole = groups.completed(tmp_path / "whole", *settings)
+    groups.empty(armed=[PAUSE_POINT])
+    let_go(groups.folder.path, 2)
+    with groups.started(*settings) as controller:
         controller.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
         controller.process.kill()
-        controller.wait_nothing_is_left()
-    with started(own, tmp_path / "halves", *settings) as controller:
+        controller.process.wait()
+    let_go(groups.folder.path, 3)
+    with groups.started(*settings) as controller:
         halves = controller.complete()
     assert whole.steps == list(range(NUM_STEPS + 1))
     assert_same_end(halves, whole)

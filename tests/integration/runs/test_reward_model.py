@@ -195,7 +195,8 @@ def _data_lines(config: dict[str, Any]) -> list[str]:
     return Path(config["data"]["train_files"]).read_text().splitlines()
 
 
-@pytest.mark.parametrize("host", ["reward", pytest.param("critic", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("host", ["reward", "critic"])
 def test_a_group_that_dies_while_it_scores_costs_no_more_than_time(
     completed: Callable[[str, int], Controller], scored_by_model: dict[str, Any], tmp_path: Path, host: str
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_run_whose_group_and_actor_are_lost_ends_as_an_undisturbed_run_without
     assert syncs >= {*verdict.folder.steps}
 
 
+@pytest.mark.extended
 def test_a_group_that_ends_before_the_handshake_is_started_again_at_once(
     config: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ Span = dict[str, Any]
 
 SCHEDULES = ("serial", "gather", "overlap")
 NUM_STEPS_ON = {1: NUM_STEPS, 2: NUM_LONG_STEPS}
-NUM_RANKS = pytest.mark.parametrize("num_actor_ranks", NUM_STEPS_ON)
+NUM_RANKS = pytest.mark.parametrize("num_actor_ranks", [1, pytest.param(2, marks=pytest.mark.extended)])
 NUM_STREAMED = 2
 
 

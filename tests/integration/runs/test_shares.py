@@ -144,6 +144,7 @@ def test_each_group_samples_its_half_in_parts_and_what_the_actor_would_sample_al
             assert ours[name] == pytest.approx(alone[name]), name
 
 
+@pytest.mark.extended
 def test_the_loss_of_each_group_while_rollouts_are_sampled_changes_no_weight(
     shared: dict[str, Any], serial: RunFolder, tmp_path: Path
 ) -> None:

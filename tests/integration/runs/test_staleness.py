@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.external import ExternalGroups
-from tests.support.runs import EACH_STEP, NUM_STEPS, STALE, RunFolder, started
+from tests.support.meetings import PAUSE_POINT, let_go
+from tests.support.runs import EACH_STEP, NUM_STEPS, STALE, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -16,7 +17,7 @@ OPTIONS = (*STALE, EACH_STEP)
 
 
 def test_schedules_a_resume_and_the_loss_of_the_actor_end_with_the_same_weights(
-    stale: RunFolder, groups: ExternalGroups, config: dict[str, Any], tmp_path: Path
+    stale: RunFolder, groups: ExternalGroups, config: dict[str, Any]
 ) -> None:
     digests = [stale.summary["weights_sha256"]]
     with groups.started(*OPTIONS, "run.schedule=overlap") as controller:
@@ -48,8 +49,12 @@ def test_schedules_a_resume_and_the_loss_of_the_actor_end_with_the_same_weights(
     assert (controller.folder.committed_steps, controller.folder.summary) == (kept, summary)
 
     # In step 2, whose own rollouts come from the checkpoint of step 1 when the actor is there again.
-    killed = {"failpoints": {"actor.generate": [{"step": 3, "action": "kill"}]}}
-    with started({**config, "debug": killed}, tmp_path / "run", *OPTIONS) as controller:
+    groups.empty(armed=[PAUSE_POINT])
+    with groups.started(*OPTIONS) as controller:
+        controller.wait_until(lambda folder: 1 in folder.committed_steps, "the checkpoint of step 1")
+        for step in (2, 3):
+            let_go(groups.folder.path, step)
+        groups.restart("actor")
         digests.append(controller.complete().summary["weights_sha256"])
     assert "recovering in" in controller.folder.log("controller_0")
     assert digests == digests[:1] * 4

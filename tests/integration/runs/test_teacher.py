@@ -57,6 +57,7 @@ def test_one_call_after_the_other_gives_the_weights_of_calls_at_the_same_time(
     assert len(set(coefs)) == 3
 
 
+@pytest.mark.extended
 def test_a_teacher_on_a_group_of_its_own_gives_the_weights_of_one_on_the_critics(
     taught: dict[str, Any], streamed: RunFolder, tmp_path: Path
 ) -> None:
