@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support import datasets
 
@@ -24,6 +25,9 @@ MAY_BE_SKIPPED_IN_CI = (
     ("tests/deployment/", "no deployment here: "),
     ("tests/slurm/", "no Slurm here: "),
 )
+
+# One worker runs them, so that groups with vLLM, which take half a minute each, are started once.
+ON_ONE_WORKER = tuple(f"tests/vllm/test_{name}.py" for name in ("conversations", "engine", "rollout_group"))
 
 # A busy machine fails no property; with CI set, Hypothesis has a profile of its own that is like this one.
 settings.register_profile("patient", deadline=None)
@@ -43,6 +47,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(reason)
     config.stash[_SKIPPED] = {}
     config.pluginmanager.register(_Skips(config.stash[_SKIPPED]), "skips")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    return _FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class _FilesTogether(LoadFileScheduling):  # type: ignore[misc]
+    """All tests of a file come to one worker, and so do those of the files in `ON_ONE_WORKER`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return ON_ONE_WORKER[0] if file in ON_ONE_WORKER else file
 
 
 class _Skips:

@@ -48,7 +48,9 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
     check_greedy(groups.run("adapters", "greedy", **options))
 
 
-@pytest.mark.parametrize(("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2), ("glm4_moe", 1)])
+@pytest.mark.parametrize(
+    ("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2), pytest.param("glm4_moe", 1, marks=pytest.mark.extended)]
+)
 def test_experts_answer_like_the_policy_before_and_after_each_update(
     groups: Groups, model: str, num_ranks: int
 ) -> None:

@@ -6,16 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from splitppo import __version__
+from tests.support.environments import UV, make_environment
 from tests.support.groups import PROJECT
 
-BIN = Path(sys.executable).parent
 ROLES = ("actor", "critic", "reward", "rollout")
 RUN = ("run.total_steps=2", "data.train_batch_size=64", "evaluation.test_freq=-1", "evaluation.min_accuracy=0")
 
@@ -56,21 +55,19 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution and the wheel that is built from it."""
     checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
     tracked_files(checkout)
-    build = [str(BIN / "uv"), "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(dist)]
+    build = [UV, "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(dist)]
     subprocess.run([*build, str(checkout)], capture_output=True, text=True, check=True)
     return dist
 
 
 @pytest.fixture(scope="module")
-def installed(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def installed(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     venv, elsewhere = tmp_path_factory.mktemp("environment") / "venv", tmp_path_factory.mktemp("elsewhere")
-    lock = [sys.executable, "-m", "tools.install", "--lock", "cpu", "--packages-only", "--venv", str(venv)]
-    subprocess.run(lock, cwd=PROJECT, capture_output=True, text=True, check=True)
+    python = make_environment(venv, "cpu")
     [wheel] = release.glob("*.whl")
-    install = [str(BIN / "uv"), "pip", "install", "--offline", "--no-deps", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=True)
-    yield Installed(venv, elsewhere)
-    shutil.rmtree(venv)  # a gigabyte
+    install = [UV, "pip", "install", "--offline", "--no-deps", "--python", str(python), str(wheel)]
+    subprocess.run(install, capture_output=True, text=True, check=True)
+    return Installed(venv, elsewhere)
 
 
 def test_the_files_are_called_by_the_version_of_the_code(release: Path) -> None:

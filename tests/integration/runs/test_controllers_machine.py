@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.environments import make_environment
 from tests.support.groups import PROJECT
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_controller_checks_a_run_in_an_environment_without_torch(config: dict[str, Any], tmp_path: Path) -> None:
-    venv, config_file = tmp_path / "venv", tmp_path / "config.yaml"
+    own_python, config_file = make_environment(tmp_path / "venv", "controller"), tmp_path / "config.yaml"
     config_file.write_text(yaml.safe_dump(config))
-    install = [sys.executable, "-m", "tools.install", "--lock", "controller", "--venv", str(venv)]
-    subprocess.run(install, cwd=PROJECT, check=True)
 
     def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [str(venv / "bin" / "python"), *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+        command = [str(own_python), *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     found = "import controller, importlib.util as util; print(*map(util.find_spec, ['torch', 'transformers']))"
