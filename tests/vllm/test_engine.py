@@ -42,10 +42,13 @@ def test_logits_of_a_bf16_policy_are_fp32_with_tied_and_with_separate_embeddings
     assert found["head"]["log_prob_diff"] <= 0.05  # hidden states are bf16 on both sides, and rounded differently
 
 
-def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_each_update(groups: Groups) -> None:
-    """Two ranks that share an engine, on a model with an output layer of its own, which has no adapter."""
-    options: dict[str, Any] = {"world_size": 2, "tensor_model_parallel_size": 2, "model": "llama", "lora_rank": 8}
-    check_greedy(groups.run("adapters", "greedy", **options))
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_each_update(
+    groups: Groups, num_ranks: int
+) -> None:
+    """All ranks share an engine, on a model with an output layer of its own, which has no adapter."""
+    options: dict[str, Any] = {"world_size": num_ranks, "tensor_model_parallel_size": num_ranks}
+    check_greedy(groups.run(f"adapters_{num_ranks}", "greedy", model="llama", lora_rank=8, **options))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ MAX_LOG_PROB_DIFF = 1e-4
 ORDER = (0, 1, 2, 1, 1, 0)
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.extended)], ids="tensor-parallel-{}".format)
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.extended)], ids="tensor-parallel-{}".format)
 def test_it_samples_every_version_as_the_actor_that_published_it(
     groups: Groups, alone: Callable[[str], dict[str, Any]], num_ranks: int
 ) -> None:
@@ -40,7 +40,8 @@ def test_it_samples_every_version_as_the_actor_that_published_it(
     assert [version["rows"] for rank in others for version in rank["versions"]] == [[]] * len(ORDER) * len(others)
 
 
-@pytest.mark.parametrize("model", ["qwen2", pytest.param("glm4_moe", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("model", ["qwen2", "glm4_moe"])
 def test_an_actor_and_a_group_answer_half_of_the_prompts_each_as_one_of_them_answers_all(
     groups: Groups, model: str
 ) -> None:

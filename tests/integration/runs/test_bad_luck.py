@@ -29,8 +29,8 @@ def damaged(folder: RunFolder) -> set[str]:
     ("file", "damage", "seen_by"),
     [
         ("actor/__0_0.distcp", flip, "the service"),
-        ("critic/.metadata", remove, "the service"),
-        ("critic/manifest.json", flip, "the controller"),
+        pytest.param("critic/.metadata", remove, "the service", marks=pytest.mark.extended),
+        pytest.param("critic/manifest.json", flip, "the controller", marks=pytest.mark.extended),
         ("COMMITTED", cut, "the controller"),
     ],
 )

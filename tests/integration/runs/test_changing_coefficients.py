@@ -94,6 +94,7 @@ def test_each_step_has_the_coefficients_of_its_phase_and_of_the_step_before(undi
     assert "step 3: phase '', loss clip_cov, {'actor/entropy_coeff': 0.02}" in log
 
 
+@pytest.mark.extended
 def test_an_actor_that_dies_while_it_updates_costs_nothing_but_time(
     changing: ExternalGroups, undisturbed: RunFolder
 ) -> None:
@@ -107,7 +108,6 @@ def test_an_actor_that_dies_while_it_updates_costs_nothing_but_time(
     assert_the_same(folder, undisturbed)
 
 
-@pytest.mark.extended
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(changing: ExternalGroups, undisturbed: RunFolder) -> None:
     changing.empty()
     with changing.started("run.stop_after_step=2") as controller:

@@ -74,6 +74,7 @@ def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
     assert {*turns} == {line["step"] for line in folders["overlap"].metrics}
 
 
+@pytest.mark.extended
 def test_an_environment_that_ends_after_one_turn_changes_nothing(
     groups: ExternalGroups,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Runs that train adapters on policy and value model: schedules, resumes and lost groups leave the weights alone."""
+"""Runs that train adapters, in rows that ranks divide: schedules, resumes and lost groups leave the weights alone."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ LEARNING = Cell("critic_0", "between_mini_batches", "critic.update.mini_batch", 
 
 @pytest.fixture(scope="module")
 def with_adapters(config: dict[str, Any]) -> dict[str, Any]:
-    """Two actor ranks and a critic in bf16, whose adapters are trained; the reference is the policy without them."""
+    """Two actor ranks for each row, and a critic in bf16; the reference is the policy without its adapters."""
     adapted = copy.deepcopy({**config, "placement": {}, "evaluation": {"test_freq": -1, "val_before_train": False}})
     for role in ("actor", "critic"):
         adapted[role] |= {"lora_rank": 4, "lr": 1e-2}
     adapted["critic"] |= {"dtype": "bf16"}
+    adapted["actor"] |= {"ulysses_sequence_parallel_size": 2}
     adapted["services"]["actor"] = {"num_processes": 2}
     return adapted
 
@@ -41,7 +42,8 @@ def groups(with_adapters: dict[str, Any], tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_run_with_adapters_resumes_bit_for_bit_under_every_schedule(groups: ExternalGroups, tmp_path: Path) -> None:
-    whole = groups.completed(tmp_path / "whole", SERIAL)
+    whole = groups.completed(tmp_path / "whole", SERIAL, "rollout.check_freq=1")
+    assert max(line["training/rollout_probs_diff_max"] for line in whole.metrics) <= 1e-5
     folder = groups.resumed(OVERLAP, GATHER)
     assert "actor: adapters with " in whole.log("controller_0")
     assert folder.summary["weights_sha256"] == whole.summary["weights_sha256"]

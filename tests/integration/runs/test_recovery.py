@@ -20,8 +20,15 @@ from tests.support.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# One per victim at least, and every moment once; `make kill-matrix` runs all of them, each in a run of its own.
-NAMES = (
+# One per victim.
+VICTIMS = (
+    "actor_1-streaming",
+    "critic_0-after_update_before_reply",
+    "actor_0-writing_checkpoint",
+    "controller-before_update",
+)
+# Every moment once; `make kill-matrix` runs all cells, each in a run of its own.
+MOMENTS = (
     "actor_0-generating",
     "actor_1-streaming",
     "actor_1-between_mini_batches",
@@ -38,24 +45,26 @@ OUT_OF_MEMORY = Cell("critic_0", "out_of_memory", "critic.update.begin", action=
 DIRTY = Cell("critic_0", "dirty", "critic.update.mini_batch", action="raise", ends_process=False)
 
 
-def one_after_the_other() -> list[Cell]:
+def one_after_the_other(names: Sequence[str]) -> list[Cell]:
     """Incidents at successive steps."""
-    kills = [cells_at(step)[name] for step, name in enumerate(NAMES, FIRST_STEP)]
+    kills = [cells_at(step)[name] for step, name in enumerate(names, FIRST_STEP)]
     others = (FROZEN, OUT_OF_MEMORY, DIRTY)
-    return [*kills, *(replace(cell, step=step) for step, cell in enumerate(others, FIRST_STEP + len(NAMES)))]
+    return [*kills, *(replace(cell, step=step) for step, cell in enumerate(others, FIRST_STEP + len(names)))]
 
 
 def test_the_incidents_are_cells_of_the_matrix_and_cover_every_victim_and_moment() -> None:
     cells = cells_at(FIRST_STEP)
-    covered = [cells[name] for name in NAMES]
-    assert {cell.victim for cell in covered} == {cell.victim for cell in cells.values()}
-    assert {cell.moment for cell in covered} == {cell.moment for cell in cells.values()}
+    assert {cells[name].victim for name in VICTIMS} == {cell.victim for cell in cells.values()}
+    assert {cells[name].moment for name in MOMENTS} == {cell.moment for cell in cells.values()}
 
 
+@pytest.mark.parametrize(
+    "names", [VICTIMS, pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["victims", "moments"]
+)
 def test_one_incident_after_the_other_costs_no_more_than_time(
-    two_ranks: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+    names: Sequence[str], two_ranks: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
 ) -> None:
-    cells = one_after_the_other()
+    cells = one_after_the_other(names)
     assert cells[-1].step < NUM_LONG_STEPS
     verdict = run_cells(cells, with_incidents(two_ranks, progress_timeout_s=15.0), tmp_path / "run")
     assert verdict.failures(completed("gather", 2).summary["weights_sha256"]) == []

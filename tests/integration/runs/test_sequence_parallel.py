@@ -13,7 +13,8 @@ from tests.kill_matrix.harness import matrix_config, run_cells
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import Inputs, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# Runs of adapters divide rows in the short suite.
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
 
 SERIAL, GATHER, OVERLAP = (f"run.schedule={schedule}" for schedule in ("serial", "gather", "overlap"))
 COMPUTING = Cell("actor_3", "computing", "actor.compute_log_probs", step=2)
@@ -48,13 +49,11 @@ def test_a_run_resumes_bit_for_bit_under_every_schedule(whole: RunFolder, groups
     assert groups.resumed(OVERLAP, GATHER).summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
-@pytest.mark.extended
 def test_ranks_without_results_of_their_own_may_die(whole: RunFolder, together: dict[str, Any], tmp_path: Path) -> None:
     verdict = run_cells([COMPUTING, LEARNING], together, tmp_path / "run")
     assert verdict.failures(whole.summary["weights_sha256"]) == []
 
 
-@pytest.mark.extended
 def test_one_rank_each_learns_the_same(whole: RunFolder, together: dict[str, Any], tmp_path: Path) -> None:
     apart = [f"{role}.ulysses_sequence_parallel_size=1" for role in ("actor", "critic")]
     with started(together, tmp_path / "run", *apart, "run.stop_after_step=2") as controller:
