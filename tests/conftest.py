@@ -26,8 +26,12 @@ MAY_BE_SKIPPED_IN_CI = (
     ("tests/slurm/", "no Slurm here: "),
 )
 
-# One worker runs them, so that groups with vLLM, which take half a minute each, are started once.
-ON_ONE_WORKER = tuple(f"tests/vllm/test_{name}.py" for name in ("conversations", "engine", "rollout_group"))
+# One worker runs them, so that groups which take half a minute each, and runs on them, are made once.
+ON_ONE_WORKER = {
+    "tests/integration/runs/": "bad_luck code doctor dropped_network dynamic_sampling external judge max_restarts"
+    " placement rank_counts record recovery refusals resume rollout_group schedules shares staleness two_hosts validation",
+    "tests/vllm/": "conversations engine rollout_group",
+}
 
 # A busy machine fails no property; with CI set, Hypothesis has a profile of its own that is like this one.
 settings.register_profile("patient", deadline=None)
@@ -54,11 +58,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 
 class _FilesTogether(LoadFileScheduling):  # type: ignore[misc]
-    """All tests of a file come to one worker, and so do those of the files in `ON_ONE_WORKER`."""
+    """All tests of a file come to one worker, and so do those of the files of a folder in `ON_ONE_WORKER`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return ON_ONE_WORKER[0] if file in ON_ONE_WORKER else file
+        return next((folder for folder in ON_ONE_WORKER if file in together(folder)), file)
+
+
+def together(folder: str) -> list[str]:
+    """Returns the files of a folder of `ON_ONE_WORKER`."""
+    return [f"{folder}test_{name}.py" for name in ON_ONE_WORKER[folder].split()]
 
 
 class _Skips:

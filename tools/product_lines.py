@@ -38,15 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ref", metavar="COMMIT", help="a commit to count beside the working tree")
     ref = parser.parse_args(arguments).ref
+    try:
+        before = lines_of_folders(commit(ref)) if ref is not None else None
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(f"error: {error.stderr.decode().strip()}\n")
+        return 2
     now = lines_of_folders(working_tree())
-    if ref is None:
+    if before is None:
         rows = [(f"{now[folder]:6,}", folder) for folder in sorted(now)]
     else:
-        try:
-            before = lines_of_folders(commit(ref))
-        except subprocess.CalledProcessError as error:
-            sys.stderr.write(f"error: {error.stderr.decode().strip()}\n")
-            return 2
         rows = [(f"{'then':>6} {'now':>6} {'more':>7}", "folder")] + [
             (f"{before[folder]:6,} {now[folder]:6,} {now[folder] - before[folder]:+7,}", folder)
             for folder in sorted({*before, *now})

@@ -101,7 +101,7 @@ def venv(empty_venv: Path, tmp_path: Path) -> Path:
 Installers = Callable[[], list[Installer]]
 
 
-@pytest.fixture(params=["uv", "pip"])
+@pytest.fixture(params=["uv", pytest.param("pip", marks=pytest.mark.extended)])
 def installers(request: pytest.FixtureRequest, venv: Path) -> Installers:
     """Makes what installs into `venv`, once the sources are set."""
     if request.param == "uv" and UV is None:

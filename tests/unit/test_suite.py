@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import stages
-from tests.conftest import MAY_BE_SKIPPED_IN_CI
+from tests.conftest import MAY_BE_SKIPPED_IN_CI, ON_ONE_WORKER, together
 from tests.support import datasets
 
 ROOT = Path(__file__).parents[2]
@@ -134,10 +134,24 @@ def test_otherwise_it_is_green(tmp_path: Path, files: dict[str, str], ci: str) -
 
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "1"]], ids=["one process", "parallel workers"])
-@pytest.mark.parametrize("data", ["", "/there/is/none"])
+@pytest.mark.parametrize("data", ["/there/is/none", pytest.param("", marks=pytest.mark.extended)])
 def test_without_data_sets_ci_fails_with_one_sentence(tmp_path: Path, arguments: list[str], data: str) -> None:
     done = run_pytest(tmp_path, RUNS, *arguments, ci="true", data=data)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert re.findall(rf"^ERROR: {datasets.VARIABLE} is .*: expected the folder of .*$", done.stderr, re.MULTILINE)
     assert done.stdout == ""
     assert run_pytest(tmp_path, RUNS, *arguments, ci="", data=data).returncode == 0
+
+
+def parameters(file: Path) -> set[str]:
+    """The fixtures of other files that the functions of a file ask for."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
+    return {argument.arg for node in functions for argument in node.args.args} - {node.name for node in functions}
+
+
+def test_files_that_share_groups_come_to_one_worker() -> None:
+    named = [Path(file) for folder in ON_ONE_WORKER for file in together(folder)]
+    assert {*named} <= {*FILES}
+    of_groups = {"completed", "groups", "one_rank", "stale", "stopped", "unstreamed"}
+    runs = [file for file in FILES if file.match("tests/integration/runs/test_*.py")]
+    assert [file for file in runs if parameters(file) & of_groups and file not in named] == []

@@ -114,6 +114,7 @@ async def test_a_newer_controller_ends_a_generation_and_finds_the_actor_as_it_wa
         await client.close()
 
 
+@pytest.mark.extended
 async def test_a_checkpoint_is_loaded_without_waiting_for_a_generation(actor: Actor) -> None:
     is_generating = asyncio.Event()
     client = actor.client(1)

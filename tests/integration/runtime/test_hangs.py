@@ -47,6 +47,7 @@ def test_a_frozen_rank_is_named_with_its_last_progress_and_ends_the_group(start_
     assert group.group.wait_ended() != 0
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_rank_that_freezes_while_there_is_nothing_to_do_ends_the_group(start_toy: StartToy) -> None:
     group = start_toy(2, progress_timeout_s=LIMIT_S)

@@ -237,7 +237,7 @@ def test_a_door_to_the_network_without_credentials_is_refused(tmp_path: Path, bi
     assert f"services.critic.bind is '{bind}', which is not a loopback address" in said
 
 
-@pytest.mark.parametrize("when", ["expired", "not yet valid"])
+@pytest.mark.parametrize("when", ["expired", pytest.param("not yet valid", marks=pytest.mark.extended)])
 def test_a_certificate_out_of_its_time_is_refused_in_one_sentence(tmp_path: Path, when: str) -> None:
     config_file = write_config(tmp_path, security=secure(tmp_path / "certs"))
     (expire if when == "expired" else postpone)(tmp_path / "certs", "critic")

@@ -169,7 +169,7 @@ def test_sigterm_cancels_what_streams_and_drains_both_ranks(module_two: Toy) -> 
     assert cancelled_ranks(module_two) == ["cancelled_0", "cancelled_1"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.extended)])
 def test_a_rank_that_is_killed_while_it_streams_ends_the_group(start_toy: StartToy, rank: int) -> None:
     killed = start_toy(2)
     stream = start(killed.client)

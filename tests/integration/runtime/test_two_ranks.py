@@ -138,7 +138,9 @@ def test_an_error_on_one_rank_names_it_and_ends_the_group(start_toy: StartToy) -
     assert not broken.group.announcement.exists()
 
 
-@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["on rank 1", "on both ranks"])
+@pytest.mark.parametrize(
+    "ranks", [(1,), pytest.param((0, 1), marks=pytest.mark.extended)], ids=["on rank 1", "on both ranks"]
+)
 def test_a_rank_out_of_memory_in_a_command_ends_the_group_for_the_others_wait_for_it(
     start_toy: StartToy, ranks: Sequence[int]
 ) -> None:

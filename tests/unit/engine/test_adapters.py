@@ -112,7 +112,15 @@ def gradients_on_rank(models: Path, kind: str, layout: dict[str, Any]) -> dict[s
     return gradients(engine_of(models, kind, **layout), own_rows())
 
 
-@pytest.mark.parametrize(("num_ranks", "layout"), [(2, {}), (4, {}), (4, {"fsdp_size": 2}), (2, {"strategy": "ddp"})])
+@pytest.mark.parametrize(
+    ("num_ranks", "layout"),
+    [
+        (2, {}),
+        pytest.param(4, {}, marks=pytest.mark.extended),
+        (4, {"fsdp_size": 2}),
+        (2, {"strategy": "ddp"}),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_does_not_depend_on_the_ranks(
     models: Path, ranks: RunRanks, kind: str, num_ranks: int, layout: dict[str, Any]
@@ -258,7 +266,7 @@ def resumed_on_rank(models: Path, folder: Path) -> list[tuple[str, str]]:
     return digests
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.extended)])
 def test_a_resumed_engine_goes_on_bit_for_bit(models: Path, tmp_path: Path, num_ranks: int) -> None:
     with rank_processes(num_ranks) as run:  # of their own: torch's planner of checkpoints takes a process for one rank
         for digests in run(num_ranks, resumed_on_rank, models, tmp_path):

@@ -27,6 +27,7 @@ BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
 SMALL = 4096  # bytes of a bucket, for 512 weights in fp32: less than most weights of the models here have
 OFFLOADED, BF16 = {"optimizer_offload": True}, {"optimizer_state_dtype": "bf16"}
 LORA = {"lora_rank": 2}
+NUM_RANKS = pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.extended)])
 PLACES = {"bf16": BF16, "bf16-offloaded": {**BF16, **OFFLOADED}, "offloaded": OFFLOADED}
 
 
@@ -68,7 +69,7 @@ def after_6_updates(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str
 
 
 @pytest.mark.parametrize("settings", [{}, LORA, {"dtype": "bf16"}], ids=["full", "lora", "bf16"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@NUM_RANKS
 def test_moments_in_main_memory_give_the_bits_of_those_that_stay(
     run_ranks: RunRanks, policy: Path, num_ranks: int, settings: dict[str, Any]
 ) -> None:
@@ -94,9 +95,9 @@ def resumed(folder: Path, output: Path, before: Mapping[str, Any], after: Mappin
     return [*states, state_of(engine)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [pytest.param("bf16", marks=pytest.mark.extended), "bf16-offloaded", "offloaded"])
 @pytest.mark.parametrize("settings", [{}, {"strategy": "ddp", **LORA}], ids=["fsdp2", "ddp-lora"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@NUM_RANKS
 def test_a_resumed_engine_goes_on_to_the_bit(
     run_ranks: RunRanks, policy: Path, tmp_path: Path, num_ranks: int, place: str, settings: dict[str, Any]
 ) -> None:
@@ -106,7 +107,7 @@ def test_a_resumed_engine_goes_on_to_the_bit(
         assert went_on == resumed_state == of_ranks[0][0]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@NUM_RANKS
 @pytest.mark.parametrize(("before", "after"), [({}, OFFLOADED), (OFFLOADED, {}), (BF16, {**BF16, **OFFLOADED})])
 def test_moments_move_by_a_checkpoint(
     run_ranks: RunRanks, policy: Path, tmp_path: Path, num_ranks: int, before: Any, after: Any

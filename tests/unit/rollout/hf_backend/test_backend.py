@@ -187,7 +187,7 @@ def test_rows_are_ordered_by_prompt_then_sample_whatever_the_lengths() -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("max_batch_size", [1, 3, 7])
+@pytest.mark.parametrize("max_batch_size", [3, *(pytest.param(size, marks=pytest.mark.extended) for size in (1, 7))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_response_does_not_depend_on_the_batch_it_is_decoded_in(family: str, max_batch_size: int) -> None:
     model, prompts = build(family), random_prompts([3, 1, 15, 5, 5, 2])

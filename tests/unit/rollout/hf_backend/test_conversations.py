@@ -75,7 +75,9 @@ def test_log_probs_of_whole_conversations_equal_those_of_a_plain_forward(family:
         np.testing.assert_allclose(response.log_probs, np.where(response.mask, expected, 0.0), atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3-hybrid-window", "lfm2-convolution"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "gemma3-hybrid-window", pytest.param("lfm2-convolution", marks=pytest.mark.extended)]
+)
 def test_tokens_depend_neither_on_the_batch_nor_on_when_replies_come(family: str) -> None:
     model = build(family)
     alone = [
