@@ -83,7 +83,11 @@ def test_a_second_signal_leaves_no_published_weights(config: dict[str, Any], tmp
     stopped = {"failpoints": {"rollout.generate": {"step": 2, "action": "stop"}}}
     shared = tmp_path / "shared"
     with started(
-        {**with_group, "debug": stopped}, tmp_path / "run", "evaluation.test_freq=-1", f"rollout.sync_dir={shared}"
+        {**with_group, "debug": stopped},
+        tmp_path / "run",
+        "algorithm.adv_estimator=reinforce_plus_plus",  # without a critic
+        "evaluation.test_freq=-1",
+        f"rollout.sync_dir={shared}",
     ) as controller:
         controller.wait_until(lambda _: [*shared.glob("splitppo-*/version_1")], "the weights of step 1")
         for _ in range(2):
