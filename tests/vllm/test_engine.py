@@ -52,13 +52,22 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
 
 
 @pytest.mark.parametrize(
-    ("model", "num_ranks"), [("qwen3_moe", 1), ("mixtral", 2), pytest.param("glm4_moe", 1, marks=pytest.mark.extended)]
+    ("model", "num_ranks"),
+    [
+        ("qwen3_moe", 1),
+        ("mixtral", 1),
+        *(pytest.param(*variant, marks=pytest.mark.extended) for variant in (("mixtral", 2), ("glm4_moe", 1))),
+    ],
 )
 def test_experts_answer_like_the_policy_before_and_after_each_update(
     groups: Groups, model: str, num_ranks: int
 ) -> None:
     """The policy stacks the experts of a layer; vLLM gets them one by one, and the buffer that chooses them."""
-    check_greedy(groups.run(model, "greedy", model=model, world_size=num_ranks, tensor_model_parallel_size=num_ranks))
+    check_greedy(
+        groups.run(
+            f"{model}_{num_ranks}", "greedy", model=model, world_size=num_ranks, tensor_model_parallel_size=num_ranks
+        )
+    )
 
 
 @pytest.mark.parametrize(

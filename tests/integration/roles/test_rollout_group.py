@@ -272,6 +272,7 @@ def test_a_full_disk_costs_a_version_and_the_actor_goes_on(groups: Groups) -> No
         elsewhere.rename(groups.weights)
 
 
+@pytest.mark.extended
 def test_a_rank_that_dies_in_a_sync_is_named_and_a_new_group_goes_on_where_it_was(groups: Groups) -> None:
     groups.at(FATAL_VERSION - 1)
     rollout, group = groups.rollout, groups.rollout_group

@@ -19,6 +19,7 @@ SCHEDULES = ("serial", "gather", "overlap")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.extended
 def test_a_reference_on_the_critic_gives_the_weights_of_one_on_the_actor(
     config: dict[str, Any], unstreamed: RunFolder, tmp_path: Path
 ) -> None:

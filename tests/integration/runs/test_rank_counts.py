@@ -22,6 +22,7 @@ def losses(folder: RunFolder, step: int) -> list[float]:
     return [line["actor/loss"], line["critic/loss"], line["actor/grad_norm"], line["critic/grad_norm"]]
 
 
+@pytest.mark.extended
 def test_a_run_of_one_rank_in_each_role_goes_on_with_two(
     completed: Completed, stopped: RunFolder, copied: Copied, config: dict[str, Any]
 ) -> None:

@@ -156,6 +156,7 @@ def test_the_loss_of_each_group_while_rollouts_are_sampled_changes_no_weight(
     assert log.count("recovering in ") == 2
 
 
+@pytest.mark.extended
 def test_dynamic_sampling_is_dealt_to_both_groups(both_pools: ExternalGroups, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     overrides = (*DYNAMIC, f"reward.custom_function_path={tmp_path / 'reward.py'}")

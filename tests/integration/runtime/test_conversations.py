@@ -157,6 +157,7 @@ def test_sigterm_cancels_a_command_that_waits_for_replies_and_drains_both_ranks(
     module_two.group.wait_ended()
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_killed_while_it_waits_for_replies_ends_the_group(start_toy: StartToy) -> None:
     killed = start_toy(2)
     stream = start(killed.client, EVALUATION)
