@@ -168,7 +168,9 @@ def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> d
 def _lists(values_n: NDArray[Any], lengths_B: NDArray[np.int32], is_there_B: Mask, kind: Any) -> Any:
     """Makes a column of lists; `values_n` has the numbers of the rows that have a list, the others are null."""
     offsets = np.concatenate([[0], np.cumsum(np.where(is_there_B, lengths_B, 0))])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values_n, kind), mask=pa.array(~is_there_B))
+    # Nulls among the offsets: a mask of the lists would import pyarrow.compute, which takes as long as some steps.
+    is_null = np.append(~is_there_B, False)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32(), mask=is_null), pa.array(values_n, kind))
 
 
 def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, Any]:
