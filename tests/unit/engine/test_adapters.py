@@ -114,12 +114,7 @@ def gradients_on_rank(models: Path, kind: str, layout: dict[str, Any]) -> dict[s
 
 @pytest.mark.parametrize(
     ("num_ranks", "layout"),
-    [
-        (2, {}),
-        pytest.param(4, {}, marks=pytest.mark.extended),
-        (4, {"fsdp_size": 2}),
-        (2, {"strategy": "ddp"}),
-    ],
+    [(2, {}), pytest.param(4, {}, marks=pytest.mark.extended), (4, {"fsdp_size": 2}), (2, {"strategy": "ddp"})],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_does_not_depend_on_the_ranks(
