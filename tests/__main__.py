@@ -1,7 +1,8 @@
-"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
+"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in two stages, with their times and slowest tests.
 
-They run on two workers, file by file in the order of their names; whole runs, and tests with vLLM, share groups with
-those of the same worker. With paths or options of pytest only these tests are run, in one stage and one after another.
+The first runs on two workers, file by file: tests in one process, then those of groups, then whole runs and vLLM. Each
+worker imports torch once, which takes it longer than a hundred tests. What needs a machine of another kind comes
+afterwards. With paths or options of pytest only these tests are run, in one stage and one after another.
 """
 
 from __future__ import annotations
@@ -13,11 +14,8 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-WHOLE_RUNS = TESTS / "integration" / "runs"
-VLLM = TESTS / "vllm"
-GPU = TESTS / "gpu"
-DEPLOYMENT = TESTS / "deployment"
-SLURM = TESTS / "slurm"
+GROUPS = TESTS / "integration"
+WHOLE_RUNS = GROUPS / "runs"
 # Files of many short tests come last, not those with a few long ones, at which one worker would wait for the other.
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # pytest's: everything passed, or the expression deselects all of a stage; nothing can be run as it was asked for.
@@ -27,15 +25,12 @@ USAGE_ERROR = 4
 
 def stages() -> dict[str, list[str]]:
     """Arguments of pytest by the name of the stage; together they are all of tests/ (a test holds them to it)."""
-    in_process = [str(TESTS / name) for name in ("unit", "golden", "property")]
-    groups = sorted(str(folder) for folder in (TESTS / "integration").iterdir() if is_suite(folder))
+    groups = sorted(folder for folder in GROUPS.iterdir() if is_suite(folder) and folder != WHOLE_RUNS)
+    in_process, alone = ("unit", "golden", "property"), ("gpu", "deployment", "slurm")
+    shared = [*(TESTS / name for name in in_process), *groups, WHOLE_RUNS, TESTS / "vllm"]
     return {
-        "unit, golden, property": [*TWO_WORKERS, *in_process],
-        "groups": [*TWO_WORKERS, *(folder for folder in groups if folder != str(WHOLE_RUNS))],
-        "whole runs and vLLM": [*TWO_WORKERS, str(WHOLE_RUNS), str(VLLM)],
-        "gpu": [str(GPU)],
-        "deployment": [str(DEPLOYMENT)],
-        "slurm": [str(SLURM)],
+        "tests on two workers": [*TWO_WORKERS, *map(str, shared)],
+        ", ".join(alone): [str(TESTS / name) for name in alone],
     }
 
 
@@ -54,7 +49,7 @@ def main() -> int:
     has_failed = False
     for name, stage in asked.items():
         began_s = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "5", *stage]
+        command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "20", *stage]
         code = subprocess.run(command, cwd=TESTS.parent, check=False).returncode
         has_failed |= code not in PASSED
         if code != PASSED[1]:

@@ -32,6 +32,7 @@ MORE_GROUPS = ("reward", "rollout")
 NUM_STEPS = 25  # more than the quickstart has: room for one incident after the other
 LONGER = f"run.total_steps={NUM_STEPS}"
 PERIOD = 2  # steps between incidents
+PREPARED = "sort_letters"  # model and prompts
 # Of the run with all groups: the responses of its second step are sampled with weights that the first has published.
 ALL_GROUPS = f"{REWARD_GROUP} run.total_steps=2 evaluation.val_before_train=false evaluation.min_accuracy=0"
 
@@ -42,6 +43,7 @@ class Story:
 
     stack: Stack
     run: RunFolder
+    folder: Path
     health: dict[str, int] = field(default_factory=dict)
     status_without_token: dict[str, grpc.StatusCode] = field(default_factory=dict)
     listening: dict[str, set[str]] = field(default_factory=dict)
@@ -54,11 +56,9 @@ class Story:
     saved_when_stopped: list[int] = field(default_factory=list)
     exit_code: int | None = None
     left_after_down: list[str] = field(default_factory=list)
-    undisturbed: RunFolder | None = None
     health_of_more_groups: dict[str, str] = field(default_factory=dict)
     of_all_groups: RunFolder | None = None
     exit_code_of_all_groups: int | None = None
-    all_groups_locally: RunFolder | None = None
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def story(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 def tell(stack: Stack, folder: Path) -> Story:
     stack.up()
-    story = Story(stack, stack.folder)
+    story = Story(stack, stack.folder, folder)
     ask_from_outside(story, folder)
     step = stack.wait_for_step(PERIOD)
     tables = "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"
@@ -102,10 +102,8 @@ def tell(stack: Stack, folder: Path) -> Story:
     story.exit_code = stack.wait_controller()
     stack.fetch_run()
     view(story)
-    prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
-    start_with_all_groups(stack, folder)  # meanwhile:
-    story.undisturbed = run_locally(folder / "undisturbed", prepared, LONGER)
-    story.all_groups_locally = run_all_groups_locally(prepared, folder)
+    stack.copy("controller", "/models/sort_letters", folder / PREPARED)
+    start_with_all_groups(stack, folder)
     story.exit_code_of_all_groups = stack.wait_controller()
     story.health_of_more_groups = {role: stack.state(role, ".State.Health.Status") for role in MORE_GROUPS}
     story.of_all_groups = stack.fetch_run()
@@ -161,15 +159,9 @@ def start_with_all_groups(stack: Stack, folder: Path) -> None:
     stack.up()
 
 
-def run_all_groups_locally(prepared: Path, folder: Path) -> RunFolder:
-    """The run of `start_with_all_groups` without containers, with as many ranks and threads in each group."""
-    model = f"reward_model.model={folder / 'reward_model'}"
-    one_thread = [f"services.{role}.threads=1" for role in MORE_GROUPS]  # their containers have one core each
-    return run_locally(folder / "locally", prepared, *ALL_GROUPS.split(), model, *one_thread)
-
-
-def run_locally(folder: Path, prepared: Path, *overrides: str) -> RunFolder:
+def run_locally(story: Story, name: str, *overrides: str) -> RunFolder:
     """The same recipe without containers and without incidents, on the model and the prompts that were prepared."""
+    folder, prepared = story.folder / name, story.folder / PREPARED
     placed = [
         f"run.dir={folder}",
         f"actor.model={prepared / 'model'}",
@@ -239,9 +231,10 @@ def test_the_viewers_container_shows_the_run_and_asks_for_the_token(story: Story
     assert any(step["columns"]["why"])
 
 
+@pytest.mark.extended
 def test_the_weights_are_those_of_an_undisturbed_run_without_containers(story: Story) -> None:
-    assert story.undisturbed is not None
-    assert story.run.summary["weights_sha256"] == story.undisturbed.summary["weights_sha256"]
+    undisturbed = run_locally(story, "undisturbed", LONGER)
+    assert story.run.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
 
 
 def test_a_run_with_a_container_for_each_of_four_groups_is_completed(story: Story) -> None:
@@ -263,15 +256,17 @@ def test_a_rollout_group_in_a_container_of_its_own_samples_the_responses(story: 
     assert [line["step"] for line in metrics if line["timing_s/publish"] > 0 and line["timing_s/sync"] > 0] == [1, 2]
 
 
+@pytest.mark.extended
 def test_four_groups_in_containers_end_with_the_weights_of_the_same_groups_without_containers(story: Story) -> None:
     assert story.of_all_groups is not None
-    assert story.all_groups_locally is not None
-    in_containers, locally = (
-        {(process["role"], process["rank"]) for process in run.processes}
-        for run in (story.of_all_groups, story.all_groups_locally)
+    model = f"reward_model.model={story.folder / 'reward_model'}"
+    one_thread = [f"services.{role}.threads=1" for role in MORE_GROUPS]  # their containers have one core each
+    locally = run_locally(story, "locally", *ALL_GROUPS.split(), model, *one_thread)
+    of_containers, of_processes = (
+        {(process["role"], process["rank"]) for process in run.processes} for run in (story.of_all_groups, locally)
     )
-    assert in_containers == locally
-    assert story.of_all_groups.summary["weights_sha256"] == story.all_groups_locally.summary["weights_sha256"]
+    assert of_containers == of_processes
+    assert story.of_all_groups.summary["weights_sha256"] == locally.summary["weights_sha256"]
 
 
 def test_code_answers_are_contained_in_the_controllers_container_and_refused_without_leave_for_sandboxes(

@@ -42,6 +42,7 @@ def rollouts(folder: RunFolder) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
+@pytest.mark.extended
 def test_a_streamed_run_and_a_resumed_one_of_other_schedules_sample_the_same_tokens_with_two_engines(
     groups: Groups, tmp_path: Path
 ) -> None:

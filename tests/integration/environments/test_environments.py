@@ -290,7 +290,7 @@ async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Pa
     [
         ("raise", "KeyError: 'oh no'"),
         ("exit", "RuntimeError: SystemExit: 2"),
-        ("hang", "it timed out"),
+        pytest.param("hang", "it timed out", marks=pytest.mark.extended),
         ("wait", "it took longer than 2 s"),
         ("role", "expected messages with role 'user' or 'tool'"),
         ("long", "a message has 2,000,000 characters, expected a text of at most 1 MiB"),

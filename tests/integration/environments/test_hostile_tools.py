@@ -79,7 +79,7 @@ async def test_what_a_tool_returns_becomes_text(pool: EnvironmentProcesses, kind
         ("trouble", "hold"),
         ("async_trouble", "wait"),
         ("async_trouble", "never cancelled"),
-        ("async_trouble", "block"),
+        pytest.param("async_trouble", "block", marks=pytest.mark.extended),
     ],
 )
 async def test_a_tool_that_hangs_costs_its_own_call_only(pool: EnvironmentProcesses, tool: str, kind: str) -> None:
@@ -99,7 +99,7 @@ async def test_a_tool_that_hangs_costs_its_own_call_only(pool: EnvironmentProces
 @pytest.mark.parametrize(
     ("kind", "expected"), [("leave", "ended its process with code 3"), ("crash", "was killed by signal 11 (SIGSEGV)")]
 )
-@pytest.mark.parametrize("tool", ["trouble", "async_trouble"])
+@pytest.mark.parametrize("tool", ["async_trouble", pytest.param("trouble", marks=pytest.mark.extended)])
 async def test_a_tool_that_ends_its_process_costs_its_own_call_only(
     pool: EnvironmentProcesses, tool: str, kind: str, expected: str
 ) -> None:

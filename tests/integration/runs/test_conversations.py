@@ -88,6 +88,7 @@ def test_an_environment_that_ends_after_one_turn_changes_nothing(
     assert controller.folder.metrics[-1]["num_turns/max"] == 1.0
 
 
+@pytest.mark.extended
 def test_a_text_game_of_gymnasium_is_played(groups: ExternalGroups) -> None:
     game = "{name: gymnasium, kwargs: {id: 'tests.support.text_game:Letters-v0'}}"
     with groups.started(*LIMITS, f"rollout.multi_turn.environments={{default: {game}}}") as controller:
@@ -155,6 +156,7 @@ def test_too_many_failures_of_environments_end_the_run_with_one_sentence(groups:
     assert "Traceback" not in controller.output
 
 
+@pytest.mark.extended
 def test_a_tool_server_that_is_killed_is_told_to_the_policy_and_a_run_does_not_start_without_it(
     groups: ExternalGroups, tmp_path: Path
 ) -> None:
