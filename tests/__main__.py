@@ -1,8 +1,8 @@
-"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in two stages, with their times and slowest tests.
+"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
 
-The first runs on two workers, file by file: tests in one process, then those of groups, then whole runs and vLLM. Each
-worker imports torch once, which takes it longer than a hundred tests. What needs a machine of another kind comes
-afterwards. With paths or options of pytest only these tests are run, in one stage and one after another.
+They run on two workers, file by file in the order of their names, and what needs another machine on one. In one stage
+whole runs, which come last, took almost twice as long. With paths or options of pytest only these tests are run, in one
+stage and one after another.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ USAGE_ERROR = 4
 def stages() -> dict[str, list[str]]:
     """Arguments of pytest by the name of the stage; together they are all of tests/ (a test holds them to it)."""
     groups = sorted(folder for folder in GROUPS.iterdir() if is_suite(folder) and folder != WHOLE_RUNS)
-    in_process, alone = ("unit", "golden", "property"), ("gpu", "deployment", "slurm")
-    shared = [*(TESTS / name for name in in_process), *groups, WHOLE_RUNS, TESTS / "vllm"]
+    on_two_workers = {
+        "unit, golden, property": [TESTS / name for name in ("unit", "golden", "property")],
+        "groups": groups,
+        "whole runs and vLLM": [WHOLE_RUNS, TESTS / "vllm"],
+    }
+    alone = ("gpu", "deployment", "slurm")
     return {
-        "tests on two workers": [*TWO_WORKERS, *map(str, shared)],
+        **{name: [*TWO_WORKERS, *map(str, folders)] for name, folders in on_two_workers.items()},
         ", ".join(alone): [str(TESTS / name) for name in alone],
     }
 
@@ -49,7 +53,7 @@ def main() -> int:
     has_failed = False
     for name, stage in asked.items():
         began_s = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "20", *stage]
+        command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "10", *stage]
         code = subprocess.run(command, cwd=TESTS.parent, check=False).returncode
         has_failed |= code not in PASSED
         if code != PASSED[1]:
