@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from tests.support import datasets
 
@@ -54,16 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Skips(config.stash[_SKIPPED]), "skips")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
-    return _FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-class _FilesTogether(LoadFileScheduling):  # type: ignore[misc]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
     """All tests of a file come to one worker, and so do those of the files of a folder in `ON_ONE_WORKER`."""
+    from xdist.scheduler import LoadFileScheduling  # machines on which tests/gpu is run may lack it
 
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return next((folder for folder in ON_ONE_WORKER if file in together(folder)), file)
+    class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return next((folder for folder in ON_ONE_WORKER if file in together(folder)), file)
+
+    return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def together(folder: str) -> list[str]:

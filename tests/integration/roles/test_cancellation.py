@@ -28,7 +28,7 @@ NUM_PROMPTS = 4
 NUM_ENDLESS, MAX_RESPONSE = 2000, 480
 SAMPLING = actor_pb2.SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_response_length=MAX_RESPONSE)
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Actor:
         return ActorClient(self.group.address, caller, on_progress=on_progress)
 
 
-@pytest.fixture(params=[1, 2], ids=["1-rank", "2-ranks"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.extended), 2], ids=["1-rank", "2-ranks"])
 def actor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Actor]:
     model = save_policy(tmp_path / "policy")
     config = validate(
@@ -114,6 +114,7 @@ async def test_a_newer_controller_ends_a_generation_and_finds_the_actor_as_it_wa
         await client.close()
 
 
+@pytest.mark.extended
 async def test_a_checkpoint_is_loaded_without_waiting_for_a_generation(actor: Actor) -> None:
     is_generating = asyncio.Event()
     client = actor.client(1)

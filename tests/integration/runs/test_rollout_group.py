@@ -78,7 +78,6 @@ def test_a_group_that_ends_before_the_handshake_is_started_again_at_once(
     assert controller.output.count("starting the rollout group again in ") == 2
 
 
-@pytest.mark.extended
 def test_a_second_signal_leaves_no_published_weights(config: dict[str, Any], tmp_path: Path) -> None:
     with_group = {**config, "services": {**config["services"], "rollout": GROUP}}
     stopped = {"failpoints": {"rollout.generate": {"step": 2, "action": "stop"}}}
