@@ -143,5 +143,5 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def finite(value: Any) -> float | None:
-    """Returns what a file gives as a number, None for anything else and for NaN and infinity."""
-    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+    """Returns what a JSON file gives as a number, None for anything else (true, too), for NaN and for infinity."""
+    return float(value) if type(value) in (int, float) and abs(value) <= sys.float_info.max else None

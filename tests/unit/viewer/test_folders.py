@@ -19,7 +19,7 @@ from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
 from viewer.__main__ import main
 from viewer.app import make_app
-from viewer.files import RunDir, Tail, Unreadable
+from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.run import Run, find_runs
 
 
@@ -101,6 +101,11 @@ async def test_numbers_that_are_not_finite_become_null(run: Path) -> None:
     row = (await ask([run], "/api/runs/0/train/1/0")).json["row"]
     assert row["score"] is None
     assert row["value"] == [None, 1.0]
+
+
+def test_what_is_no_finite_number_is_none() -> None:
+    given = [1, 2.5, True, "3", None, [4], float("nan"), float("inf"), 10**400]
+    assert [finite(value) for value in given] == [1.0, 2.5, *[None] * 7]
 
 
 def test_half_a_line_waits_for_its_rest_and_a_broken_line_is_counted(run: Path) -> None:
