@@ -1,7 +1,8 @@
 """uv and pip, which install packages into an environment and look for them in the same places.
 
 Packages come from wherever pip is configured to look (pip.conf, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS,
-PIP_NO_INDEX). uv does the work because it is several times faster; if uv cannot, pip does.
+PIP_NO_INDEX). uv does the work because it is several times faster; if uv cannot, pip does. Both compile what they
+install, unless UV_COMPILE_BYTECODE=0 or PIP_NO_COMPILE=1 says that Python shall do so when it first imports a module.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class Installer:
 
 def uv(program: Path, python: Path, sources: Sequence[str]) -> Installer:
     """Returns uv as an installer; compiling is its own step, on all cores."""
-    command = (str(program), "pip", "install", "--no-deps", "--compile-bytecode", "--python", str(python))
+    command = (str(program), "pip", "install", "--no-deps", "--python", str(python))
     return Installer(command, tuple(sources), "--default-index")
 
 
 def pip(python: Path) -> Installer:
     """Returns pip as an installer, which knows its sources."""
-    return Installer((str(python), "-m", "pip", "install", "--no-deps", "--compile"), (), "--index-url")
+    return Installer((str(python), "-m", "pip", "install", "--no-deps"), (), "--index-url")
 
 
 def uv_options(pip_config: str) -> list[str]:
@@ -87,9 +88,14 @@ def pip_config(python: Path) -> str:
 def child_environment() -> dict[str, str]:
     """Returns our environment for installers.
 
-    Pip's advice about itself is off, uv gets pip's certificates, and bytecode is allowed.
+    Pip's advice about itself is off, uv gets pip's certificates and compiles as pip does, and bytecode is allowed.
     """
-    environment = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_SYSTEM_CERTS": "1", **os.environ}
+    environment = {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "UV_SYSTEM_CERTS": "1",
+        "UV_COMPILE_BYTECODE": "1",
+        **os.environ,
+    }
     if "PIP_CERT" in environment:
         environment.setdefault("SSL_CERT_FILE", environment["PIP_CERT"])
     for unwanted in ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"):

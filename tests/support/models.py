@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GenerationConfig,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen2ForTokenClassification,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+
+if TYPE_CHECKING:
+    import transformers
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 #.,:?!+-*/=()\n"
@@ -70,14 +60,19 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
-def tiny_config(**changes: Any) -> Qwen2Config:
+def of_transformers(name: str) -> Any:
+    """Returns a class of transformers, which takes seconds to import: what uses this file may not need it."""
+    return getattr(importlib.import_module("transformers"), name)
+
+
+def tiny_config(**changes: Any) -> transformers.Qwen2Config:
     """Returns a configuration with 2 layers, hidden size 32, and 4 heads over 2 key-value heads."""
-    return Qwen2Config(**{**SIZES, **changes})
+    return of_transformers("Qwen2Config")(**{**SIZES, **changes})
 
 
 def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 causal language model with tokenizer and generation config; returns the folder."""
-    return save_random(Qwen2ForCausalLM, tiny_config(**changes), folder, seed=seed)
+    return save_random(of_transformers("Qwen2ForCausalLM"), tiny_config(**changes), folder, seed=seed)
 
 
 _GLM_CHOICE = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
@@ -90,21 +85,26 @@ def save_experts(folder: Path, architecture: str, *, seed: int = 0, **changes: A
     It is "qwen3_moe" (in files `mlp.experts.0.gate_proj`), "mixtral" (`block_sparse_moe.experts.0.w1`), or "glm4_moe",
     which has a buffer in its files that chooses experts, a shared expert, and a first layer without experts.
     """
-    model_class, config_class, experts = {
-        "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {"num_experts": 4, "moe_intermediate_size": 48}),
-        "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
-        "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, _GLM),
+    family, experts = {
+        "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "moe_intermediate_size": 48}),
+        "mixtral": ("Mixtral", {"num_local_experts": 4}),
+        "glm4_moe": ("Glm4Moe", _GLM),
     }[architecture]
     more = {"tie_word_embeddings": False, "num_experts_per_tok": 2}
-    config = config_class(**{**SIZES, **more, **experts, **changes})
-    return save_random(model_class, config, folder, seed=seed)
+    config = of_transformers(f"{family}Config")(**{**SIZES, **more, **experts, **changes})
+    return save_random(of_transformers(f"{family}ForCausalLM"), config, folder, seed=seed)
 
 
 def save_shapes(folder: Path, **changes: Any) -> Path:
     """Writes the description of a Qwen2 causal language model of any size, with a weight file that is one hole."""
+    import torch
+
     config = tiny_config(**changes)
     with torch.device("meta"):
-        shapes = {name: tuple(weight.shape) for name, weight in Qwen2ForCausalLM(config).state_dict().items()}
+        shapes = {
+            name: tuple(weight.shape)
+            for name, weight in of_transformers("Qwen2ForCausalLM")(config).state_dict().items()
+        }
     config.save_pretrained(folder)
     ends = [*itertools.accumulate(prod(shape) for shape in shapes.values())]
     header = json.dumps(
@@ -121,16 +121,25 @@ def save_shapes(folder: Path, **changes: Any) -> Path:
 
 def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 token classifier with one label; returns the folder."""
-    return save_random(Qwen2ForTokenClassification, tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed)
+    return save_random(
+        of_transformers("Qwen2ForTokenClassification"), tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed
+    )
 
 
 def save_reward_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 sequence classifier with one label; returns the folder."""
-    return save_random(Qwen2ForSequenceClassification, tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed)
+    return save_random(
+        of_transformers("Qwen2ForSequenceClassification"),
+        tiny_config(**{"num_labels": 1, **changes}),
+        folder,
+        seed=seed,
+    )
 
 
 def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -> Path:
     """Writes a model of random weights with tokenizer and generation config; returns the folder."""
+    import torch
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class(config)
@@ -140,7 +149,7 @@ def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -
                     parameter.mul_(5.0)
             for name in model.state_dict().keys() & dict(model.named_buffers()).keys():
                 model.get_buffer(name).uniform_(-1.0, 1.0)
-    model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
+    model.generation_config = of_transformers("GenerationConfig")(eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support import models
 from tests.support.groups import PROJECT
@@ -101,7 +100,7 @@ def _save_model(name: str, folder: Path) -> None:
     if name in ("qwen3_moe", "mixtral", "glm4_moe"):
         models.save_experts(folder, name, **WIDE)
         return
-    config = LlamaConfig(
+    config = models.of_transformers("LlamaConfig")(
         vocab_size=len(models.VOCABULARY),
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -112,7 +111,7 @@ def _save_model(name: str, folder: Path) -> None:
         bos_token_id=None,
         **WIDE,
     )
-    models.save_random(LlamaForCausalLM, config, folder)
+    models.save_random(models.of_transformers("LlamaForCausalLM"), config, folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from tests.support.ranks import RunRanks, rank_processes
+if TYPE_CHECKING:
+    from tests.support.ranks import RunRanks
 
 
 @pytest.fixture(scope="package")
 def run() -> Iterator[RunRanks]:
+    from tests.support.ranks import rank_processes
+
     with rank_processes(4) as run:
         yield run
 
@@ -19,6 +22,8 @@ def run() -> Iterator[RunRanks]:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """One process computes with as many threads as a rank: several add up in another order, about 1e-6 apart."""
+    import torch
+
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -150,14 +150,22 @@ def assert_same_without_memory(with_rest: dict[str, Any], without: dict[str, Any
     assert with_rest == without
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.extended), {"gradient_checkpointing": True}],
+    ids=["plain", "checkpointing"],
+)
 def test_one_rank_has_the_same_bits_and_no_memory_at_rest(policy: Path, tmp_path: Path, settings) -> None:
     without = everything(policy, tmp_path / "without", settings)
     assert_same_without_memory(everything(policy, tmp_path / "with", {**settings, **AT_REST}), without)
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "dtype"), [(1, "bf16"), (2, "fp32"), pytest.param(2, "bf16", marks=pytest.mark.extended), (3, "bf16")]
+    ("num_ranks", "dtype"),
+    [
+        (3, "bf16"),
+        *(pytest.param(*each, marks=pytest.mark.extended) for each in [(1, "bf16"), (2, "fp32"), (2, "bf16")]),
+    ],
 )
 def test_ranks_have_the_same_bits_and_no_memory_at_rest(
     run_ranks: RunRanks, policy: Path, tmp_path: Path, num_ranks: int, dtype: str
