@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -88,20 +91,33 @@ def _first_line(kind: Any) -> str:
 
 def _section(path: str, section: type[BaseModel]) -> list[str]:
     """Returns the keys of a section in a table, then its own sections."""
-    rows, inner = [], []
+    rows, inner, meanings = [], [], descriptions(section)
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             inner += _section(f"{path}.{name}".lstrip("."), kind)
         else:
             default = "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
-            meaning = f"{' '.join((field.description or '').split())}{_bounds(field)}"
+            meaning = f"{' '.join(meanings.get(name, '').split())}{_bounds(field)}"
             rows.append(f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |")
             if entry := _entry(kind):
                 inner += _section(f"{path}.{name}[]", entry)
     title = ["", f"## {path}", "", inspect.cleandoc(section.__doc__ or "")] if path else []
     table = ["", "| key | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []
     return [*title, *table, *inner]
+
+
+def descriptions(section: type[BaseModel]) -> dict[str, str]:
+    """Returns what the source says below each key of a section; pydantic would parse it at every start."""
+    meanings = {name: field.description for name, field in section.model_fields.items() if field.description}
+    for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(body, ast.ClassDef)
+        for key, text in pairwise(body.body):
+            match key, text:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
+                    meanings[name] = meaning
+    return meanings
 
 
 def _entry(kind: Any) -> type[BaseModel] | None:

@@ -49,7 +49,7 @@ IS_WORK = Key(is_work=True)
 class Section(BaseModel):
     """The base class of all configuration sections: a frozen pydantic model that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

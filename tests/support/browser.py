@@ -99,7 +99,7 @@ class Page:
     def until(self, seen: Callable[[], Any], what: str) -> Any:
         """Waits until `seen` returns something; fails with `what` is missing and what the page shows."""
         redrawn = (StaleElementReferenceException, IndexError)  # while the page draws itself anew
-        wait = WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.1, ignored_exceptions=redrawn)
+        wait = WebDriverWait(self.driver, DEADLINE_S, poll_frequency=0.05, ignored_exceptions=redrawn)
         try:
             return wait.until(lambda _: seen())
         except Exception as error:

@@ -36,7 +36,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.extended)])
 def test_no_page_breaks_a_rule_of_axe(page: Page, theme: str) -> None:
     page.script("document.documentElement.style.colorScheme = arguments[0]", theme)
     axe = Axe(page.driver)

@@ -16,7 +16,7 @@ from viewer.__main__ import main
 
 pytestmark = pytest.mark.browser
 
-STILL = 3  # looks, a tenth of a second apart
+STILL = 3  # looks, a twentieth of a second apart
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from selenium import webdriver
 
 from tests.support.browser import Page
 
@@ -163,6 +165,14 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         (["ab", [0, 2]], ["", "ab"]),
     ],
 }
+
+
+@pytest.fixture(scope="module")
+def page(driver: webdriver.Chrome, address: str) -> Iterator[Page]:
+    """One page for all functions, which change nothing."""
+    page = Page(driver, address)
+    yield page
+    assert page.faults() == []
 
 
 @pytest.mark.parametrize("function", CASES, ids="/".join)

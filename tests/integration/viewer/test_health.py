@@ -105,7 +105,7 @@ def test_lifelines_are_led_through_by_keys_and_read_out(health: Page) -> None:
     health.until(lambda: health.driver.current_url.endswith("#/run/0/timeline/train/4"), "the timeline")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.extended), "dark"])
 def test_the_page_with_an_open_log_breaks_no_rule_of_axe_and_is_not_too_wide(health: Page, theme: str) -> None:
     health.script("document.documentElement.style.colorScheme = arguments[0]", theme)
     health.one("tr[data-number] button").click()

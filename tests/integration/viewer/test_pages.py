@@ -230,7 +230,7 @@ def test_keys_lead_through_responses_steps_and_prompts(page: Page, tmp_path: Pat
     page.until_shown("next, previous response")
 
 
-@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("width", [390, *(pytest.param(wide, marks=pytest.mark.extended) for wide in (1280, 1920))])
 def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
     page.size(width)
     for name, sign in (

@@ -57,7 +57,10 @@ def test_keys_choose_a_column_and_open_the_responses_of_its_step(page: Page) -> 
     assert page.driver.current_url.endswith("/responses/train/2")
 
 
-@pytest.mark.parametrize(("name", "place"), [("policy", '[data-card="kl"] canvas'), ("critic", "canvas.heat")])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("policy", '[data-card="kl"] canvas'), pytest.param("critic", "canvas.heat", marks=pytest.mark.extended)],
+)
 def test_a_click_on_a_column_opens_its_step(page: Page, name: str, place: str) -> None:
     page.go(f"run/0/{name}")
     page.until(lambda: page.script(IS_DRAWN, place), "the strip")

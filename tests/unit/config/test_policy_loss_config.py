@@ -8,6 +8,7 @@ import pytest
 from splitppo.config import ActorConfig, dump_config
 from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES, SEQUENCE_LOSSES
 from tests.support.configs import load, mistake
+from tools.docs import descriptions
 
 CORRECTION = "algorithm.rollout_correction"
 
@@ -25,7 +26,7 @@ def test_a_loss_over_sequences_is_aggregated_as_its_paper_does_unless_the_file_s
 
 
 def test_the_description_of_the_aggregation_names_the_losses_with_a_default_of_their_own() -> None:
-    description = ActorConfig.model_fields["loss_agg_mode"].description or ""
+    description = descriptions(ActorConfig)["loss_agg_mode"]
 
     assert {*re.findall(r"\w+", description)} & {*LOSS_MODES} == {*SEQUENCE_LOSSES}
 
