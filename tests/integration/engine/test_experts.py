@@ -67,7 +67,7 @@ def load(folder: Path) -> tuple[int, str]:
     return int((peak.stop() - before) * 2**20), weights_digest(model)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("architecture", ["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.extended)])
 def test_each_of_two_ranks_loads_half_of_the_experts_and_the_same_bits(tmp_path: Path, architecture: str) -> None:
     folder = save_experts(tmp_path, architecture, **WIDE, **EXPERTS[architecture])
     num_bytes = (folder / "model.safetensors").stat().st_size

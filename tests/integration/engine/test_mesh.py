@@ -147,7 +147,14 @@ def load(policy: Path, kind: Kind, settings: Mapping[str, Any], folder: Path) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("saved_in", "loaded_in"),
-    [("2x2", "1x4"), ("1x4", "2x2"), ("4x1", "ddp on 2"), ("ddp on 4", "2x2"), ("2x2", "ddp on 4")],
+    [
+        ("2x2", "1x4"),
+        ("ddp on 4", "2x2"),
+        *(
+            pytest.param(*each, marks=pytest.mark.extended)
+            for each in (("1x4", "2x2"), ("4x1", "ddp on 2"), ("2x2", "ddp on 4"))
+        ),
+    ],
 )
 def test_a_checkpoint_moves_between_meshes_and_strategies_bit_for_bit(
     learned: Learned, run: RunRanks, policy: Path, saved_in: str, loaded_in: str, kind: Kind

@@ -131,7 +131,10 @@ def learn(policy: Path, kind: Kind, settings: Mapping[str, Any], micro_batches: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param("2 together", marks=pytest.mark.extended), *(name for name in LAYOUTS if name != "2 together")],
+)
 def test_outputs_gradients_and_metrics_are_those_of_one_rank(
     run: RunRanks, policy: Path, layout: str, kind: Kind
 ) -> None:
@@ -178,7 +181,7 @@ def alone_with(folder: Path) -> tuple[dict[str, list[np.ndarray]], dict[str, Ten
     return computed(engine, BATCH), gradients(engine, BATCH)
 
 
-@pytest.mark.parametrize("together", [2, 4])
+@pytest.mark.parametrize("together", [pytest.param(2, marks=pytest.mark.extended), 4])
 def test_every_architecture_learns_the_same_with_fewer_key_value_heads_than_ranks_and_windows(
     run: RunRanks, architectures: Path, together: int
 ) -> None:
@@ -306,7 +309,7 @@ def learn_from_little(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("together", [2, 4])
+@pytest.mark.parametrize("together", [pytest.param(2, marks=pytest.mark.extended), 4])
 def test_rows_with_few_tokens_or_none_that_count(run: RunRanks, policy: Path, kind: Kind, together: int) -> None:
     alone, batch = engine_of(policy, kind), rows_without_much_to_learn()
     outputs, expected = computed(alone, batch), gradients(alone, batch)

@@ -1,11 +1,8 @@
-"""A group of two real torchrun ranks on gloo computes the same as one process."""
+"""A group of two ranks on gloo computes the same as one process."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +33,9 @@ from tests.support.engines import (
     with_policy_loss,
 )
 from tests.support.models import save_policy
+from tests.support.ranks import RunRanks
 from tests.support.roles import teacher_columns
 
-ROOT = Path(__file__).parents[3]
 KINDS = ("policy", "value")
 OUTPUTS = {"policy": ["log_probs", "entropy"], "value": ["values"]}
 BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
@@ -59,21 +56,11 @@ class Group:
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
+def group(run: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Group:
     models, output = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("output")
     save_policy(models / "policy")
     save_policy(models / "second", seed=8, hidden_size=16, num_hidden_layers=1)
-    command = ["-m", "services.runtime.group.torchrun", "--nproc-per-node", "2"]
-    finished = subprocess.run(
-        [sys.executable, *command, "-m", "tests.integration.engine.worker", str(models), str(output)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run(2, worker.main, models, output)
     facts = [json.loads((output / f"facts_{rank}.json").read_text()) for rank in range(2)]
     tensors = [torch.load(output / f"tensors_{rank}.pt", weights_only=False) for rank in range(2)]
     return Group(models, output, facts, tensors)

@@ -1,12 +1,12 @@
-"""A rank of a group that trains tiny models; torchrun runs it, and rank 0 writes the results."""
+"""What each rank of a group does that trains tiny models; it writes the results."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -45,7 +45,6 @@ DIVISIONS = (
 
 def main(models: Path, output: Path) -> None:
     """Computes outputs, gradients, updates and checkpoints of a policy and a value model."""
-    dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     whole = make_batch(11, num_mini_batches=2, ppo_epochs=2)
     costs = (whole["prompts"].lengths + whole["responses"].lengths).astype(float)
@@ -93,8 +92,9 @@ def main(models: Path, output: Path) -> None:
         facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent)
         facts[f"{kind}/sparse_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/sparse_weights"] = weights(engine)
-    fsdp2.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
-    large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
+    with pytest.MonkeyPatch.context() as patch:  # as for a model that is too large to stay gathered
+        patch.setattr(fsdp2, "KEEP_GATHERED_BYTES", 0)
+        large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
     tensors["large/gradients"] = gradients(large, batch)
     facts["large/generated"] = generate_alone(large, rank)
     large.update(batch, forward_of("policy"), loss_of("policy"), progress=silent)
@@ -115,7 +115,6 @@ def main(models: Path, output: Path) -> None:
     facts["rows"] = rows.tolist()
     torch.save(tensors, output / f"tensors_{rank}.pt")
     (output / f"facts_{rank}.json").write_text(json.dumps(facts))
-    dist.destroy_process_group()
 
 
 def taught(models: Path, whole: Batch, rank: int) -> list[dict[str, list[np.ndarray]]]:
@@ -171,8 +170,3 @@ def generate_alone(engine, rank: int) -> list[int]:
             do_sample=False,
         )
     return tokens[0, :7].tolist()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
