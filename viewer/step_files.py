@@ -160,13 +160,14 @@ def _table(file: str, reader: Any, names: Sequence[str]) -> Any:
 
     A text that stands for many rows is small in the file: what has become of it is counted on the way.
     """
-    there, batches, size = [name for name in names if name in reader.schema_arrow.names], list[Any](), 0
+    schema = reader.schema_arrow  # made anew each time that it is asked for
+    there, batches, size = [name for name in names if name in schema.names], list[Any](), 0
     for batch in reader.iter_batches(_BATCH_ROWS, columns=there, use_threads=False):
         size += batch.nbytes
         if size > MAX_TABLE_BYTES:
             raise Unreadable(f"{file} has columns of more than {MAX_TABLE_BYTES:,} bytes, which is too much.")
         batches.append(batch)
-    return pa.Table.from_batches(batches, pa.schema([reader.schema_arrow.field(name) for name in there]))
+    return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in there]))
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:

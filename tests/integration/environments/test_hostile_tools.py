@@ -76,9 +76,9 @@ async def test_what_a_tool_returns_becomes_text(pool: EnvironmentProcesses, kind
     [
         ("trouble", "hang"),
         ("trouble", "loop"),
-        ("trouble", "hold"),
-        ("async_trouble", "wait"),
         ("async_trouble", "never cancelled"),
+        pytest.param("trouble", "hold", marks=pytest.mark.extended),
+        pytest.param("async_trouble", "wait", marks=pytest.mark.extended),
         pytest.param("async_trouble", "block", marks=pytest.mark.extended),
     ],
 )
