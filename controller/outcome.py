@@ -94,7 +94,7 @@ class RunOutcome:
         )
         with self._failing():
             self.summary.write(folder / "summary.json")
-        if trainer is not None and with_report:
+        if trainer is not None and with_report and config.tracking.report:
             try:
                 write_report(folder, name=config.run.name, schedule=config.run.schedule, train_s=state.train_s)
             except Exception as error:  # noqa: BLE001 - a run that has finished does not fail for want of a picture

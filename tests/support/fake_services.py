@@ -53,7 +53,7 @@ def make_config(run_dir: Path, **changes: Any) -> Config:
         "algorithm": {"rollout_correction": {"bypass_mode": False}},
         "actor": {"model": "models/policy"},
         "evaluation": {"val_before_train": False},
-        "tracking": {"trackers": [], "sample_freq": -1},
+        "tracking": {"trackers": [], "sample_freq": -1, "report": False},
     }
     for key, value in changes.items():
         section = tree

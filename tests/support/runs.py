@@ -91,6 +91,7 @@ class Inputs:
             "reward": {"custom_function_path": str(self.folder / "reward.py")},
             "evaluation": {"test_freq": 2},
             "checkpoint": {"save_freq": 2, "keep": 20},
+            "tracking": {"trackers": [], "report": False},  # which others test, and which take each run 3 s
             "services": {"start_timeout_s": 120.0},
         }
 

@@ -52,6 +52,9 @@ class TrackingConfig(Section):
     """If true, all training responses are written as JSONL in the run folder. For validation see
     evaluation.dump_generations."""
 
+    report: bool = True
+    """If true, the end of a run draws its curves in report.png, which takes a second or two."""
+
     rollouts: RolloutsConfig = RolloutsConfig()
     """The record of responses, with the numbers of their tokens."""
 

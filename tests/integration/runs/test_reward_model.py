@@ -95,7 +95,7 @@ def scored_by_model(inputs: Inputs, reward_model: Path, tmp_path_factory: pytest
         "algorithm": {"lam": 0.95},
         "reward": {},
         "reward_model": {"model": str(reward_model), "coef": COEF},
-        "tracking": {"dump_rollouts": True},
+        "tracking": {**config["tracking"], "dump_rollouts": True},
     }
 
 

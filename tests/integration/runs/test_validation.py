@@ -26,6 +26,7 @@ def test_a_run_that_gets_no_better_ends_early_and_its_policy_can_be_validated_al
         assert folder.summary["stopped_early"] is True
         assert folder.steps == list(range(last + 1))
         assert folder.committed_steps == list(range(1, last + 1))
+        assert not (folder.path / "report.png").exists()  # by tracking.report
     trained, before = folder.summary, folder.metrics
     own = (folder.path / f"rollouts/val/{last}.jsonl").read_bytes()
 
