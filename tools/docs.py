@@ -8,7 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
@@ -107,6 +107,7 @@ def _section(path: str, section: type[BaseModel]) -> list[str]:
     return [*title, *table, *inner]
 
 
+@cache
 def descriptions(section: type[BaseModel]) -> dict[str, str]:
     """Returns what the source says below each key of a section; pydantic would parse it at every start."""
     meanings = {name: field.description for name, field in section.model_fields.items() if field.description}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -24,8 +25,13 @@ MARKS = ("docker", "extended", "gpu", "slow", "slurm", "vllm")
 BY_HAND = ["-m", "gpu"]
 
 
-def named_tests(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
+@functools.cache
+def named_tests(file: Path) -> list[tuple[str, frozenset[str]]]:
     """(name, marks) of the tests of a file, read from the source."""
+    return [*_named_tests(file)]
+
+
+def _named_tests(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
     tree = ast.parse((ROOT / file).read_text())
     of_all = frozenset(
         mark

@@ -55,8 +55,10 @@ def test_merged_adapters_answer_like_the_policy_with_adapters_before_and_after_e
     ("model", "num_ranks"),
     [
         ("qwen3_moe", 1),
-        ("mixtral", 1),
-        *(pytest.param(*variant, marks=pytest.mark.extended) for variant in (("mixtral", 2), ("glm4_moe", 1))),
+        *(
+            pytest.param(*variant, marks=pytest.mark.extended)
+            for variant in (("mixtral", 1), ("mixtral", 2), ("glm4_moe", 1))
+        ),
     ],
 )
 def test_experts_answer_like_the_policy_before_and_after_each_update(

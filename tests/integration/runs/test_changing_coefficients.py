@@ -108,6 +108,7 @@ def test_an_actor_that_dies_while_it_updates_costs_nothing_but_time(
     assert_the_same(folder, undisturbed)
 
 
+@pytest.mark.extended
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(changing: ExternalGroups, undisturbed: RunFolder) -> None:
     changing.empty()
     with changing.started("run.stop_after_step=2") as controller:

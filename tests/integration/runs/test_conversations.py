@@ -196,6 +196,7 @@ def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inpu
     assert verdict.failures(undisturbed) == []
 
 
+@pytest.mark.extended
 def test_a_run_with_a_clock_and_random_numbers_repeats_what_it_has_learned(
     groups: ExternalGroups, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_step_that_cannot_be_filled_ends_the_run_in_a_sentence_and_leaves_its_
     assert controller.folder.summary["exit_reason"] == "failed"
 
 
+@pytest.mark.extended
 def test_remax_ends_with_the_same_weights_when_the_actor_is_lost_in_mid_step(
     groups: ExternalGroups, reward: str, tmp_path: Path
 ) -> None:

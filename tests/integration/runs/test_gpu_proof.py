@@ -56,6 +56,7 @@ def results_of(folder: Path, *cases: Case, limit_s: float) -> dict[str, dict[str
     return results
 
 
+@pytest.mark.extended
 def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     mistake = Case("mistake", "update", {"size": "no such size", "mode": "full", "keys": {}})
     results = results_of(tmp_path, mistake, Case("machine", "machine"), limit_s=120.0)

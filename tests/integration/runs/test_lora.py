@@ -61,6 +61,7 @@ def with_group(with_adapters: dict[str, Any]) -> dict[str, Any]:
     return with_incidents(with_adapters, rollout={"threads": 1}, actor={"num_processes": 2})
 
 
+@pytest.mark.extended
 def test_a_rollout_group_samples_with_merged_adapters(groups: ExternalGroups) -> None:
     groups.empty()
     with groups.with_rollout_group(), groups.started("rollout.check_freq=1", "run.stop_after_step=3") as controller:

@@ -41,7 +41,8 @@ def the_run_is_under_way(controller: Controller) -> bool:
 
 
 @pytest.mark.parametrize(
-    "moment", [torchrun_starts, ranks_start, pytest.param(the_run_is_under_way, marks=pytest.mark.extended)]
+    "moment",
+    [ranks_start, *(pytest.param(at, marks=pytest.mark.extended) for at in (torchrun_starts, the_run_is_under_way))],
 )
 def test_five_seconds_after_a_killed_controller_none_of_its_processes_is_left(
     inputs: Inputs, tmp_path: Path, moment: Callable[[Controller], bool]

@@ -14,31 +14,31 @@ from tests.support.runs import Inputs, RunFolder, started
 Completed = Callable[[str, int], RunFolder]
 
 
+SENTENCES = {
+    "/nowhere/model": "actor.model=/nowhere/model",
+    "reward.custom_function_path": "reward.custom_function_path=/nowhere/reward.py",
+    "data.filters: none of the 16 rows of data.train_files passes data_source:": "data.filters.data_source=sums",
+    "expected one of gae, grpo": "algorithm.adv_estimator=ppo",
+}
+MORE_SENTENCES = {
+    "/nowhere/train.parquet": "data.train_files=/nowhere/train.parquet",
+    "no reward for data_source 'letters'": "reward.custom_function_path=null",
+    "key 'reward.custom_function_kwargs': ": "reward.custom_function_kwargs={style: terse}",
+    "is no scorer (did you mean sort_letters?)": "reward.scorers={letters: [{name: sort_leters}]}",
+    "actor.ppo_mini_batch_size": "data.train_batch_size=5",
+    "data.train_batch_size": "data.train_batch_size=64",
+    "run.resume": "run.resume=/nowhere/global_step_3",
+    "services.actor.address": "services.launch=external",
+    "rollout.stream_groups (33) must not exceed data.train_batch_size (8) times": "rollout.stream_groups=33",
+}
+
+
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["actor.model=/nowhere/model"], "/nowhere/model"),
-        (["data.train_files=/nowhere/train.parquet"], "/nowhere/train.parquet"),
-        (["reward.custom_function_path=/nowhere/reward.py"], "reward.custom_function_path"),
-        (["reward.custom_function_path=null"], "no reward for data_source 'letters'"),
-        (
-            ["data.filters.data_source=sums"],
-            "data.filters: none of the 16 rows of data.train_files passes data_source:",
-        ),
-        (["reward.custom_function_kwargs={style: terse}"], "key 'reward.custom_function_kwargs': "),
-        (["reward.scorers={letters: [{name: sort_leters}]}"], "is no scorer (did you mean sort_letters?)"),
-        (["data.train_batch_size=5"], "actor.ppo_mini_batch_size"),
-        (["data.train_batch_size=64"], "data.train_batch_size"),
-        (["run.resume=/nowhere/global_step_3"], "run.resume"),
-        (["algorithm.adv_estimator=ppo"], "expected one of gae, grpo"),
-        (["services.launch=external"], "services.actor.address"),
-        (["rollout.stream_groups=33"], "rollout.stream_groups (33) must not exceed data.train_batch_size (8) times"),
-    ],
+    ("sentence", "override"),
+    [*SENTENCES.items(), *(pytest.param(*each, marks=pytest.mark.extended) for each in MORE_SENTENCES.items())],
 )
-def test_a_mistake_costs_one_sentence(
-    config: dict[str, Any], tmp_path: Path, overrides: list[str], sentence: str
-) -> None:
-    with started(config, tmp_path / "run", *overrides) as controller:
+def test_a_mistake_costs_one_sentence(config: dict[str, Any], tmp_path: Path, sentence: str, override: str) -> None:
+    with started(config, tmp_path / "run", override) as controller:
         assert controller.wait() == 2
         controller.wait_nothing_is_left()
     assert sentence in controller.output
