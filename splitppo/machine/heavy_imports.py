@@ -1,19 +1,83 @@
-"""Imports modules faster that make very many objects, as torch and transformers do."""
+"""Imports modules faster that make very many objects, as torch does, or read very many files, as transformers does."""
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_SCANS = "transformers.utils.import_utils"
 
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Lets Python's search for cyclic garbage rest, which takes a sixth of the time that a rank's imports need.
+    """Spares what needs a third of the time that a rank's imports take.
 
-    What they have made stays out of later searches, too, for it is never garbage.
+    Python's search for cyclic garbage rests; what the imports have made stays out of later searches, too, for it is
+    never garbage. transformers looks for the names in its 1,600 files once, and faster.
     """
+    scans = _FasterScans()
+    sys.meta_path.insert(0, scans)
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+        sys.meta_path.remove(scans)
+
+
+class _FasterScans(MetaPathFinder):
+    """Finds the module with which transformers reads its own files; all that it finds is the same."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _SCANS:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Hastened(spec.loader)
+        return spec
+
+
+class _Hastened(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        hasten(module)
+
+
+def hasten(scans: ModuleType) -> None:
+    """Makes two functions of transformers' import_utils (5.16 to 5.19) faster; leaves a module without them as it is.
+
+    One looks for the last line of a file that begins with `__all__` by looking at each of its lines. The other one,
+    which keeps what it has found, is asked twice for the same folder: as a folder, and as the `__init__.py` in it.
+    """
+    names_of, structure_of = (
+        getattr(scans, name, None) for name in ("fetch__all__", "create_import_structure_from_path")
+    )
+    if names_of is None or structure_of is None:
+        return
+
+    def fetch__all__(content: str) -> list[str]:
+        found: list[str] = names_of(content[content.rfind("\n__all__") + 1 :])
+        return found
+
+    def create_import_structure_from_path(path: str | Path) -> Any:
+        return structure_of(Path(path).parent if Path(path).is_file() else Path(path))
+
+    scans.__dict__.update(
+        fetch__all__=fetch__all__, create_import_structure_from_path=create_import_structure_from_path
+    )
