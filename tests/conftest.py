@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from splitppo.machine.heavy_imports import heavy_imports
 from tests.support import datasets
 
 # (start of the node id, start of the reason): nobody is told of these.
@@ -64,6 +65,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
             return next((folder for folder in ON_ONE_WORKER if file in together(folder)), file)
 
     return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Tests import what ranks do, as fast as they; later searches for garbage leave out what that has made."""
+    with heavy_imports():
+        return (yield)
 
 
 def together(folder: str) -> list[str]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import debug
 
 # A process that has imported these is copied for each rank; it has run nothing, so it has no threads.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["services.actor.role", "services.critic.role", "torch.distributed.tensor.debug"])
+PROCESSES.set_forkserver_preload(["tests.support.rank_imports"])
 _TIMEOUT = timedelta(seconds=60)
 _RESULT_TIMEOUT_S = 120.0
 
