@@ -49,6 +49,17 @@ ALLOWED = {
         "import importlib.metadata",
     ): "reads versions of installed packages; imports none",
     **{
+        ("splitppo/config/__init__.py", what): "imports modules of a table in the file, by the names that code asks for"
+        for what in ("import importlib.import_module", "import_module")
+    },
+    **{
+        ("splitppo/machine/heavy_imports.py", what): "is called by an import that is under way, and hands it on"
+        for what in (
+            *(f"import importlib.{name}" for name in ("abc.Loader", "abc.MetaPathFinder", "machinery.ModuleSpec")),
+            "exec_module",
+        )
+    },
+    **{
         ("splitppo/user_file.py", what): "the file is named by the configuration, which no message changes"
         for what in ("import importlib.util", "spec_from_file_location", "exec_module")
     },
