@@ -8,6 +8,7 @@ stage and one after another.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ GROUPS = TESTS / "integration"
 WHOLE_RUNS = GROUPS / "runs"
 # Files of many short tests come last, not those with a few long ones, at which one worker would wait for the other.
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Models of tests are so small that a second thread only waits, and takes the core from the other worker.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # pytest's: everything passed, or the expression deselects all of a stage; nothing can be run as it was asked for.
 PASSED = (0, 5)
 USAGE_ERROR = 4
@@ -54,7 +57,7 @@ def main() -> int:
     for name, stage in asked.items():
         began_s = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "10", *stage]
-        code = subprocess.run(command, cwd=TESTS.parent, check=False).returncode
+        code = subprocess.run(command, cwd=TESTS.parent, env=ONE_THREAD | os.environ, check=False).returncode
         has_failed |= code not in PASSED
         if code != PASSED[1]:
             took.append(f"{time.monotonic() - began_s:6.0f} s  {name}{'' if code in PASSED else '  FAILED'}")
