@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from controller.ppo import rollout_correction, token_rewards
+from controller.ppo.advantages import estimate
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
@@ -335,9 +337,11 @@ def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) ->
     assert experience.num_tokens == 6 + 6
 
 
-def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) -> None:
+def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (token_rewards, rollout_correction, estimate):
+        monkeypatch.setattr(module, "_TOKENS", 1 << 14)
     random = np.random.default_rng(1)
-    lengths = np.array([300_000, 700_000, 20, 400_000, 1, 600_000])
+    lengths = np.array([9_000, 21_000, 20, 12_000, 1, 18_000])
     rows = {name: [random.normal(size=n).astype(np.float32) for n in lengths] for name in ("old_log_probs", "values")}
     rows["ref_log_probs"] = [row - 0.1 for row in rows["old_log_probs"]]
     rows["rollout_log_probs"] = [row + 0.01 * random.normal(size=len(row)) for row in rows["old_log_probs"]]
