@@ -18,7 +18,10 @@ MAX_LOG_PROB_DIFF = 1e-5
 
 
 @pytest.fixture(
-    params=["alone", "replicas", "shared_engine", pytest.param("replicas_of_two", marks=pytest.mark.extended)]
+    params=[
+        *("alone", "shared_engine"),
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("replicas", "replicas_of_two")),
+    ]
 )
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each rank found in the scenario `conversations`."""

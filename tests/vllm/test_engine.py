@@ -75,9 +75,8 @@ def test_experts_answer_like_the_policy_before_and_after_each_update(
 @pytest.mark.parametrize(
     ("fixture", "ranks_per_engine"),
     [
-        ("replicas", 1),
         ("shared_engine", 2),
-        pytest.param("replicas_of_two", 2, marks=pytest.mark.extended),
+        *(pytest.param(*each, marks=pytest.mark.extended) for each in (("replicas", 1), ("replicas_of_two", 2))),
     ],
 )
 def test_ranks_and_replicas_answer_like_the_policy(
@@ -102,13 +101,17 @@ def test_the_generators_of_the_process_are_left_alone(alone: Alone) -> None:
     assert alone("random_state")["draws"] == draws()
 
 
-def test_the_same_seeds_give_the_same_tokens_whatever_is_decoded_together_and_where(
-    alone: Alone, replicas: Found
-) -> None:
+def test_the_same_seeds_give_the_same_tokens(alone: Alone) -> None:
+    replayed = alone("replay")
+    assert sum(map(len, replayed["first"])) > 2000
+    assert replayed["first"] == replayed["second"]
+    assert len({tuple(row) for row in replayed["first"]}) > 400
+
+
+@pytest.mark.extended
+def test_they_do_so_whatever_is_decoded_together_and_where(alone: Alone, replicas: Found) -> None:
     wide = alone("replay")
     num_samples = len(wide["first"]) // len(wide["rows"])
-    assert sum(map(len, wide["first"])) > 2000
-    assert wide["first"] == wide["second"]
     for rank in replicas:
         narrow = rank["replay"]
         assert len(narrow["rows"]) == len(wide["rows"]) // 2
@@ -116,7 +119,6 @@ def test_the_same_seeds_give_the_same_tokens_whatever_is_decoded_together_and_wh
             wide["first"][row * num_samples + sample] for row in narrow["rows"] for sample in range(num_samples)
         ]
         assert narrow["first"] == expected
-    assert len({tuple(row) for row in wide["first"]}) > 400
 
 
 def test_a_shared_prefix_is_computed_anew_after_an_update(alone: Alone) -> None:

@@ -318,6 +318,7 @@ async def test_a_number_that_no_float_can_hold_is_kept_as_text(tmp_path: Path) -
     assert answer.final == {"score": 1.0, "big": hex(10**400)}
 
 
+@pytest.mark.extended
 async def test_two_thousand_conversations_are_open_at_once(tmp_path: Path) -> None:
     async with processes({"r": game(write(tmp_path, GAMES), "Reversed")}, num_workers=2, timeout_s=60.0) as pool:
         episodes = [await started(pool, "r") for _ in range(2000)]

@@ -62,6 +62,7 @@ def on_network(config: dict[str, Any], host: Host, certificates: Path) -> dict[s
     return {**config, "services": {**config["services"], "launch": "external", "security": security, **places}}
 
 
+@pytest.mark.extended
 def test_a_run_survives_a_network_that_goes_away_and_comes_back(
     completed: Callable[[str, int], RunFolder], config: dict[str, Any], hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:

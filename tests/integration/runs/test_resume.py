@@ -39,9 +39,8 @@ def assert_same_end(folder: RunFolder, undisturbed: RunFolder) -> None:
     assert folder.summary["tokens"] == undisturbed.summary["tokens"]
 
 
-@pytest.mark.parametrize(
-    "trackers", [(), pytest.param(("tensorboard", "wandb"), marks=pytest.mark.extended)], ids=["", "in trackers"]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("trackers", [(), ("tensorboard", "wandb")], ids=["", "in trackers"])
 def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under_another_schedule(
     trackers: tuple[str, ...],
     completed: Completed,
