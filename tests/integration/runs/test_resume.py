@@ -50,7 +50,7 @@ def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under
 ) -> None:
     """It does so in its trackers, too."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    config = {**config, "tracking": {**config["tracking"], "trackers": [*trackers], "sample_freq": 2}}
+    config = {**config, "tracking": {"trackers": [*trackers], "sample_freq": 2}}
     overlapping = {**config, "debug": {"failpoints": {PAUSE_POINT: pause(STEPS_PER_EPOCH)}}}
     with started(overlapping, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as first:
         first.wait_until(lambda folder: STEPS_PER_EPOCH - 1 in folder.steps, "the line of the step before")
