@@ -95,22 +95,22 @@ def main(models: Path, output: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:  # as for a model that is too large to stay gathered
         patch.setattr(fsdp2, "KEEP_GATHERED_BYTES", 0)
         large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
-    tensors["large/gradients"] = gradients(large, batch)
-    facts["large/generated"] = generate_alone(large, rank)
-    large.update(batch, forward_of("policy"), loss_of("policy"), progress=silent)
-    tensors["large/weights"] = weights(large)
-    bf16 = make_engine(models / "policy", dtype="bf16", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
-    tensors["bf16/gradients"] = gradients(bf16, batch)
-    computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
-    tensors[f"bf16/{rank}"] = computed.rows()
-    facts["bf16/initial_digest"] = bf16.compute_weights_digest()
-    publisher = Publisher(output / "weights", bf16.model, bf16.whole_weights, torch.bfloat16, CPU)
-    publisher.publish("run", 0, 0, silent)
-    if rank == 0:
-        publisher.save_hf_model(0, {}, models / "policy", output / "bf16")
-    reference = FrozenModel(bf16.config, device=CPU)
-    computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
-    tensors[f"bf16_reference/{rank}"] = computed.rows()
+        tensors["large/gradients"] = gradients(large, batch)
+        facts["large/generated"] = generate_alone(large, rank)
+        large.update(batch, forward_of("policy"), loss_of("policy"), progress=silent)
+        tensors["large/weights"] = weights(large)
+        bf16 = make_engine(models / "policy", dtype="bf16", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
+        tensors["bf16/gradients"] = gradients(bf16, batch)
+        computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+        tensors[f"bf16/{rank}"] = computed.rows()
+        facts["bf16/initial_digest"] = bf16.compute_weights_digest()
+        publisher = Publisher(output / "weights", bf16.model, bf16.whole_weights, torch.bfloat16, CPU)
+        publisher.publish("run", 0, 0, silent)
+        if rank == 0:
+            publisher.save_hf_model(0, {}, models / "policy", output / "bf16")
+        reference = FrozenModel(bf16.config, device=CPU)
+        computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+        tensors[f"bf16_reference/{rank}"] = computed.rows()
     tensors["taught"] = taught(models, whole, rank)
     facts["rows"] = rows.tolist()
     torch.save(tensors, output / f"tensors_{rank}.pt")
