@@ -55,7 +55,10 @@ ALLOWED = {
     **{
         ("splitppo/machine/heavy_imports.py", what): "is called by an import that is under way, and hands it on"
         for what in (
-            *(f"import importlib.{name}" for name in ("abc.Loader", "abc.MetaPathFinder", "machinery.ModuleSpec")),
+            *(
+                f"import importlib.{name}"
+                for name in ("abc.MetaPathFinder", "machinery.ModuleSpec", "machinery.PathFinder")
+            ),
             "exec_module",
         )
     },
