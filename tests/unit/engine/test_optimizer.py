@@ -30,8 +30,7 @@ LORA = {"lora_rank": 2}
 DDP_LORA = {"strategy": "ddp", **LORA}
 NUM_RANKS = pytest.mark.parametrize("num_ranks", [2, pytest.param(1, marks=pytest.mark.extended)])
 PLACES = {"bf16": BF16, "bf16-offloaded": {**BF16, **OFFLOADED}, "offloaded": OFFLOADED}
-
-MORE = [({}, "bf16"), ({}, "offloaded"), (DDP_LORA, "bf16"), (DDP_LORA, "bf16-offloaded")]
+MORE_PLACES = [({}, "bf16"), ({}, "offloaded"), (DDP_LORA, "bf16"), (DDP_LORA, "bf16-offloaded")]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def resumed(folder: Path, output: Path, before: Mapping[str, Any], after: Mappin
     [
         ({}, "bf16-offloaded"),
         (DDP_LORA, "offloaded"),
-        *(pytest.param(*each, marks=pytest.mark.extended) for each in MORE),
+        *(pytest.param(*each, marks=pytest.mark.extended) for each in MORE_PLACES),
     ],
 )
 @NUM_RANKS
