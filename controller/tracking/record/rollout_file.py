@@ -159,8 +159,8 @@ def _clean(text: str) -> str:
 
 def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Returns the texts of some responses, special tokens included, and where each token ends in its text."""
-    ids = Column(tokens.ids, tokens.lengths).rows()
-    decoded = {row: decode_with_ends(backend, ids[row].tolist()) for row in rows.tolist()}
+    ids, known = Column(tokens.ids, tokens.lengths).rows(), dict[int, str]()
+    decoded = {row: decode_with_ends(backend, ids[row].tolist(), known) for row in rows.tolist()}
     texts, ends = ([decoded.get(row, (None, None))[part] for row in range(len(ids))] for part in (0, 1))
     return {"response": pa.array(texts, pa.string()), "ends": pa.array(ends, pa.list_(pa.int32()))}
 
