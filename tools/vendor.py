@@ -33,6 +33,10 @@ LOCK: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
         {"dist/uPlot.iife.min.js": "uplot.js", "dist/uPlot.min.css": "uplot.css", "LICENSE": "uplot.LICENSE"},
     ),
+    "diff@9.0.0": (
+        "sha512-svtcdpS8CgJyqAjEQIXdb3OjhFVVYjzGAPO8WGCmRbrml64SPw/jJD4GoE98aR7r25A0XcgrK3F02yw9R/vhQw==",
+        {"libesm/diff/array.js": "diff_array.js", "libesm/diff/base.js": "diff_base.js", "LICENSE": "diff.LICENSE"},
+    ),
 }
 
 
@@ -65,7 +69,9 @@ def as_module(target: str, content: bytes) -> bytes:
     """Makes a file one that a browser loads without an import map, which the policy of the pages would refuse."""
     if target == "uplot.js":
         return content + b"\nexport default uPlot;\n"
-    return content.replace(b'from"preact"', b'from"./preact.js"').split(b"\n//# sourceMappingURL=")[0]
+    for name, file in ((b'"preact"', b"preact.js"), (b" './base.js'", b"diff_base.js")):
+        content = content.replace(b"from" + name, b'from"./' + file + b'"')
+    return content.split(b"\n//# sourceMappingURL=")[0]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,22 +161,17 @@ def _numbered(run: Run) -> list[tuple[str, Sequence[int]]]:
 def steps_of(run: Run) -> list[tuple[Run, str, int]]:
     """Returns the recorded steps of a run, the most telling first: the ends, those with a loss, then evenly."""
     lost = {event.get("step") for event in run.events if event.get("kind") == "group_lost"}
-    ordered = []
-    for kind in _KINDS:
-        steps = spread(run.folder.steps(kind))
-        told_first = {*steps[:2], *lost}
-        ordered.append([(run, kind, step) for step in sorted(steps, key=lambda step: step not in told_first)])
-    return list(_in_turns(ordered))
+    return list(_in_turns([[(run, kind, step) for step in spread(run.folder.steps(kind), lost)] for kind in _KINDS]))
 
 
-def spread(steps: Sequence[int]) -> list[int]:
-    """Orders steps so that each beginning of the list covers them: the last, the first, the middle, the quarters."""
-    places = dict.fromkeys([len(steps) - 1, 0] if steps else [])
-    parts = 2
-    while len(places) < len(steps):
-        places |= dict.fromkeys(len(steps) * part // parts for part in range(1, parts))
-        parts *= 2
-    return [steps[place] for place in places]
+def spread(steps: Sequence[int], first: Collection[Any] = ()) -> list[int]:
+    """Orders steps: the ends, those of `first`, then so that each beginning of the list covers all of them evenly."""
+    oldest = len(steps) - 1
+
+    def rank(age: int) -> tuple[bool, bool, int]:
+        return 0 < age < oldest, steps[oldest - age] not in first, -(age & -age or len(steps))
+
+    return [steps[oldest - age] for age in sorted(range(len(steps)), key=rank)]
 
 
 def _in_turns(lists: Sequence[Sequence[Any]]) -> Iterator[Any]:

@@ -34,10 +34,14 @@ export function Compare({ at, theme }) {
   const configs = useMemo(() => found.map(({ value }) => value?.keys ?? null), [found]);
   const groups = useMemo(() => seedGroups(configs), [configs]);
   const shared = useMemo(() => {
-    const all = runs.map((run, place) => ({ run, place, label: labels[place], colour: COLOURS[place % COLOURS.length], dash: DASHES[Math.floor(place / COLOURS.length)] }));
+    const joined = joins && !axis ? groups : [];
+    const all = runs.map((run, place) => {
+      const [first] = joined.find((places) => places.includes(place)) ?? [place];
+      return { run, place, label: labels[place], colour: COLOURS[first % COLOURS.length], dash: DASHES[Math.floor(first / COLOURS.length)] };
+    });
     const shown = all.filter(({ run }) => run.facts && !hidden.includes(run.number) && (!axis || run.column(axis)));
     shown.forEach((one) => { one.x = one.run.axis(axis); });
-    return { all, shown, axis, x: union(shown.map((one) => one.x)), groups: joins && !axis ? groups : [] };
+    return { all, shown, axis, x: union(shown.map((one) => one.x)), groups: joined };
   }, [version, runs, axis, hidden, joins, groups, labels.join()]);
   const card = ([title, names, range]) => html`<${Card} key=${title} ...${{ title, names, range, shared, theme }} />`;
   const metrics = useMemo(() => [...new Map(runs.flatMap((run) => run.facts?.metrics ?? []).map((row) => [row[0], row])).values()], [version]);

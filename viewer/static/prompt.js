@@ -93,12 +93,11 @@ function noteOf(run, identity) {
 function Answer({ run, row, before }) {
   const isWhole = before && !row.is_cut && !before.is_cut;
   const found = useMemo(() => (isWhole ? changes(before.response, row.response) : null), [isWhole, before?.response, row.response]);
-  const isChanged = found?.parts.some(([sign]) => sign);
   const told = [
-    row.has_eos === false && "no EOS", row.is_cut && "cut, for the texts of this page are limited together", found && !isChanged && "unchanged",
-    isChanged && found.unit === "lines" && "compared by lines", before && !found && (isWhole ? "too long to be compared" : "not compared"), !before && "the first",
+    row.has_eos === false && "no EOS", row.is_cut && "cut, for the texts of this page are limited together", found?.every(([sign]) => !sign) && "unchanged",
+    before && !found && (isWhole ? "too many words differ to show them" : "not compared"), !before && "the first",
   ].filter(Boolean);
-  const parts = found?.parts ?? [[0, row.response]];
+  const parts = found ?? [[0, row.response]];
   return html`<a href=${`#/run/${run}/tokens/val/${row.step}/${row.row}`}>score ${number(row.score)}</a> <span class="dim">${number(row.length)} tokens${told.map((text) => `, ${text}`)}</span>
     <div class="text answer">${parts.map(([sign, text]) => (sign ? html`<${sign > 0 ? "ins" : "del"}>${visible(text)}<//>` : visible(text)))}</div>`;
 }

@@ -1,12 +1,12 @@
 // Where is the time? Lanes of the pools on a canvas; of one step, how busy each pool was and what its time was spent waiting for.
 import { colour, Key, penOf, ROUND, useDrawn } from "./chart.js";
-import { html, useEffect, useMemo, useState } from "./lib.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { clamp, ErrorSentence, go, onKeys, Sentence, StepChooser, useValue } from "./parts.js";
 import { number, visible } from "./text.js";
 
 const ROW = 18, GAP = 8, TOP = 20, BOTTOM = 22, LEFT = 92, MOST_ROWS = 6, MARGIN = 0.05, SHORTEST_S = 0.001;
 const ALL = { from: -Infinity, to: Infinity };
-const HELP = "drag or ← → pan, wheel or + − zoom, Home shows all, ↑ ↓ choose a span, Enter opens its step";
+const HELP = "drag or ← → pan, wheel, two fingers or + − zoom, Home shows all, ↑ ↓ choose a span, Enter opens its step";
 
 export function Timeline({ data, at, theme }) {
   const stamp = `${data.facts.step} ${data.facts.events.length} ${data.facts.state}`;
@@ -77,13 +77,21 @@ function Lanes({ table, lanes, found, theme, step, open }) {
     if (place >= 0) show({ from: steps.start[place] - margin, to: steps.next_start[place] + margin });
   }, [step]);
   const onWheel = (event) => { event.preventDefault(); zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / (event.target.clientWidth - LEFT))); };
-  const drag = (event) => {
-    const seconds = (to - from) / (event.target.clientWidth - LEFT);
-    const stop = new AbortController();
-    addEventListener("pointermove", ({ clientX }) => move((event.clientX - clientX) * seconds), stop);
-    ["pointerup", "pointercancel"].forEach((name) => addEventListener(name, () => stop.abort(), stop));
+  const held = useRef(new Map()); // of each pointer that is down: its x, and the time that stays below it
+  const onDown = ({ pointerId, offsetX, target }) => {
+    held.current.set(pointerId, { x: offsetX, time: from + ((offsetX - LEFT) * (to - from)) / (target.clientWidth - LEFT) });
+    target.setPointerCapture(pointerId);
   };
-  const point = (event) => event.buttons || choose(hit(event, table, lanes, view) ?? chosen);
+  const onMove = (event) => {
+    if (!held.current.has(event.pointerId)) return point(event);
+    held.current.get(event.pointerId).x = event.offsetX;
+    const [first, second] = held.current.values();
+    const width = event.target.clientWidth - LEFT;
+    const pixel = second ? (second.time - first.time) / (second.x - first.x) : (to - from) / width;
+    const begin = first.time - (first.x - LEFT) * pixel;
+    if (pixel > 0 && Number.isFinite(pixel)) show({ from: begin, to: begin + width * pixel });
+  };
+  const point = (event) => choose(hit(event, table, lanes, view) ?? chosen);
   const next = (by) => {
     const wanted = chosen === null ? columns.start.findLastIndex((one) => one <= from) + 1 : chosen + by;
     const span = clamp(wanted, 0, columns.start.length - 1);
@@ -97,7 +105,7 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   return html`<div class="bar"><button onClick=${() => zoom(0.7)} aria-label="zoom in">+</button><button onClick=${() => zoom(1 / 0.7)} aria-label="zoom out">−</button>
       <button onClick=${keys.Home}>all</button><span class="dim">${HELP}</span></div>
     <canvas ref=${canvas} class="lanes" style=${{ height: `${lanes.height}px` }} tabindex="0" role="img" aria-label=${`work of the pools over time: ${HELP}`}
-      onPointerDown=${drag} onPointerMove=${point} onClick=${point} onDblClick=${keys.Enter} onWheel=${onWheel} onKeyDown=${onKeys(keys)}></canvas>
+      onPointerDown=${onDown} onPointerMove=${onMove} onLostPointerCapture=${(event) => held.current.delete(event.pointerId)} onClick=${point} onDblClick=${keys.Enter} onWheel=${onWheel} onKeyDown=${onKeys(keys)}></canvas>
     <${Legend} table=${table} />
     <div class="details" role="status">${chosen !== null && columns.start.length > chosen ? told(table, chosen) : html`<span class="dim">no span chosen</span>`}</div>`;
 }

@@ -95,6 +95,12 @@ def test_curves_lie_over_each_other_with_the_numbers_of_their_metrics(page: Page
     assert rows["bare"][1:6] == ["–"] * 5
 
 
+def swatches(page: Page) -> list[str]:
+    """The colours beside the runs to choose from."""
+    styles = [key.get_attribute("style") for key in page.all('[aria-label="runs that are drawn"] .key')]
+    return [style[style.index("--") : style.index(")")] for style in styles if style]
+
+
 def test_runs_that_differ_in_their_seed_are_mean_and_range(page: Page, folders: list[Path]) -> None:
     page.go("compare/0-1-2-3")
     name = "critic/score/mean"
@@ -106,11 +112,13 @@ def test_runs_that_differ_in_their_seed_are_mean_and_range(page: Page, folders: 
         return dict(zip(("mean of 3: s1, s2, s3", "s1… highest", "s1… lowest"), numbers, strict=True))
 
     caption(page, SCORE, joined(4) | {"other": metric(folders[3], name)[4]})
+    assert swatches(page) == ["--c1", "--c1", "--c1", "--c4"]
     page.one(f"{SCORE} .plot").send_keys(*[Keys.ARROW_RIGHT] * 3)
     caption(page, SCORE, joined(3) | {"other": metric(folders[3], name)[3]})
     page.one(f"{SCORE} .plot").send_keys(*[Keys.ARROW_RIGHT] * 2)
     caption(page, SCORE, {})  # at step 5, which two of the three do not have
     page.one(".bar label input[type=checkbox]").click()
+    page.until(lambda: swatches(page) == ["--c1", "--c2", "--c3", "--c4"], "a colour for each run")
     named = zip(("s1", "s2", "s3", "other"), (*seeds, metric(folders[3], name)), strict=True)
     caption(page, SCORE, {run: list(values.values())[-1] for run, values in named})
     page.one(".bar select").send_keys("tokens")

@@ -92,6 +92,35 @@ def test_the_mouse_pans_zooms_and_tells_what_is_below_it(lanes: Page) -> None:
     assert "0.4 s" in lanes.one(".details").text
 
 
+def test_two_fingers_zoom_and_what_is_below_them_stays_there(lanes: Page) -> None:
+    left, top, width = lanes.script(
+        "const box = arguments[0].getBoundingClientRect(); return [box.left + 92, box.top, box.width - 92]",
+        lanes.one(CANVAS),
+    )
+
+    def touch(kind: str, *shares: float) -> None:
+        points = [{"x": left + share * width, "y": top + 40, "id": finger} for finger, share in enumerate(shares)]
+        lanes.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def below(share: float) -> float:
+        begin, end = view(lanes)
+        return begin + share * (end - begin)
+
+    before, times = view(lanes), (below(0.4), below(0.6))
+    touch("touchStart", 0.4)
+    touch("touchStart", 0.4, 0.6)
+    touch("touchMove", 0.2, 0.8)
+    until_moved(lanes, before)
+    lanes.until(lambda: (below(0.2), below(0.8)) == pytest.approx(times, abs=1e-3), "what was below the fingers")
+    touch("touchEnd")
+    near = view(lanes)
+    touch("touchStart", 0.5)
+    touch("touchMove", 0.1)
+    panned = until_moved(lanes, near)
+    assert panned[1] - panned[0] == pytest.approx(near[1] - near[0])
+    touch("touchEnd")
+
+
 def test_keys_pan_zoom_choose_and_open_a_step(lanes: Page) -> None:
     canvas = lanes.one(CANVAS)
     whole = view(lanes)
