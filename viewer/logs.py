@@ -2,7 +2,6 @@
 
 import os
 import re
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -12,7 +11,7 @@ from viewer.redaction import redacted
 
 MAX_LINES, MAX_CHARS = 60, 2_000
 _MAX_LOG_BYTES = 1 << 40  # a log may be large, for only some blocks of it are read
-_BLOCK, _MAX_SEARCHED, _STAMP_BYTES = 1 << 16, 1 << 22, 26
+_BLOCK, _MAX_SEARCHED, _STAMP_BYTES = 1 << 16, 1 << 28, 26
 _STAMP = re.compile(rb"\n(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ")
 _ROLE = re.compile(r"[a-z]{1,20}")
 
@@ -58,24 +57,23 @@ def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
         if lines or not has_stamps:
             told = f"up to {moment} in local time" if has_stamps else "its last lines, for they have no time stamps"
             return {"file": f"logs/{file}", "sentence": told if lines else "It is empty.", "lines": lines}
-        sentence = f"All lines are younger than {moment}: of the logs before the last start of a group, one is kept."
+        read = f"at most the last {_MAX_SEARCHED >> 20} MiB are read"
+        sentence = f"All lines are younger than {moment} ({read}): of logs before a group's last start, one is kept."
     return {"file": f"logs/{files[0]}", "sentence": sentence, "lines": []}
 
 
 def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
     """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all."""
-    size = os.fstat(file.fileno()).st_size
-    if not any(_stamp_in(file, place, size) for place in (0, max(0, size - _MAX_SEARCHED))):
-        return _lines(file, max(0, size - _BLOCK), size), False
-    for unknown in (b"", b"~"):  # the moment is sought behind lines without stamps, or before them
-        blocks = range(0, size, _BLOCK)
-        number = bisect(blocks, moment, key=lambda place: (_stamp_in(file, place, size) or (0, unknown))[1])
-        begin = end = blocks[max(0, number - 1)]
-        while (stamp := _stamp_in(file, end, min(size, begin + 2 * _BLOCK))) and stamp[1] <= moment:
-            end = stamp[0] + 1
-        if end > begin:
-            break
-    return _lines(file, max(0, end - _BLOCK), stamp[0] if stamp else min(size, end + _BLOCK)), True
+    size, has_stamps = os.fstat(file.fileno()).st_size, False
+    end = size  # of what is older, or has no stamp
+    for begin in range(size // _BLOCK * _BLOCK, max(-1, size - _MAX_SEARCHED), -_BLOCK):
+        first = file.seek(max(0, begin - 1))
+        content = b"\n" * (begin == 0) + file.read(_BLOCK + _STAMP_BYTES)
+        for stamp in reversed([*_STAMP.finditer(content)]):
+            if stamp[1] <= moment:
+                return _lines(file, max(0, end - _BLOCK), end), True
+            end, has_stamps = first + stamp.start() + (begin > 0), True
+    return ([], True) if has_stamps else (_lines(file, max(0, size - _BLOCK), size), False)
 
 
 def _lines(file: BinaryIO, begin: int, end: int) -> list[str]:
@@ -83,13 +81,3 @@ def _lines(file: BinaryIO, begin: int, end: int) -> list[str]:
     lines = file.read(end - begin).split(b"\n")[begin > 0 :]
     shown = [line.decode(errors="replace")[:MAX_CHARS] for line in lines if line.strip()][-MAX_LINES:]
     return [redacted(line) for line in shown]
-
-
-def _stamp_in(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
-    """Returns the place and the text of the first time stamp between two places, if one of the next 4 MiB has it."""
-    for place in range(begin, min(end, begin + _MAX_SEARCHED), _BLOCK):
-        file.seek(max(0, place - 1))
-        content = file.read(_BLOCK + _STAMP_BYTES)
-        if found := _STAMP.search(content if place else b"\n" + content):
-            return max(0, place - 1) + found.start() + (place > 0), found[1]
-    return None

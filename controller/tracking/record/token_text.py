@@ -11,9 +11,7 @@ _MAX_WAITING = 16
 _NO_TEXT = "\ufffd"  # stands for bytes that are none
 
 
-def decode_with_ends(
-    backend: tokenizers.Tokenizer, ids: Sequence[int], known: dict[int, str]
-) -> tuple[str, list[int]]:
+def decode_with_ends(backend: tokenizers.Tokenizer, ids: Sequence[int], known: dict[int, str]) -> tuple[str, list[int]]:
     """Decodes token ids, special tokens included; returns the text and for each token the characters up to its end.
 
     A character of several tokens belongs to the last of them. `known` has the texts of tokens by themselves, to which
