@@ -2,7 +2,7 @@
 import { diffArrays } from "./vendor/diff_array.js";
 
 const WORDS = /\s*(?:[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}]|[^\s\p{sc=Han}\p{sc=Hira}\p{sc=Kana}]+)|\s+/gu;
-const OPTIONS = { maxEditLength: 1000, comparator: (one, other) => one.trim() === other.trim() };
+const OPTIONS = { maxEditLength: 500, comparator: (one, other) => one.trim() === other.trim() };
 
 // [[-1 removed, 0 kept or 1 added, text], ...]; null if too many words differ.
 export function changes(before, after) {
