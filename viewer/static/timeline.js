@@ -78,7 +78,8 @@ function Lanes({ table, lanes, found, theme, step, open }) {
   }, [step]);
   const onWheel = (event) => { event.preventDefault(); zoom(Math.exp(event.deltaY * 0.0015), Math.max(0, (event.offsetX - LEFT) / (event.target.clientWidth - LEFT))); };
   const held = useRef(new Map()); // of each pointer that is down: its x, and the time that stays below it
-  const onDown = ({ pointerId, offsetX, target }) => {
+  const onDown = ({ button, pointerId, offsetX, target }) => {
+    if (button) return; // a menu that it opens would swallow its end
     held.current.set(pointerId, { x: offsetX, time: from + ((offsetX - LEFT) * (to - from)) / (target.clientWidth - LEFT) });
     target.setPointerCapture(pointerId);
   };

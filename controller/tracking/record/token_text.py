@@ -15,7 +15,7 @@ def decode_with_ends(backend: tokenizers.Tokenizer, ids: Sequence[int], known: d
     """Decodes token ids, special tokens included; returns the text and for each token the characters up to its end.
 
     A character of several tokens belongs to the last of them. `known` has the texts of tokens by themselves, to which
-    those of other tokens are added: in most vocabularies a text is nothing but these, one after the other.
+    those of other tokens are added: of tokens that are whole characters, a text is often these, one after the other.
     """
     for token in {*ids}.difference(known):
         known[token] = backend.decode([token], skip_special_tokens=False)
