@@ -160,7 +160,7 @@ def _numbered(run: Run) -> list[tuple[str, Sequence[int]]]:
 
 def steps_of(run: Run) -> list[tuple[Run, str, int]]:
     """Returns the recorded steps of a run, the most telling first: the ends, those with a loss, then evenly."""
-    lost = {event.get("step") for event in run.events if event.get("kind") == "group_lost"}
+    lost = [event.get("step") for event in run.events if event.get("kind") == "group_lost"]
     return list(_in_turns([[(run, kind, step) for step in spread(run.folder.steps(kind), lost)] for kind in _KINDS]))
 
 

@@ -66,6 +66,12 @@ def test_logs_of_losses_and_all_steps_of_the_timeline_are_there(tmp_path: Path) 
     assert steps == {*saved["runs/0/timeline"]["steps"]["step"]} >= {1, 2, 3, 4, 5}
 
 
+def test_a_loss_whose_step_is_none_ends_no_export(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(steps=2))
+    add_event(run, {"kind": "group_lost", "role": "critic", "rank": 0, "step": [1]})
+    assert "runs/0/train/1" in export(tmp_path)
+
+
 def test_a_size_that_not_even_the_curves_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", Shape(steps=3))
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "run.html"), "--max-mb", "0.1"]) == 2
