@@ -117,6 +117,11 @@ class Page:
     def text(self) -> str:
         return str(self.driver.execute_script("return document.body.innerText"))
 
+    def type(self, selector: str, text: str) -> None:
+        """Types any text into a field; `send_keys` of the driver refuses what is beyond the basic plane, such as 🙂."""
+        self.script("arguments[0].focus()", self.one(selector))
+        self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
+
     def script(self, code: str, *arguments: Any) -> Any:
         return self.driver.execute_script(code, *arguments)
 

@@ -157,15 +157,16 @@ def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_pa
     last.send_keys("4", Keys.ENTER)
     page.until_shown(f"of {len(rows[3]) + len(rows[4])} responses")
     assert page.driver.current_url.endswith("/responses/train/3-4")
-    recorded = [row for row in rows[4] if row["response"]]
-    page.one('input[type="search"]').send_keys(str(recorded[-1]["response"]), Keys.ENTER)
+    searched = next(row for row in reversed(rows[4]) if row["why"] and "🙂" in str(row["response"]))
+    page.type('input[type="search"]', str(searched["response"]))
+    page.one('input[type="search"]').send_keys(Keys.ENTER)
     page.until(lambda: len(page.all("table.responses tbody tr")) == 1, "the response that was searched")
     page.one('input[type="search"]').send_keys("?")
     page.until(lambda: not page.all("table.responses tbody tr"), "nothing, for a text that was not searched")
     page.one('input[type="search"]').send_keys(Keys.BACK_SPACE)
     page.one("table.responses tbody a").click()
     page.one(".tok")
-    assert page.driver.current_url.endswith(f"/tokens/train/4/{recorded[-1]['row']}")
+    assert page.driver.current_url.endswith(f"/tokens/train/4/{searched['row']}")
 
 
 def test_steps_of_which_none_is_recorded_are_one_sentence(page: Page) -> None:
