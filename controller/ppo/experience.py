@@ -115,7 +115,7 @@ def assemble_experience(
     kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
     if teacher is not None and teacher.signal == "reward":
         rewards = add_signal(rewards, signal_N, response_mask)
-    if shaping.whiten_rewards and (learned.values.any() or not len(learned.values)):
+    if shaping.whiten_rewards and learned.values.any():
         rewards = whiten_rewards(rewards, response_mask)
 
     if greedy_scores_P is not None:  # they must be on the scale of the rewards
@@ -154,15 +154,17 @@ def _response_mask(rollouts: Batch) -> Column:
 def _learned(algorithm: AlgorithmConfig, not_rejected: Column, is_truncated_B: Mask) -> Column:
     """Returns a mask of the tokens to learn from: not rejected, and not in truncated responses if these are masked.
 
-    The mask is empty if only one token would be left, because a single token has no statistics.
+    The mask is empty if it would mark a single token, because a single token has no statistics.
     """
     learned_N, lengths = not_rejected.values, not_rejected.lengths
     if algorithm.mask_truncated_completions:
         learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
-    num_learned, total = learned_N.sum(), len(learned_N)
-    if num_learned < 2 <= total:
+    num_learned = int(learned_N.sum())
+    if num_learned < 2:
         log.warning(
-            "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total
+            "%d of %d response tokens are left to learn from: nothing is learned in this step",
+            num_learned,
+            len(learned_N),
         )
         learned_N = np.zeros_like(learned_N)
     return Column(learned_N, lengths)
@@ -193,7 +195,7 @@ def _of_losses(
     """
     columns, correction = dict[str, Column](), algorithm.rollout_correction
     rejects = correction.is_active and correction.rejections
-    if rejects or algorithm.mask_truncated_completions or "response_mask" in rollouts:
+    if rejects or algorithm.mask_truncated_completions or "response_mask" in rollouts or not learned.values.all():
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
     if weights is not None:
         columns["rollout_is_weights"] = weights

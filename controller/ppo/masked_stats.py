@@ -53,9 +53,10 @@ def _sum_of_squares(values: Floats, mask: Mask) -> float:
 def masked_whiten(values: Floats, mask: Mask) -> Floats:
     """Whitens values over the mask, (x - mean) / sqrt(var + 1e-8); zero outside the mask, shape and dtype of `values`.
 
-    Raises:
-        ValueError: the mask has fewer than two positions.
+    A single value is its own mean, so that it becomes 0.
     """
+    if mask.sum() < 2:
+        return np.zeros_like(values)
     mean, std = masked_mean(values, mask), np.sqrt(masked_var(values, mask) + 1e-8)
     whitened, start = np.empty(mask.size, values.dtype), 0
     for part, within in _chunks(values, mask):

@@ -91,10 +91,7 @@ def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, re
 def whiten_rewards(rewards: Column, response_mask: Column) -> Column:
     """Whitens token rewards but keeps their mean: (r - mean) / sqrt(var + 1e-8) + mean over the mask, zero outside.
 
-    The formula is that of TRL's whiten_rewards.
-
-    Raises:
-        ValueError: the mask has fewer than two tokens.
+    The formula is that of TRL's whiten_rewards. A single reward stays as it is.
     """
     rewards_N, mask_N = rewards.values, response_mask.values
     mean = float(masked_mean(rewards_N, mask_N))

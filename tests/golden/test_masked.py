@@ -41,5 +41,11 @@ def test_whitening_scales_the_mask_and_puts_zero_elsewhere() -> None:
     np.testing.assert_allclose(masked_whiten(VALUES_BT, MASK_BT), expected_BT, rtol=1e-7, atol=1e-8)
 
 
+def test_a_single_token_whitens_to_zero() -> None:
+    mask_BT = np.zeros((2, 3), bool)
+    mask_BT[1, 2] = True
+    assert masked_whiten(np.full((2, 3), 7.0), mask_BT).tolist() == [[0.0] * 3] * 2
+
+
 def test_a_constant_batch_whitens_to_zero_not_to_nan() -> None:
     np.testing.assert_allclose(masked_whiten(np.full((2, 3), 7.0), MASK_BT), np.zeros((2, 3)), atol=1e-3)

@@ -50,6 +50,5 @@ def estimate(
         is_token_BT = rows["responses"].mask()
         for column, of_rows_BT in zip((advantages, returns), estimated, strict=True):
             column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
-    if learned.values.any() or not len(learned.values):
-        advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
+    advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     return advantages, returns

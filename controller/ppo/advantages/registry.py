@@ -28,7 +28,7 @@ OverBatch = Callable[[Column, Mask, Float64s], NDArray[Any]]
 
 
 def whiten_tokens(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """Whitens advantages over all learned tokens of the batch, (A - mean) / sqrt(var + 1e-8); ValueError below two."""
+    """Whitens advantages over all learned tokens of the batch, (A - mean) / sqrt(var + 1e-8); a single one gets 0."""
     return masked_whiten(advantages.values, learned_N)
 
 
@@ -36,10 +36,9 @@ def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArra
     """Whitens advantages over responses: each response counts once, whatever its length; a single response gets 0."""
     row_N = np.repeat(np.arange(advantages.num_rows), advantages.lengths)[learned_N]
     _, first_R, response_N = np.unique(row_N, return_index=True, return_inverse=True)
-    learned = advantages.values[learned_N]
-    values_R, whitened = learned[first_R], np.zeros_like(advantages.values)
-    if len(values_R) > 1:
-        whitened[learned_N] = masked_whiten(values_R, np.ones(len(values_R), np.bool_))[response_N]
+    values_R = advantages.values[learned_N][first_R]
+    whitened = np.zeros_like(advantages.values)
+    whitened[learned_N] = masked_whiten(values_R, np.ones(len(values_R), np.bool_))[response_N]
     return whitened
 
 

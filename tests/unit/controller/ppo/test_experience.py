@@ -191,6 +191,30 @@ def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: 
     assert experience.rewards.values.sum() == 7.0
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_batch_of_a_single_token_or_none_is_not_learned_and_the_losses_leave_it_out(
+    tmp_path: Path, estimator: str, length: int
+) -> None:
+    rows = [[0.5] * length, []]
+    rollouts = Batch.from_rows(
+        prompts=[[1], [1]], responses=[[5] * length, []], values=rows, old_log_probs=rows, ref_log_probs=rows
+    )
+    changes: dict[str, Any] = {"algorithm__gdpo_reward_keys": ["score"]} if estimator == "gdpo" else {}
+    experience = assemble_experience(
+        make_config(tmp_path, algorithm__adv_estimator=estimator, **changes).algorithm,
+        rollouts,
+        make_scores(np.array([3.0, 1.0], np.float32), extra=objects([{}, {}])),
+        num_samples=2,
+        greedy_scores_P=np.array([0.5], np.float32) if estimator == "remax" else None,
+        normalization=Normalization(RewardShapingConfig(whiten_rewards=True), normalize_values=True),
+    )
+    for name in ("advantages", "returns"):
+        assert experience.batch[name].values.tolist() == [0.0] * length
+    if length:
+        assert experience.batch["response_mask"].values.tolist() == [0]
+
+
 # Responses that were cut off: the last one.
 
 TRUNCATED = np.array([False, False, False, True])
