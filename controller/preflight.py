@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
+from controller.data.row_values import is_missing
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.memory.model_shape import is_linear, read_tensor_shapes
@@ -24,7 +26,15 @@ from controller.tracking.trackers.process import check_trackers
 from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
-from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources, terms_of
+from rewards.terms import (
+    check_scorers,
+    needs_ground_truth,
+    numeric_fields,
+    runs_code,
+    scored_sources,
+    terms_of,
+    uses_built_in,
+)
 from splitppo.config import ComputedModelConfig, Config, ConfigError, RewardConfig, TrainedModelConfig
 from splitppo.config.adapter_files import check_adapter
 from splitppo.config.attention_heads import check_heads
@@ -134,9 +144,10 @@ def load_inputs(config: Config) -> Inputs:
     tokenizer.check_fits(vocab_size, key="data.tokenizer", model_key="actor.model")
     multi_turn = config.rollout.multi_turn
     tools_of = load_tools(config, tokenizer)
-    table = load_prompts(data, tokenizer, "train", tools_of)
+    needs_truth = partial(needs_ground_truth, config.reward)
+    table = load_prompts(data, tokenizer, "train", tools_of, needs_truth)
     prompts = _prompt_source(config, table)
-    val_prompts = load_prompts(data, tokenizer, "val", tools_of) if data.val_files else None
+    val_prompts = load_prompts(data, tokenizer, "val", tools_of, needs_truth) if data.val_files else None
     reward_tokenizer = None
     if config.reward_model_host is not None:
         is_model_here = config.services.launch == "local"
@@ -157,7 +168,7 @@ def load_inputs(config: Config) -> Inputs:
     check_scorers(config.reward, scored)
     if not multi_turn.environments:
         _check_filter_metric(config, table.data_sources & scored)
-    _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
+    _check_ground_truths(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
 
 
@@ -176,9 +187,17 @@ def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
             )
 
 
-def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
-    """Checks that every prompt row whose answers are run as programs has test cases; ConfigError if one has none."""
+def _check_ground_truths(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
+    """Checks that every prompt row has the ground truth that a built-in scorer needs; ConfigError if one has none.
+
+    Rows whose answers are run as programs need test cases. What a user's function needs, only the function knows.
+    """
     for row in rows:
+        if is_missing(row.ground_truth) and uses_built_in(config, row.data_source):
+            raise ConfigError(
+                f"{row.place}: column 'reward_model' has no 'ground_truth', which the scorer of data_source"
+                f" {row.data_source!r} compares responses with"
+            )
         if runs_code(config, row.data_source):
             with config_errors(ValueError, before=f"{row.place}: reward_model.ground_truth: "):
                 parse_cases(row.ground_truth)

@@ -61,6 +61,18 @@ def runs_code(config: RewardConfig, data_source: str) -> bool:
     return any(is_code(term.name) for term in terms_of(config, data_source))
 
 
+def uses_built_in(config: RewardConfig, data_source: str) -> bool:
+    """Returns True if a built-in scorer, which compares with the ground truth, scores this data source."""
+    return any(term.name in SCORERS for term in terms_of(config, data_source))
+
+
+def needs_ground_truth(config: RewardConfig, data_source: str) -> bool:
+    """Returns True if a function, built-in or the user's, scores this data source; a judge needs no ground truth."""
+    return data_source in scored_sources(config, [data_source]) and any(
+        term.name != JUDGE for term in terms_of(config, data_source)
+    )
+
+
 def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | None:
     """Returns the names of the numeric fields in results for a data source; None if the user's function chooses them.
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from controller.data.chat_template import Tools, detect_tool_format
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import ToolsOf, no_tools
+from controller.data.row_values import check_texts
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
 from controller.workers.concurrency import gather_calls
@@ -14,6 +15,7 @@ from environments.messages import Answer
 from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
 from splitppo.config.subsections.multi_turn import TOOL_FORMATS, EnvironmentConfig, MultiTurnConfig
+from splitppo.config_error import config_errors
 
 _FORMAT = "rollout.multi_turn.tool_format"
 _NUM_TRIED = 3  # rows of an environment with which it begins twice
@@ -155,14 +157,23 @@ def with_server_tools(config: Config) -> Config:
 
 
 def _load(config: Config, section: MultiTurnConfig, tool_format: str | None) -> dict[str, Tools]:
-    """Loads environments in a process, which ends; returns the schemas of each one's tools."""
+    """Loads environments in a process, which ends; returns the schemas of each one's tools.
+
+    Raises:
+        ConfigError: one of them cannot be used, or a schema has a text that cannot be encoded.
+    """
 
     async def load() -> dict[str, Tools]:
         async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
             return {name: processes.schemas_of(name) for name in section.environments}
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-        return thread.submit(asyncio.run, load()).result()
+        schemas = thread.submit(asyncio.run, load()).result()
+    for name, tools in schemas.items():
+        for tool in tools:
+            with config_errors(ValueError, before=f"rollout.multi_turn.environments.{name}: the schema of a tool: "):
+                check_texts(tool)
+    return schemas
 
 
 def _check_role(role: str, config: Config, tokenizer: Tokenizer, key: str) -> None:

@@ -14,6 +14,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from controller.data.row_values import check_text
 from splitppo.config import ConfigError
 from splitppo.config_error import config_errors
 
@@ -66,7 +67,8 @@ class ChatTemplate:
             add_generation_prompt: whether the text ends where the assistant's turn begins.
 
         Raises:
-            ValueError: there are no messages, a message has no role or content, or the template refuses the messages.
+            ValueError: there are no messages, a message has no role or content, the template refuses the messages, or
+                writes a text that cannot be encoded.
         """
         if isinstance(prompt, str):
             return prompt
@@ -75,9 +77,13 @@ class ChatTemplate:
             return "\n".join(_plain_content(message) for message in prompt)
         given = {"messages": prompt, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self.template.render({"documents": None, **given, **self.variables})
+            text = self.template.render({"documents": None, **given, **self.variables})
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
+        try:
+            return check_text(text)
+        except ValueError as error:
+            raise ValueError(f"the chat template writes a text that has no tokens: {error}") from error
 
 
 def load_chat_template(
@@ -153,8 +159,12 @@ def _check_messages(messages: Messages) -> None:
     if not messages:
         raise ValueError("expected at least one message, got none")
     for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise ValueError(f"expected messages with 'role' and 'content', got {message!r}")
+        if not isinstance(message, Mapping) or message.get("role") is None or not _says_something(message):
+            raise ValueError(f"expected messages with 'role' and 'content' (or 'tool_calls'), got {message!r}")
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return message.get("content") is not None or bool(message.get("tool_calls"))
 
 
 def _plain_content(message: Mapping[str, Any]) -> str:

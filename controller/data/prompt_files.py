@@ -1,11 +1,12 @@
 """Reads and checks rows of prompts from parquet files, JSONL files or a user's class."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from controller.data.chat_template import as_messages
+from controller.data.row_values import check_texts, is_missing, without_nulls
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.subsections.row_filters import Condition, ValueRange, passes
 from splitppo.config_error import config_errors
@@ -17,6 +18,7 @@ Split = Literal["train", "val"]
 _MEDIA_COLUMNS = ("images", "videos", "audios")
 _MEDIA_SIGNS = ("<image>", "<video>", "<audio>")
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
+NeedsTruth: TypeAlias = Callable[[str], bool]  # whether responses of a data source are compared with a ground truth
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class PromptRow:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the row that an environment gets."""
-        return {**self.extra_info, "data_source": self.data_source, "ground_truth": self.ground_truth}
+        """The fields of the row that an environment gets; a null in extra_info counts as no field."""
+        truth = without_nulls(self.ground_truth)
+        return {**without_nulls(self.extra_info), "data_source": self.data_source, "ground_truth": truth}
 
     @property
     def begun_prompt(self) -> str | list[dict[str, Any]]:
@@ -61,12 +64,17 @@ def appended(prompt: str | list[dict[str, Any]], text: str) -> str | list[dict[s
     return [*prompt[:place], {**prompt[place], "content": content}, *prompt[place + 1 :]]
 
 
-def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
+def always_needed(data_source: str) -> bool:  # noqa: ARG001 - of NeedsTruth
+    """Returns that responses of every data source are compared with a ground truth."""
+    return True
+
+
+def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always_needed) -> list[PromptRow]:
     """Reads the first `max_samples` rows of a split (train or val) that pass its filters, in the order of its files.
 
     Raises:
-        ConfigError: a file is missing, unreadable or empty, a row lacks a column, the user's class fails, or no row
-            passes the filters.
+        ConfigError: a file is missing, unreadable or empty, a row lacks a column or the ground truth that it needs, or
+            has a text that cannot be encoded, the user's class fails, or no row passes the filters.
     """
     is_train, key = split == "train", "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
     max_samples = config.max_samples if is_train else config.val_max_samples
@@ -77,7 +85,7 @@ def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
         is_empty = True
         for place, content in contents if len(rows) != max_samples else ():
             is_empty, num_read = False, num_read + 1
-            row = _checked(content, place, config.prompt_key, file_index)
+            row = _checked(content, place, config.prompt_key, file_index, needs_truth)
             if all(passes(_value(content, place, column), condition) for column, condition in filters.items()):
                 rows.append(row)
             if len(rows) == max_samples:
@@ -145,40 +153,59 @@ def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
             yield f"{file}, row {number}", content
 
 
-def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index: int) -> PromptRow:
+def _checked(
+    content: Mapping[str, Any], place: str, prompt_key: str, file_index: int, needs_truth: NeedsTruth
+) -> PromptRow:
     def column(name: str, expected: type | tuple[type, ...], words: str) -> Any:
         if name not in content:
             raise ConfigError(f"{place}: column {name!r} is missing; the row has {', '.join(content) or 'none'}")
         if not isinstance(content[name], expected):
             raise ConfigError(f"{place}: column {name!r} must be {words}, got {_shown(content[name])}")
+        with config_errors(ValueError, before=f"{place}: column {name!r}: "):
+            check_texts(content[name])
         return content[name]
 
     reward_model = column("reward_model", dict, "a mapping with 'ground_truth'")
-    if "ground_truth" not in reward_model and reward_model.get("style") != "model":
-        raise ConfigError(f"{place}: column 'reward_model' has no 'ground_truth', got {_shown(reward_model)}")
     prompt = column(prompt_key, (str, list), "chat messages or text")
     if medium := _medium_in(content, prompt):
         raise ConfigError(f"{place}: {medium}; models are trained on text alone here")
-    return PromptRow(
+    row = PromptRow(
         place=place,
-        prompt=prompt,
+        prompt=prompt if isinstance(prompt, str) else [_without_nulls(message) for message in prompt],
         data_source=column("data_source", str, "text"),
         ground_truth=reward_model.get("ground_truth"),
         extra_info=column("extra_info", dict, "a mapping") if content.get("extra_info") is not None else {},
         file_index=file_index,
     )
+    if is_missing(row.ground_truth) and reward_model.get("style") != "model" and needs_truth(row.data_source):
+        raise ConfigError(
+            f"{place}: column 'reward_model' has no 'ground_truth', with which responses are compared, got"
+            f" {_shown(reward_model)}; style: model in it says that none is needed"
+        )
+    return row
+
+
+def _without_nulls(message: Any) -> Any:
+    """Returns a chat message without its nulls, but for the content of one that calls tools, as templates expect it."""
+    kept = without_nulls(message)
+    is_call = isinstance(message, Mapping) and bool(message.get("tool_calls"))
+    return {"content": None, **kept} if is_call else kept
 
 
 def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
-    """Returns a clause that says where a data row has images, videos or sounds; "" if the row is text alone."""
-    for name in _MEDIA_COLUMNS:
-        if content.get(name) is not None and len(content[name]):
+    """Returns a clause that says where a data row has images, videos or sounds; "" if the row is text alone.
+
+    As in verl, the signs of media mean something only in rows that have a column for media.
+    """
+    columns = [name for name in _MEDIA_COLUMNS if name in content]
+    for name in columns:
+        if content[name] is not None and len(content[name]):
             return f"column {name!r} is not empty"
     for parts in (message.get("content") for message in as_messages(prompt) if isinstance(message, Mapping)):
         for part in parts if isinstance(parts, list) else [parts]:
-            if isinstance(part, Mapping) and part.get("type", "text") != "text":
+            if isinstance(part, Mapping) and (part.get("type") or "text") != "text":
                 return f"the prompt has a part of type {part['type']!r}"
-            if sign := next((sign for sign in _MEDIA_SIGNS if sign in str(part)), None):
+            if columns and (sign := next((sign for sign in _MEDIA_SIGNS if sign in str(part)), None)):
                 return f"the prompt has {sign!r}"
     return ""
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from controller.data.chat_template import Tools
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
-from controller.data.prompt_files import PromptRow, Split, read_rows
+from controller.data.prompt_files import NeedsTruth, PromptRow, Split, always_needed, read_rows
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import ConfigError, DataConfig
@@ -193,14 +193,20 @@ def no_tools(data_source: str) -> Tools:  # noqa: ARG001 - of ToolsOf
     return ()
 
 
-def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split, tools_of: ToolsOf = no_tools) -> PromptBatch:
+def load_prompts(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    split: Split,
+    tools_of: ToolsOf = no_tools,
+    needs_truth: NeedsTruth = always_needed,
+) -> PromptBatch:
     """Reads, renders and tokenises the prompts of a split (train or val).
 
     Raises:
         ConfigError: as in `read_rows`, or a prompt is too long with `truncation` "error", or no prompt is left.
     """
     key, limit = f"data.{split}_files", config.max_prompt_length
-    rows = read_rows(config, split)
+    rows = read_rows(config, split, needs_truth)
     texts = [_render(row, config.prompt_key, tokenizer, tools_of(row.data_source)) for row in rows]
     ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
     for row, prompt in zip(rows, ids, strict=True):

@@ -16,7 +16,7 @@ _NOT_EMPTY = re.compile(r"\s*+\S")
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     r"""Scores a response 1 if its last \boxed or \fbox is equivalent to the ground truth, else 0."""
     answer = last_boxed(solution_str)
-    return 0.0 if answer is None else float(is_equivalent(answer, str(ground_truth)))
+    return 0.0 if answer is None or ground_truth is None else float(is_equivalent(answer, str(ground_truth)))
 
 
 def last_boxed(text: str) -> str | None:

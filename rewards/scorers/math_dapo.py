@@ -21,7 +21,7 @@ def compute_score(
     """Scores a response 1 or -1 (`score`), with `acc`, True if right, and `pred`, the normalised answer."""
     answers = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
     pred = normalise(answers[-1] if answers else _NO_ANSWER)
-    is_right = pred == normalise(str(ground_truth))
+    is_right = ground_truth is not None and pred == normalise(str(ground_truth))
     return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
 
 

@@ -15,7 +15,7 @@ _END_OF_SENTENCE = re.compile(r"\.(?=\s|$)|\n")
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     """Scores a response 1 if its answer is mathematically equivalent to the ground truth, else 0."""
     answer = extract_answer(solution_str)
-    return 0.0 if answer is None else float(is_equivalent(answer, str(ground_truth)))
+    return 0.0 if answer is None or ground_truth is None else float(is_equivalent(answer, str(ground_truth)))
 
 
 def extract_answer(solution_str: str) -> str | None:

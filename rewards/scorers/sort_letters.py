@@ -8,4 +8,4 @@ from typing import Any
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     """Scores a response 1 if the stripped text behind its last "####" is the ground truth, else 0."""
     _, marker, answer = solution_str.rpartition("####")
-    return 1.0 if marker and answer.strip() == str(ground_truth) else 0.0
+    return 1.0 if marker and ground_truth is not None and answer.strip() == str(ground_truth) else 0.0

@@ -135,7 +135,7 @@ class Feed:
             self._samples.take()
         if row is None or row["step"] != step:
             return []
-        return [[sample[column] for column in SAMPLE_COLUMNS] for sample in row["samples"]]
+        return [[_sendable(sample[column]) for column in SAMPLE_COLUMNS] for sample in row["samples"]]
 
     def _finish(self) -> None:
         """Sends report.png to the tracker if the file has changed since it was sent, and ends the connection."""
@@ -165,3 +165,8 @@ class Feed:
             sentence = "tracker %s: %s; the run goes on, and missing steps are sent later"
             log.warning(sentence, self.name, reason_of(error))
             log.debug("tracker %s", self.name, exc_info=error)
+
+
+def _sendable(value: Any) -> Any:
+    """Returns a value with "?" for what no client can encode, such as half of a surrogate pair in a text."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -307,6 +307,38 @@ def test_a_filter_metric_may_be_any_field_of_a_users_function(tmp_path: Path, ma
     load_inputs(make(algorithm__filter_groups__metric="nonsense", **FILTERED, **own))
 
 
+def write_row(file: Path, data_source: str, **reward_model: Any) -> str:
+    file.write_text(json.dumps({"prompt": "abc", "data_source": data_source, "reward_model": reward_model}) + "\n")
+    return str(file)
+
+
+def test_a_row_without_a_ground_truth_is_refused_where_a_function_scores_it(tmp_path: Path, make: Any) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...")
+    null = write_row(tmp_path / "null.jsonl", "sort_letters", ground_truth=None)
+    of_model = write_row(tmp_path / "model.jsonl", "sort_letters", style="model", ground_truth=None)
+    one = {"data__train_batch_size": 1, "actor__ppo_mini_batch_size": 1, "critic__ppo_mini_batch_size": 1}
+    for changes in ({}, {"reward__custom_function_path": str(own)}):
+        with pytest.raises(ConfigError, match=r"null\.jsonl, line 1: column 'reward_model' has no 'ground_truth'"):
+            load_inputs(make(data__train_files=null, **one, **changes))
+    with pytest.raises(ConfigError, match=r"model\.jsonl, line 1: .* which the scorer of data_source 'sort_letters'"):
+        load_inputs(make(data__train_files=of_model, **one))
+    load_inputs(make(data__train_files=of_model, **one, reward__custom_function_path=str(own)))
+
+
+def test_a_judge_and_a_reward_model_need_no_ground_truth(tmp_path: Path, make: Any) -> None:
+    null = write_row(tmp_path / "null.jsonl", "hh", ground_truth=None)
+    one = {"data__train_batch_size": 1, "actor__ppo_mini_batch_size": 1, "critic__ppo_mini_batch_size": 1}
+    judge = {
+        "reward__scorers": {"hh": [{"name": "judge"}]},
+        "reward__judge": {"url": "http://localhost:1/v1", "model": "m"},
+    }
+    model = {"reward_model__model": write_model(tmp_path / "rm", num_labels=1)}
+    for changes in (judge, model):
+        inputs = load_inputs(make(data__train_files=null, **one, **changes))
+        assert inputs.prompts.table.rows[0].ground_truth is None
+
+
 def test_a_missing_reward_file_is_named(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"reward\.custom_function_path.*mine\.py"):
         load_inputs(make(reward__custom_function_path="mine.py"))

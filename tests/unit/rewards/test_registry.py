@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.registry import REFUSED, SCORERS, load_scorer, scorer_name
+from rewards.registry import REFUSED, SCORERS, is_code, load_scorer, scorer_name
 from rewards.scorers.sort_letters import compute_score
 from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
@@ -105,3 +105,12 @@ def test_a_scoring_process_imports_neither_the_controller_nor_anything_heavy() -
     assert not {"numpy", "torch", "grpc", "pydantic", "math_verify", "controller"} & imported
     ours = {name for name in imported if name.startswith("splitppo.")}
     assert ours == {"splitppo.config_error", "splitppo.user_file"}
+
+
+@pytest.mark.parametrize("answer", [r"\boxed{None}", "#### None", "Answer: None", "None", "nan"])
+def test_no_answer_is_right_where_there_is_no_ground_truth(answer: str) -> None:
+    for name in SCORERS:
+        if is_code(name) or name.startswith("searchR1") or name == "Rowan/hellaswag":  # these raise
+            continue
+        scored = load_scorer(name).function(name, answer, None)
+        assert (scored["score"] if isinstance(scored, dict) else scored) <= 0.0

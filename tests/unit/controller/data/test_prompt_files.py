@@ -37,8 +37,8 @@ def prompts(rows: list[PromptRow]) -> str:
     [
         ({"images": [{"bytes": "x"}]}, "column 'images' is not empty"),
         ({"videos": ["a.mp4"]}, "column 'videos' is not empty"),
-        ({"prompt": "<image>What is it?"}, "the prompt has '<image>'"),
-        ({"prompt": [{"role": "user", "content": "See <video>."}]}, "the prompt has '<video>'"),
+        ({"images": [], "prompt": "<image>What is it?"}, "the prompt has '<image>'"),
+        ({"videos": None, "prompt": [{"role": "user", "content": "See <video>."}]}, "the prompt has '<video>'"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "the prompt has a part of type 'image'"),
     ],
 )
@@ -52,6 +52,107 @@ def test_a_row_with_more_than_text_is_refused_with_its_place(
         with pytest.raises(ConfigError, match=f"{place}: {what}; models are trained on text alone"):
             load(file)
     assert prompts(load(write_jsonl(tmp_path / "text.jsonl", rows[:1]))) == "a"
+
+
+@pytest.mark.parametrize("sign", ["<image>", "<video>", "<audio>"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_signs_of_media_are_text_in_a_file_without_a_column_for_media(tmp_path: Path, sign: str, suffix: str) -> None:
+    rows = [row(f"What does {sign} do in HTML?"), row([{"role": "user", "content": [{"type": "text", "text": sign}]}])]
+    for number, content in enumerate(rows):
+        (read,) = load(write(tmp_path / f"{number}.{suffix}", [content]))
+        assert read.prompt == content["prompt"]
+
+
+# Nulls, and texts that are none.
+
+
+def write(file: Path, rows: list[Any]) -> str:
+    if file.suffix == ".jsonl":
+        return write_jsonl(file, rows)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return str(file)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"word": "green"}}}
+ANSWERED = [
+    {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c", "style": "bold"}]},
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "name": "look", "content": [{"type": "text", "text": "d"}]},
+]
+
+
+def test_rows_of_a_parquet_file_have_no_keys_that_parquet_has_filled_in(tmp_path: Path) -> None:
+    others = [{"name": "other", "arguments": {"place": "here", "near": {"by": 1}}}]
+    extra = [{"level": 3, "tools": {"look": {"limit": 1}}}, {"seed": 4, "tools": {"find": {"depth": [1, 2]}}}]
+    rows = [
+        row(ANSWERED, extra_info=extra[0], reward_model={"ground_truth": {"word": "x"}}),
+        row(
+            [{"role": "user", "content": [], "name": "eve", "tool_calls": [{**CALL, "function": others[0]}]}],
+            extra_info=extra[1],
+            reward_model={"ground_truth": {"number": 2}},
+        ),
+    ]
+    read = load(write(tmp_path / "rows.parquet", rows))
+    assert [one.prompt for one in read] == [one.prompt for one in load(write(tmp_path / "rows.jsonl", rows))]
+    assert read[0].prompt == [ANSWERED[0], {**ANSWERED[1], "content": None}, ANSWERED[2]]
+    assert [one.fields for one in read] == [
+        {**extra[0], "data_source": "letters", "ground_truth": {"word": "x"}},
+        {**extra[1], "data_source": "letters", "ground_truth": {"number": 2}},
+    ]
+
+
+@pytest.mark.parametrize("truth", [None, float("nan"), {"target": None}, [None], {"target": {"word": None}}])
+def test_a_ground_truth_that_is_missing_is_refused_with_its_row(tmp_path: Path, truth: Any) -> None:
+    rows = [row("a"), row("b", reward_model={"style": "rule", "ground_truth": truth})]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2: column 'reward_model' has no 'ground_truth'"):
+        load(file)
+
+
+def test_a_row_of_a_parquet_file_without_the_ground_truth_of_the_others_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row("a"), row("b", reward_model={"style": "rule"})])
+    with pytest.raises(ConfigError, match=r"a\.parquet, row 2: column 'reward_model' has no 'ground_truth'"):
+        load(file)
+
+
+def test_rows_that_are_compared_with_nothing_need_no_ground_truth(tmp_path: Path) -> None:
+    rows = [row("a", reward_model={"ground_truth": None}), row("b", reward_model={"style": "rule"}), row("c")]
+    for suffix in ("jsonl", "parquet"):
+        config = DataConfig(train_files=[write(tmp_path / f"a.{suffix}", rows)], train_batch_size=1)
+        read = read_rows(config, "train", needs_truth=lambda source: source != "letters")
+        assert [one.ground_truth for one in read] == [None, None, "z"]
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("prompt", f"sort {HALF} ab"),
+        ("prompt", [{"role": "user", "content": "a"}, {"role": "user", "content": [{"text": HALF}]}]),
+        ("prompt", [{"role": "user", "content": "a", HALF: "name"}]),
+        ("data_source", f"letters{HALF}"),
+        ("reward_model", {"ground_truth": ["x", f"y{HALF}"]}),
+        ("extra_info", {"deep": [{"er": {HALF: 1}}]}),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_with_its_row_and_column(tmp_path: Path, column: str, value: Any) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [row("a \U0001f600"), row("b") | {column: value}])
+    with pytest.raises(
+        ConfigError, match=rf"a\.jsonl, line 2: column '{column}': it has half of a surrogate pair"
+    ) as one:
+        load(file)
+    assert str(one.value).isascii()
+
+
+def test_what_is_nested_more_than_100_deep_is_refused_with_its_row(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(101):
+        deep = [deep]
+    file = write_jsonl(tmp_path / "a.jsonl", [row("a", extra_info={"deep": deep})])
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: column .extra_info.: .*100 deep"):
+        load(file)
 
 
 # Filters.

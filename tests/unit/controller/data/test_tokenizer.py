@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from controller.data.chat_template import Prompt
+from controller.data.chat_template import Prompt, load_chat_template
 from controller.data.tokenizer import load_tokenizer
 from splitppo.config import ConfigError
 
@@ -249,3 +249,20 @@ print(*[name for name in ("torch", "transformers", "tensorflow") if name in sys.
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
+def test_a_template_that_writes_half_of_a_surrogate_pair_is_refused_in_one_sentence() -> None:
+    template = load_chat_template(
+        Path(), {"chat_template": "{{ messages[0].content }}{{ word }}"}, None, {"word": "\ud83d"}
+    )
+    with pytest.raises(
+        ValueError, match=r"the chat template writes a text that has no tokens: .*\(\\ud83d, character 2\)"
+    ):
+        template.render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": None, "content": "a"}])
+def test_a_message_that_says_nothing_is_refused(message: dict[str, Any]) -> None:
+    template = load_chat_template(Path(), {"chat_template": "{{ messages[0].content }}"}, None, {})
+    with pytest.raises(ValueError, match="expected messages with 'role' and 'content'"):
+        template.render([message])

@@ -124,6 +124,15 @@ def test_the_samples_of_a_step_go_with_it(folder: FakeRunFolder) -> None:
     assert folder.server.samples == {2: [["val", "letters", "sort ba", "ab", "ab", 1.0]]}
 
 
+def test_a_text_that_no_client_can_encode_keeps_no_tracker_from_its_steps(folder: FakeRunFolder) -> None:
+    row = dict(zip(SAMPLE_COLUMNS, ("val", "letters", "sort ba", "ab", "a\ud83d", 1.0), strict=True))
+    folder.samples.write(1, {"samples": [row]})
+    folder.write(1, 2)
+    folder.send()
+    assert folder.server.numbers == [1, 2]
+    assert folder.server.samples[1][0][4] == "a?"
+
+
 def test_the_report_is_sent_once_each_time_it_was_drawn(folder: FakeRunFolder) -> None:
     folder.write(1)
     for picture in (b"one", b"one", b"two"):
