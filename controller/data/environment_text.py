@@ -3,6 +3,10 @@
 A text may spell a special token, such as <|im_end|>. It is encoded as the characters that it consists of, so that the
 model sees the same text and no special token. This holds for all special tokens, and for further added tokens that the
 chat template itself writes, such as <tool_response>. All other texts get the tokens of the chat template's rendering.
+
+What counts is what the tokenizer sees, behind a template that rewrites texts (`lower`, `replace`, `striptags`) and its
+own normalizer (NFKC makes "<" of a fullwidth one). So the tokens are compared with those of a harmless text in its
+place: if there are special tokens that these do not have, each character of the text is encoded by itself.
 """
 
 import re
@@ -18,10 +22,12 @@ from controller.data.tokenizer import Tokenizer
 # Two of Unicode's noncharacters, which no text has after `clean`.
 BREAK = "\ufdd0"  # what stands on both sides of it is encoded separately
 SIGN = "\ufdd1"  # the end of what a stand-in assistant says
+_UNKNOWN = "\ufdd2"  # a noncharacter that no vocabulary has
 _CLEANED = {ord(BREAK): "\ufffd", ord(SIGN): "\ufffd"}
 _CHARACTERS_A_TOKEN = 16  # texts with more are shortened before they are encoded; only runs of blanks reach it
 
 Tokens: TypeAlias = NDArray[np.int32]
+Write: TypeAlias = Callable[[str], str]  # makes of a clean text the one that a chat template gets
 
 
 def clean(text: str) -> str:
@@ -35,17 +41,35 @@ class EnvironmentText:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._backend = tokenizer.backend
         source = tokenizer.chat_template.source
-        tokens = [
-            token.content
-            for token in self._backend.get_added_tokens_decoder().values()
+        protected = {
+            number: token.content
+            for number, token in self._backend.get_added_tokens_decoder().items()
             if token.special or (token.content.strip() and token.content in source)
-        ]
-        longest_first = sorted(tokens, key=len, reverse=True)
+        }
+        unknown = self._backend.encode(_UNKNOWN, add_special_tokens=False).ids  # no text need spell it to get it
+        self._protected = np.array([*protected.keys() - unknown], np.int32)
+        longest_first = sorted(protected.values(), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def disarm(self, text: str) -> str:
         """Puts BREAK between the characters of each special token that a clean text spells."""
         return self._tokens.sub(lambda match: BREAK.join(match[0]), text)
+
+    def harmless(self, encode: Callable[[Write], Tokens], plain: Tokens) -> tuple[Write, Tokens]:
+        """Finds the first way to write texts by which they give no special token; returns it and the tokens.
+
+        The ways: disarmed, each character by itself, nothing. `encode` converts texts, written so, into tokens; `plain`
+        has the tokens of `plain_text` in their place.
+        """
+        expected = self._special(plain)
+        for write in (self.disarm, BREAK.join):
+            ids = encode(write)
+            if _is_subsequence(self._special(ids), expected):
+                return write, ids
+        return _nothing, encode(_nothing)
+
+    def _special(self, ids: Tokens) -> list[int]:
+        return [int(number) for number in ids[np.isin(ids, self._protected)]]
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Tokens:
         """Converts a rendered text into token ids; no token spans a BREAK, which gets no token itself."""
@@ -58,7 +82,11 @@ class EnvironmentText:
         return np.array(encoding.ids, np.int32)
 
     def fit(
-        self, texts: Sequence[str], encode: Callable[[Sequence[str]], Tokens], limit: int
+        self,
+        texts: Sequence[str],
+        encode: Callable[[Sequence[str], Write], Tokens],
+        limit: int,
+        plain: Tokens | None = None,
     ) -> tuple[Sequence[str], Tokens]:
         """Cuts texts in their middle, if need be, so that `encode` of them has at most `limit` tokens.
 
@@ -67,19 +95,34 @@ class EnvironmentText:
 
         Args:
             texts: clean texts.
-            encode: converts texts, disarmed, into the tokens that count.
+            encode: converts texts into the tokens that count, with a way to write them, see `harmless`.
             limit: a number of tokens.
+            plain: `encode` of the texts as `plain_text`, if it is known.
 
         Returns:
             (texts, tokens): the texts as they are then, and `encode` of them.
         """
+        kept = texts
+
+        def fitted(write: Write) -> Tokens:
+            nonlocal kept
+            begun = texts if write == self.disarm else [_cut_in_middle(text, limit) for text in texts]
+            kept, ids = self._cut(begun, lambda cut: encode(cut, write), limit)
+            return ids
+
+        write, ids = self.harmless(fitted, encode(texts, plain_text) if plain is None else plain)
+        return [""] * len(texts) if write is _nothing else kept, ids
+
+    def _cut(
+        self, texts: Sequence[str], encode: Callable[[Sequence[str]], Tokens], limit: int
+    ) -> tuple[Sequence[str], Tokens]:
         is_short = all(len(text) <= _CHARACTERS_A_TOKEN * limit for text in texts)
-        if is_short and len(ids := encode([self.disarm(text) for text in texts])) <= limit:
+        if is_short and len(ids := encode(texts)) <= limit:
             return texts, ids
         most = max(limit - len(encode([""] * len(texts))), 0)
         while True:
             cut = [self._shortened(text, most) for text in texts]
-            excess = len(ids := encode([self.disarm(text) for text in cut])) - limit
+            excess = len(ids := encode(cut)) - limit
             if excess <= 0 or not most:
                 return cut, ids
             most = max(most + -excess // len(texts), most // 2)
@@ -105,3 +148,24 @@ class EnvironmentText:
 
 def _mark(num_characters: int) -> str:
     return f"\n[... {num_characters} characters left out ...]\n"
+
+
+def _cut_in_middle(text: str, num_characters: int) -> str:
+    """Cuts the middle out of a text that has more than so many characters, and writes there what is missing."""
+    left_out, end = len(text) - num_characters, num_characters // 2
+    return text if left_out <= 0 else f"{text[: num_characters - end]}{_mark(left_out)}{text[len(text) - end :]}"
+
+
+def plain_text(text: str) -> str:  # noqa: ARG001 - of Write
+    """Returns a text that spells no special token, in the place of any other."""
+    return "x"
+
+
+def _nothing(text: str) -> str:  # noqa: ARG001 - of Write
+    return ""
+
+
+def _is_subsequence(numbers: Sequence[int], of: Sequence[int]) -> bool:
+    """Returns whether `of` has all these numbers, in this order; a template may leave tokens of its own out."""
+    left = iter(of)
+    return all(number in left for number in numbers)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controller.data.environment_text import EnvironmentText, Tokens, clean
+from controller.data.environment_text import EnvironmentText, Tokens, Write, clean
 from controller.data.prompt_files import PromptRow, appended
 from controller.data.prompts import PromptBatch, ToolsOf, no_tools
 from controller.data.tokenizer import Tokenizer
@@ -36,8 +36,9 @@ def with_observations(
         return template.render(appended(row.prompt, text), tools_of(row.data_source))
 
     def with_text(row: PromptRow, text: str) -> tuple[str, Tokens, PromptRow]:
-        def encode(parts: Sequence[str]) -> Tokens:
-            return encoder.encode(rendered(row, parts[0]), add_special_tokens=not template.applies_to(row.prompt))
+        def encode(parts: Sequence[str], write: Write = str) -> Tokens:
+            is_plain = not template.applies_to(row.prompt)
+            return encoder.encode(rendered(row, write(parts[0])), add_special_tokens=is_plain)
 
         parts, ids = encoder.fit([clean(text)], encode, max_prompt_length)
         if len(ids) >= max_prompt_length and (alone := len(encode([""]))) >= max_prompt_length:

@@ -1,11 +1,11 @@
 """Makes the input of the reward model: prompt and response in the reward model's own chat template and token ids."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from controller.data.chat_template import Messages, Prompt
-from controller.data.environment_text import BREAK, EnvironmentText, clean
+from controller.data.environment_text import EnvironmentText, Tokens, Write, clean, plain_text
 from controller.data.model_folder import read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
@@ -48,16 +48,31 @@ class RewardTokenizer:
             ConfigError: the chat template refuses a response.
         """
         first = None if self.max_length is None else -self.max_length
-        rendered = [self.render(row, said) for row, said in zip(rows, responses, strict=True)]
-        encoded = self.tokenizer.encode_batch([asked for asked, _ in rendered], [text for _, text in rendered])
-        for place, (asked, text) in enumerate(rendered):
-            if BREAK in text:
-                encoded[place] = self._text.encode(text, add_special_tokens=isinstance(asked, str))
-        return Batch.from_rows(reward_tokens=[ids[first:] for ids in encoded])
+        has_others = [bool(row.observation) or len(said) > 1 for row, said in zip(rows, responses, strict=True)]
+        alone = [pair for pair, others in zip(zip(rows, responses, strict=True), has_others, strict=True) if not others]
+        rendered = [self.render(row, said) for row, said in alone]
+        encoded = iter(self.tokenizer.encode_batch([asked for asked, _ in rendered], [text for _, text in rendered]))
+        tokens = [
+            self._encode_with_others(row, said) if others else next(encoded)
+            for row, said, others in zip(rows, responses, has_others, strict=True)
+        ]
+        return Batch.from_rows(reward_tokens=[ids[first:] for ids in tokens])
 
-    def render(self, row: PromptRow, response: Messages) -> tuple[Prompt, str]:
-        """Joins a prompt and its response, as messages or as text, and renders them; returns both."""
-        asked, template = _with_response(row, response, self._text.disarm), self.tokenizer.chat_template
+    def _encode_with_others(self, row: PromptRow, response: Messages) -> Tokens:
+        """Encodes a prompt and its response, in which tools or an environment have a say."""
+
+        def encode(write: Write) -> Tokens:
+            asked, text = self.render(row, response, write)
+            return self._text.encode(text, add_special_tokens=isinstance(asked, str))
+
+        return self._text.harmless(encode, encode(plain_text))[1]
+
+    def render(self, row: PromptRow, response: Messages, write: Write = str) -> tuple[Prompt, str]:
+        """Joins a prompt and its response, as messages or as text, and renders them; returns both.
+
+        `write` makes of the texts of tools and environments those that the template gets.
+        """
+        asked, template = _with_response(row, response, write), self.tokenizer.chat_template
         if template.template is None and not isinstance(asked, str):
             raise ConfigError(
                 f"{row.place}: the prompt has messages, and the tokenizer of the reward model has no chat template;"
@@ -104,13 +119,13 @@ def as_answer(text: str) -> Messages:
     return [{"role": "assistant", "content": text}]
 
 
-def _with_response(row: PromptRow, response: Messages, disarm: Callable[[str], str]) -> Prompt:
-    """Returns a prompt with its response, in which the texts of tools and environments are disarmed."""
+def _with_response(row: PromptRow, response: Messages, write: Write) -> Prompt:
+    """Returns a prompt with its response, in which the texts of tools and environments are written so."""
     said = [
-        message if message["role"] == "assistant" else {**message, "content": disarm(clean(message["content"]))}
+        message if message["role"] == "assistant" else {**message, "content": write(clean(message["content"]))}
         for message in response
     ]
-    prompt = replace(row, observation=disarm(row.observation)).begun_prompt
+    prompt = replace(row, observation=write(row.observation) if row.observation else "").begun_prompt
     return prompt + "".join(each["content"] for each in said) if isinstance(prompt, str) else [*prompt, *said]
 
 

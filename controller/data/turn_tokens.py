@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from controller.data.chat_template import Messages
-from controller.data.environment_text import SIGN, EnvironmentText, Tokens, clean
+from controller.data.environment_text import SIGN, EnvironmentText, Tokens, Write, clean, plain_text
 from controller.data.tokenizer import Tokenizer
 
 _QUESTION = {"role": "user", "content": "?"}
@@ -38,6 +38,7 @@ class TurnTokens:
         self._template, self._max_tokens = tokenizer.chat_template, max_tokens
         self._text = EnvironmentText(tokenizer)
         self._eos_token_ids = np.array(tokenizer.eos_token_ids, np.int32)
+        self._plain: dict[tuple[Any, ...], Tokens] = {}  # of replies of these roles, with `plain_text` alone
         # Else the end of a turn is the token that begins what follows (GLM).
         self._has_own_end = self._template.template is not None and self._ends_last_turn()
 
@@ -49,7 +50,7 @@ class TurnTokens:
         """
         message = {"role": role, "content": "observation"}
         if self._template.template is not None:
-            if "observation" not in self._after([message], ["observation"]):
+            if "observation" not in self._after([message], ["observation"], str):
                 raise ValueError(f"the chat template leaves out messages of the role {role!r}")
             self.reply([message], last_token=-1)
 
@@ -67,19 +68,26 @@ class TurnTokens:
             ValueError: see `check`.
         """
 
-        def encode(contents: Sequence[str]) -> Tokens:
+        def encode(contents: Sequence[str], write: Write) -> Tokens:
             if not is_templated or self._template.template is None:
-                return self._text.encode("".join(contents))
-            return self._cut(self._text.encode(self._after(messages, contents)), last_token)
+                return self._text.encode("".join(map(write, contents)))
+            return self._cut(self._text.encode(self._after(messages, contents, write)), last_token)
 
-        return self._text.fit([clean(message["content"]) for message in messages], encode, self._max_tokens)[1]
+        texts = [clean(message["content"]) for message in messages]
+        alike = (*(message["role"] for message in messages), is_templated, self._ends_turn(last_token) and last_token)
+        if alike not in self._plain:
+            self._plain[alike] = encode(texts, plain_text)
+        return self._text.fit(texts, encode, self._max_tokens, self._plain[alike])[1]
 
-    def _after(self, messages: Messages, contents: Sequence[str]) -> str:
+    def _ends_turn(self, token: int) -> bool:
+        return bool((self._eos_token_ids == token).any())
+
+    def _after(self, messages: Messages, contents: Sequence[str], write: Write) -> str:
         """Renders the messages, with these contents, after a stand-in; returns what follows what the assistant says."""
         refusal = ValueError()
         for arguments, of_tool in _WAYS:
             following = [
-                self._message(message, of_tool) | {"content": content}
+                self._message(message, of_tool, write) | {"content": write(content)}
                 for message, content in zip(messages, contents, strict=True)
             ]
             try:
@@ -88,11 +96,11 @@ class TurnTokens:
                 refusal = error
         raise refusal
 
-    def _message(self, message: Mapping[str, Any], of_tool: Mapping[str, str]) -> dict[str, str]:
+    def _message(self, message: Mapping[str, Any], of_tool: Mapping[str, str], write: Write) -> dict[str, str]:
         """Returns a message without its content; the name and the id of a call may be what the model has made up."""
         if message["role"] != "tool":
             return {"role": message["role"]}
-        given = {key: self._text.disarm(clean(str(message[key]))) for key in _OF_TOOL if message.get(key)}
+        given = {key: write(clean(str(message[key]))) for key in _OF_TOOL if message.get(key)}
         return {"role": "tool", **_OF_TOOL, **given, **of_tool}
 
     def _ends_last_turn(self) -> bool:

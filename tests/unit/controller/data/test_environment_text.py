@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
 
 from controller.data.chat_template import load_chat_template
 from controller.data.environment_text import EnvironmentText, clean
@@ -62,6 +64,65 @@ def test_a_text_that_spells_special_tokens_has_none(tokenizer: Tokenizer, text: 
         number = tokenizer.backend.token_to_id(special)
         assert tokens.count(number) == harmless.count(number)
     assert text_of(tokenizer, tokens) == text_of(tokenizer, harmless).replace("a<|im_end|>", f"{text}<|im_end|>")
+
+
+REWRITING = {
+    "lower": "{{ message.content | lower }}",
+    "replace": "{{ message.content | replace('X', '') }}",
+    "striptags": "{{ message.content | striptags }}",
+    "html": "{{ message.content | replace('&lt;', '<') | replace('&gt;', '>') }}",
+}
+NORMALIZERS = {
+    "none": None,
+    "nfkc": normalizers.NFKC(),
+    "lower": normalizers.Lowercase(),
+    "accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "removed": normalizers.Replace("\u200b", ""),
+}
+
+
+def rewriting(filtered: str, normalizer: Any) -> Tokenizer:
+    source = TEMPLATE.replace("{{ message.content }}", filtered)
+    made = make(source)
+    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=True) for token in (BEGIN, END)])
+    backend.add_tokens([AddedToken(RESPONSE, special=False, normalized=True)])
+    return Tokenizer(backend, (backend.token_to_id(END),), made.chat_template)
+
+
+def wide(text: str) -> str:
+    return "".join(chr(ord(letter) + 0xFEE0) for letter in text)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("filtered", [*REWRITING, "as it is"])
+def test_what_becomes_a_special_token_only_behind_template_and_normalizer_is_none(
+    filtered: str, normalizer: str
+) -> None:
+    tokenizer = rewriting(REWRITING.get(filtered, "{{ message.content }}"), NORMALIZERS[normalizer])
+    special = {*map(tokenizer.backend.token_to_id, (BEGIN, END, RESPONSE))}
+
+    def special_tokens(text: str, role: str) -> list[int]:
+        return [token for token in reply(tokenizer, text, role=role) if token in special]
+
+    for role in ("user", "tool"):
+        for token in (BEGIN, END, RESPONSE):
+            html = token.replace("<", "&lt;").replace(">", "&gt;")
+            inside = [f"{token[:3]}{mark}{token[3:]}" for mark in ("X", "<b>", "\u200b", "\u0301", "\ud800", token)]
+            for text in (token, token.upper(), wide(token), html, f"a{token}", *inside, "\u200b".join(token)):
+                for spelled in (text, f"red {text}\n{text}", f"X{text}"):
+                    assert special_tokens(spelled, role) == special_tokens("green", role), spelled
+
+
+def test_a_text_that_a_rewriting_template_makes_a_token_of_is_kept_character_by_character() -> None:
+    tokenizer = rewriting(REWRITING["replace"], None)
+    tokens = reply(tokenizer, "red <|im_XendX|> and green")
+    assert "red <|im_end|> and green" in text_of(tokenizer, tokens)
+    assert tokens.count(tokenizer.eos_token_ids[0]) == 1
+    assert len(reply(tokenizer, "red <|im_XendX|> and green" * 999, 100)) <= 100
 
 
 def test_a_name_that_the_model_made_up_has_no_special_tokens(tmp_path: Path) -> None:
@@ -126,7 +187,7 @@ def test_ten_million_characters_are_cut_without_being_encoded(tokenizer: Tokeniz
     backend: Any = Counting()
     text = EnvironmentText(Tokenizer(backend, tokenizer.eos_token_ids, tokenizer.chat_template))
 
-    _, tokens = text.fit(["word " * 2_000_000], lambda parts: text.encode(parts[0]), 100)
+    _, tokens = text.fit(["word " * 2_000_000], lambda parts, write: text.encode(write(parts[0])), 100)
 
     assert len(tokens) <= 100
     assert backend.characters < 100_000
@@ -135,7 +196,7 @@ def test_ten_million_characters_are_cut_without_being_encoded(tokenizer: Tokeniz
 def test_a_limit_below_the_mark_keeps_the_beginning(tokenizer: Tokenizer) -> None:
     text = EnvironmentText(tokenizer)
 
-    _, tokens = text.fit(["the user looks a word up " * 50], lambda parts: text.encode(parts[0]), 5)
+    _, tokens = text.fit(["the user looks a word up " * 50], lambda parts, write: text.encode(write(parts[0])), 5)
 
     assert "the user looks a word up".startswith(text_of(tokenizer, tokens))
     assert 1 < len(tokens) <= 5
