@@ -229,7 +229,12 @@ async def test_a_step_whose_responses_are_all_cut_off_learns_nothing_and_the_run
 async def test_a_step_of_a_single_token_learns_nothing_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one_token = {"data__train_batch_size": 1, "rollout__n": 1, "actor__ppo_mini_batch_size": 1, "critic__ppo_mini_batch_size": 1}
+    one_token = {
+        "data__train_batch_size": 1,
+        "rollout__n": 1,
+        "actor__ppo_mini_batch_size": 1,
+        "critic__ppo_mini_batch_size": 1,
+    }
     run = make_run(tmp_path, data__max_response_length=1, **one_token)
     await run.trainer.fit()
     for client, column in ((run.actor, "advantages"), (run.critic, "returns")):
