@@ -1,4 +1,4 @@
-"""The structure of the code: the reading list, the sizes of files and folders, and forbidden imports.
+"""The structure of the code: the reading list, the sizes of folders, and forbidden imports.
 
 That no module imports one of a layer above it is checked by import-linter, in `make check` (layers in pyproject.toml).
 """
@@ -23,19 +23,10 @@ PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "rec
 MAX_FILES = 16
 
 
-def num_lines(file: str) -> int:
-    return len((ROOT / file).read_text().splitlines())
-
-
 def test_what_a_newcomer_reads_is_short() -> None:
     assert READING_LIST[0] == "controller/trainer.py"
     assert 5 <= len(READING_LIST) <= 12
-    assert {file: num_lines(file) for file in READING_LIST if num_lines(file) > 300} == {}
-    assert sum(map(num_lines, READING_LIST)) <= 1800
-
-
-def test_the_trainer_has_the_algorithm_and_nothing_else() -> None:
-    assert num_lines("controller/trainer.py") <= 150
+    assert all((ROOT / file).is_file() for file in READING_LIST)
 
 
 def test_no_folder_is_long() -> None:
