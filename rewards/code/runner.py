@@ -7,6 +7,7 @@ ground truth in JSON. It ends when its socket to the controller is closed, also 
 
 import json
 import pickle
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Self
@@ -119,6 +120,7 @@ def serve(channel: Channel, config: CodeConfig) -> None:
 
     If a sandbox cannot be started, the last answer is the reason.
     """
+    sys.set_int_max_str_digits(0)  # of test cases
 
     def answer(fields: Mapping[str, Any]) -> None:
         channel.send(json.dumps(fields).encode())

@@ -89,6 +89,20 @@ async def test_programs_are_scored_by_stdin_calls_and_asserts() -> None:
 
 
 @needs_bubblewrap
+async def test_integers_of_more_than_4300_digits_are_read_printed_passed_and_returned() -> None:
+    many, one_more = "9" * 5000, f"1{'0' * 5000}"
+    call = {"inputs": [many], "outputs": [one_more], "fn_name": "f"}
+    results = await score(
+        ("print(int(input()) + 1)", {"inputs": [many], "outputs": [one_more]}),
+        ("print(int(input()) + 2)", {"inputs": [many], "outputs": [one_more]}),
+        ("def f(x): return x + 1", call),
+        ("def f(x): return x + 2", json.dumps(call)),
+        ("def f(x): return x + 1", f'{{"inputs": [[{many}]], "outputs": [{one_more}], "fn_name": "f"}}'),
+    )
+    assert scores(results) == [1, 0, 1, 0, 1]
+
+
+@needs_bubblewrap
 async def test_a_program_has_to_define_itself_what_is_called_though_contest_sites_modules_are_imported() -> None:
     call = {"inputs": ["12\n8"], "outputs": ["4"], "fn_name": "gcd"}
     asserts = ["assert gcd(12, 8) == 4"]

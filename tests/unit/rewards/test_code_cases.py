@@ -29,25 +29,41 @@ from tests.support.groups import PROJECT
         ("print(1)", "print(1)"),
         (" \n", None),
         ("```python\n```", None),
+        ("1. So:\n   ```python\n   if x:\n       y()\n\n   z()\n   ```\n", "if x:\n    y()\n\nz()\n"),
+        ("- ```python\n  if x:\n      y()\n  ```\n", "if x:\n    y()\n"),
+        ("\t```python\n\tif x:\n\t\ty()\n\t```\n", "if x:\n\ty()\n"),
+        ("  ```python\nif x:\n  y()\n  ```\n", "if x:\n  y()\n"),
+        ("so ```python\n  a\n```", "  a\n"),
+        ('```python\ns = "```"\nt = 1\n```\n', 's = "```"\nt = 1\n'),
+        ("```python\ns = '\\'```'\nt = 1\n```\n", "s = '\\'```'\nt = 1\n"),
+        ('```python\ns = """\n```\nx\n```\n"""\nt = 1\n```\nend', 's = """\n```\nx\n```\n"""\nt = 1\n'),
+        ("```python\na = 1  # not ```\nb\n```", "a = 1  # not ```\nb\n"),
+        ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
+        ("~~~python\nx\n~~~\nend", "x\n"),
+        ("```python\nprint(1)```\nend", "print(1)"),
+        ("```\nIt's `so`\n```\n```python\nb\n```", "b\n"),
+        ('```python\n"""open\n```\nNo:\n```python\n"""doc"""\nb\n```', '"""doc"""\nb\n'),
+        ("```python\na\n```python\nb\n```", "b\n"),
+        ("```python\r\na\r\n```\r\n", "a\r\n"),
     ],
 )
 def test_the_program_is_the_last_fenced_block_of_python(response: str, program: str | None) -> None:
     assert program_of(response) == program
 
 
-FRAGMENTS = """
-import itertools, resource
+FRAGMENTS = r"""
+import itertools, math, resource, time
 from rewards.code.cases import program_of
 
-resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
-marks = ("<think>", "</think>", "```", "```python", "`", "\\n", " ", "a", "")
-for mark, then, start in itertools.product(marks, marks, ("", "```", "<think>")):
-    program_of(start + (mark + then) * (65536 // max(1, len(mark + then))))
+marks = ("<think>", "</think>", "```", "```python", "`", "\n", " ", "a", "\'", "\'\'\'", "#", "\\", "~~~", "")
+for mark, then, start in itertools.product(marks, marks, ("", "```\n")):
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + 2), resource.RLIM_INFINITY))
+    program_of(start + (mark + then) * (131072 // max(1, len(mark + then))))
 """
 
 
-def test_the_program_in_64_kb_of_repeated_marks_is_found_in_linear_time() -> None:
-    # 2 s of the CPU for all 243 of them; one took 8 s where a search began anew at every mark.
+def test_the_program_in_128_kb_of_repeated_marks_is_found_in_linear_time() -> None:
+    # 2 s of the CPU for each; one took 8 s where a search began anew at every mark.
     done = subprocess.run([sys.executable, "-c", FRAGMENTS], cwd=PROJECT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -103,8 +119,21 @@ def test_arguments_that_are_no_json_are_refused_with_the_functions_name() -> Non
         ("0.333333", "0.33333333", True),
         ("0.34", "0.33333333", False),
         ("1", "1.0", True),
-        ("1.0", "1", False),
-        ("0", "0.00000000123", False),
+        ("1.0", "1", True),
+        ("2.9999999", "3", True),
+        ("-0.0", "0", True),
+        ("4 5.0", "4 5", True),
+        ("3.1", "3", False),
+        ("1000001.0", "1000000", False),
+        ("1e400", "1000000", False),
+        ("1.2345678901234567e19", "12345678901234567890", False),
+        ("1_000.0", "1000", False),
+        ("0x10", "16", False),
+        ("inf", "1e400", False),
+        ("0.3000000000000001e1", "3", True),
+        ("0", "0.00000000123", True),
+        ("0.0000001", "0.00000000123", False),
+        ("1e99999999999999999999", "1.0", False),
         ("1.23e-9", "0.00000000123", True),
         ("0.000000001", "0.0", True),
         ("0.001", "0.0", False),
@@ -133,6 +162,19 @@ def test_output_is_compared_by_line_and_word_and_decimals_by_value(output: str, 
         ("0", "[0, 1]", False),
         ("[]", "[[], [1], [2], [1, 2]]", False),
         ("1.0", "1", True),
+        (repr(0.1 + 0.2), "0.3", True),
+        ("[0.30000000000000004, 1.0]", "[0.3, 1.0]", True),
+        ('{"mean": 0.7999999999999999}', '{"mean": 0.8}', True),
+        ("2.0000000001", "2", True),
+        ("2.001", "2", False),
+        ("0.31", "0.3", False),
+        ("1000001.0", "1000000", False),
+        ("9007199254740993", "9007199254740992", False),
+        ("NaN", "0.5", False),
+        ("true", "1.0", False),
+        ("9" * 5000, "9" * 5000, True),
+        ("9" * 5000, "9" * 4999 + "8", False),
+        ("9" * 5000, "1.5", False),
         ("true", "1", False),
         ("1", "true", False),
         ('{"a": [1]}', '{"a": [1.0]}', True),
