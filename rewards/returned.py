@@ -3,27 +3,30 @@
 Scoring processes import this module, so it imports nothing heavy.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-LARGEST = 3.4028234e38  # the largest number of float32; scores are converted to it
+# The largest score or reward. Sums over tokens, turns and rows, and their squares, then stay finite in float32.
+LARGEST = 1e12
 
 
 def finite_number(value: Any, expected: str, source: str = "the scorer") -> float:
-    """Converts a value that a scorer, or another `source`, returned to a float that float32 can represent.
+    """Converts a value that a scorer, or another `source`, returned to a float of at most LARGEST in size.
 
-    Raises TypeError or ValueError if the value is no number, or not finite in float32. The error says what was
-    `expected`.
+    Raises TypeError or ValueError if the value is no number, not finite or larger. The error says what was `expected`.
     """
     if isinstance(value, str | bytes):  # float() would take some of them
         raise TypeError(f"{source} returned {value[:60]!r}, expected {expected}")
     try:
         number = float(value)
     except OverflowError as error:
-        raise ValueError(f"{source} returned a number that float32 cannot hold") from error
-    if not abs(number) <= LARGEST:
-        raise ValueError(f"{source} returned {number}, which is not a finite number of float32")
+        raise ValueError(f"{source} returned a number that no float can hold") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{source} returned {number}, which is not a finite number")
+    if abs(number) > LARGEST:
+        raise ValueError(f"{source} returned {number:g}; expected a number from {-LARGEST:g} to {LARGEST:g}")
     return number
 
 

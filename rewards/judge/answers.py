@@ -66,6 +66,6 @@ def _request_of(line: bytes) -> bytes | None:
     try:
         entry = json.loads(line if line.endswith(b"\n") else b"")
         request, _ = bytes.fromhex(entry["request"]), entry["answer"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return request if len(request) == 32 else None

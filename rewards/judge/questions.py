@@ -92,7 +92,7 @@ def headers(config: JudgeConfig) -> dict[str, str]:
 
     Raises ConfigError if the environment variable of the API key is not set or contains no key.
     """
-    content = {"Content-Type": "application/json", "Accept": "application/json"}
+    content = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
     if config.api_key_env is None:
         return content
     key = os.environ.get(config.api_key_env, "").strip()

@@ -143,8 +143,6 @@ class Judge:
         except TimeoutError:
             message = f"the judge took longer than {self._config.timeout_s:g} s"
             raise _NoAnswer(Failure.TIMEOUT, message, is_temporary=True) from None
-        except httpx2.DecodingError as error:
-            raise _NoAnswer(Failure.UNPARSABLE, f"the judge's answer cannot be decoded: {error}") from error
         except httpx2.RequestError as error:
             message = f"the judge cannot be reached: {type(error).__name__}: {error}"
             raise _NoAnswer(Failure.UNAVAILABLE, message, is_temporary=True) from error
@@ -160,9 +158,17 @@ def retry_pause_s(backoff_s: float, key: str, attempt: int) -> float:
 
 
 async def _read(response: httpx2.Response) -> str:
-    """Reads the body of the judge's HTTP response; raises _NoAnswer if it has more than _MAX_ANSWER_BYTES bytes."""
+    """Reads the body of the judge's HTTP response; raises _NoAnswer if it has more than _MAX_ANSWER_BYTES bytes.
+
+    No compressed body is read: a few of its bytes may stand for gigabytes. The request asks for none.
+    """
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise _NoAnswer(
+            Failure.UNPARSABLE, f"the judge's answer is compressed, which was not asked for: {encoding!r:.60}"
+        )
     content = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_raw():
         content += chunk
         if len(content) > _MAX_ANSWER_BYTES:
             start = shown(content[:1000].decode(errors="replace"))
@@ -180,7 +186,7 @@ def _content(response: httpx2.Response, body: str) -> str:
     try:
         reply: Any = json.loads(body)
         content = reply["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         content = None
     if not isinstance(content, str):
         raise _NoAnswer(Failure.UNPARSABLE, f"the judge answered something else than a chat completion: {shown(body)}")

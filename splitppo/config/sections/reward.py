@@ -17,7 +17,7 @@ class Term(Section):
     name: str
     """The name of the scorer: a data_source with a built-in scorer, custom (your own function), or judge."""
 
-    weight: float = 1.0
+    weight: float = Field(1.0, ge=-1e6, le=1e6)
     """The number that the score of this scorer is multiplied by."""
 
 

@@ -268,7 +268,7 @@ async def converse(chat, row):
         ("step leave", "it ended its process with code 4"),
         ("get_reward", "get_reward: KeyError: 'oh\\nno'"),
         ("no score", "the environment's dict has no 'score', only acc"),
-        ("nan", "the environment returned nan, which is not a finite number of float32"),
+        ("nan", "the environment returned nan, which is not a finite number"),
     ],
 )
 async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Path, where: str, expected: str) -> None:

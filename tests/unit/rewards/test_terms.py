@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from controller.conversations.conversation import Conversation
 from rewards.manager import weighted_sum
+from rewards.returned import LARGEST, score_and_fields
 from rewards.samples import Failure, Scored
 from rewards.terms import check_scorers, scored_sources, terms_of
 from splitppo.config import ConfigError, RewardConfig
@@ -140,3 +143,13 @@ def test_a_scorer_that_failed_adds_nothing_and_the_sample_counts_as_failed() -> 
 def test_the_section_reads_verls_keys(tmp_path: Path) -> None:
     keys = "{enable: true, len: 4, penalty_factor: 1.0, log: true}"
     assert load(tmp_path, f"reward.overlong_buffer={keys}").reward.overlong_buffer.len == 4
+
+
+def test_sums_of_the_largest_scores_of_tokens_turns_and_scorers_are_finite_in_float32() -> None:
+    score, _ = score_and_fields(LARGEST)
+    terms = [Term(name=name, weight=1e6) for name in ("gsm8k", "custom", "judge")]
+    summed = weighted_sum(terms, [Scored(score, token_scores=[score] * 10_000)] * 3)
+    talk = Conversation(turn_rewards=[score] * 1000, turn_ends=range(1000), end_score=score)
+    assert np.isfinite(np.float32(talk.added_to(summed, 10_000).total))
+    with pytest.raises(ValueError, match=r"returned 3.4e\+38; expected a number from -1e\+12 to 1e\+12"):
+        score_and_fields({"score": 3.4e38})
