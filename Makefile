@@ -77,8 +77,8 @@ test: setup-dev  ## run the tests that need no GPU; VLLM=1: the tests that need 
 test-deploy: setup-dev  ## test deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, without an engine
 	$(PY) -m tests -m "docker and not extended" tests/deployment $(ARGS)
 
-test-slow: setup-dev  ## run the tests of make test, and the long ones (marked extended)
-	$(PY) -m tests -m "$(TESTS)" $(ARGS)
+test-slow: setup-dev  ## run the tests of make test, the long ones (marked extended), and those of random models with three other seeds
+	$(PY) -m tests -m "$(TESTS)" --seeds 1,2,3 $(ARGS)
 
 test-slurm: setup-dev  ## test deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm
 	$(PY) -m pytest tests/slurm $(ARGS)

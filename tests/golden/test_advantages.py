@@ -17,6 +17,7 @@ from controller.ppo.advantages.registry import ESTIMATORS, compute_advantages, o
 from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig, Config
 from splitppo.config.subsections.estimator import INPUTS, NEEDS
+from tests.support.seeds import shifted
 
 Rows = list[list[float]]
 
@@ -53,7 +54,7 @@ class Case:
 
 def batch(seed: int = 0) -> Case:
     """Rows that are full, short, empty, with holes inside and at the end; groups of three, two and one."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     mask_BT = np.array(
         [
             [1, 1, 1, 1, 1, 1, 1, 1, 1],

@@ -15,6 +15,7 @@ from services.engine.model.log_probs import log_probs_and_entropy, most_likely_t
 from splitppo.config import ActorConfig
 from tests.support.engines import CPU, make_batch, make_engine, silent
 from tests.support.models import save_policy, save_value_model
+from tests.support.seeds import shifted
 
 BATCH = make_batch(8)
 
@@ -35,7 +36,7 @@ def reference(hidden, weight, targets, *, temperature, bias=None, softcap=None, 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize(("bias", "softcap"), [(False, None), (True, None), (True, 3.0)])
 def test_chunked_head_equals_full_logits_in_value_and_gradient(max_logits, temperature, bias, softcap) -> None:
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(shifted(3))
     leaves = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in [(7, 5), (30, 5), (30,)]]
     targets = torch.randint(30, (7,), generator=generator)
     others = torch.randint(30, (7, 4), generator=generator)
@@ -81,7 +82,7 @@ def test_gradient_of_other_tokens_alone_needs_neither_log_probs_nor_entropy(max_
 def test_most_likely_tokens_are_those_of_the_highest_logits_among_known_ids(
     max_logits: int, num_ids: int, has_bias: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(shifted(4))
     hidden, weight, bias = (torch.randn(shape, generator=generator) for shape in [(7, 5), (30, 5), (30,)])
     logits = hidden @ weight.T + (bias if has_bias else 0.0)
     found = most_likely_tokens(hidden, weight, bias if has_bias else None, 6, num_ids, max_logits=max_logits)

@@ -40,6 +40,7 @@ from tests.support.policy_losses import (
     is_kept,
     kl,
 )
+from tests.support.seeds import shifted
 
 Array = NDArray[np.float64]
 
@@ -47,11 +48,13 @@ Array = NDArray[np.float64]
 def make_experience(seed: int, lengths: list[int]) -> Batch:
     """Rows with holes in the mask; of the one before the last no token counts. Numbers stand outside of the mask, too.
 
-    Probabilities move far enough that every clip and every threshold acts on some tokens.
+    Probabilities move far enough that every clip and every threshold acts on some tokens, and those of the second row
+    so little that it is always kept.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     log_probs = [-rng.exponential(0.7, length) - 0.01 for length in lengths]
     old = [np.minimum(row + rng.normal(0, 0.5, len(row)), -0.005) for row in log_probs]
+    old[1] = log_probs[1] - 0.05
     mask = [(rng.random(length) > 0.3) | (np.arange(length) == length - 1) for length in lengths]
     mask[-2][:] = False
     return Batch.from_rows(

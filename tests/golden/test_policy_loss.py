@@ -20,6 +20,7 @@ from splitppo.config import ActorConfig
 from splitppo.config.section import KlEstimator
 from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
 from tests.support.engines import response_tokens
+from tests.support.seeds import shifted
 
 Array = NDArray[np.float64]
 
@@ -30,7 +31,7 @@ def config(**values: Any) -> ActorConfig:
 
 def experience(seed: int, lengths: list[int], hole_rate: float = 0.3) -> dict[str, Array]:
     """Flat tokens of rows with holes in the mask; the last row counts nowhere."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     num_tokens = sum(lengths)
     mask = rng.random(num_tokens) >= hole_rate
     mask[num_tokens - lengths[-1] :] = False
@@ -169,7 +170,8 @@ def test_gradient_of_the_policy_loss_equals_finite_differences_of_the_reference(
 
 def test_importance_weights_multiply_the_policy_loss_of_a_token_and_nothing_else() -> None:
     arrays = experience(4, [7, 1, 12, 5])
-    arrays["rollout_is_weights"] = np.where(arrays["mask"], np.random.default_rng(4).uniform(0.0, 2.0, 25), 0.0)
+    weights = np.random.default_rng(shifted(4)).uniform(0.0, 2.0, 25)
+    arrays["rollout_is_weights"] = np.where(arrays["mask"], weights, 0.0)
     columns = ("old_log_probs", "advantages", "ref_log_probs", "rollout_is_weights")
     settings = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
 
@@ -205,7 +207,7 @@ def test_importance_weights_of_one_change_no_bit(with_old: bool) -> None:
 
 @pytest.mark.parametrize("name", get_args(KlEstimator))
 def test_every_kl_estimate_that_can_be_configured_equals_the_reference(name: KlEstimator) -> None:
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(shifted(5))
     log_probs, ref = -rng.exponential(2.0, 50), -rng.exponential(2.0, 50)
     log_probs[0], ref[0] = -40.0, -1.0  # beyond both clamps
 

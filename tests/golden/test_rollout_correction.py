@@ -13,6 +13,7 @@ from controller.ppo.rollout_mismatch import mismatch_metrics
 from controller.tracking.metric_names import check_declared
 from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import REJECTION_OPTIONS
+from tests.support.seeds import shifted
 
 BearerTokens = list[list[tuple[float, float]]]
 
@@ -224,7 +225,7 @@ def reference_statistic(option: str, row: list[tuple[float, float]]) -> list[flo
 
 
 def random_rows(seed: int) -> BearerTokens:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     rows = []
     for length in [5, 0, 1, 9, 3, 0, 12]:
         p = rng.uniform(0.05, 0.95, length)

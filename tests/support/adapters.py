@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from tests.support.seeds import shifted
+
 OPTIONS: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 8}
 
 
@@ -21,6 +23,6 @@ def save_adapter(folder: Path, base: Path, kind: str, **changes: Any) -> Path:
         settings["exclude_modules"] = "score"
     described = LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **{**settings, **changes})
     with torch.random.fork_rng():
-        torch.manual_seed(3)
+        torch.manual_seed(shifted(3))
         get_peft_model(auto.from_pretrained(base), described).save_pretrained(str(folder))
     return folder

@@ -118,7 +118,7 @@ class Page:
         return str(self.driver.execute_script("return document.body.innerText"))
 
     def type(self, selector: str, text: str) -> None:
-        """Types any text into a field; `send_keys` of the driver refuses what is beyond the basic plane, such as 🙂."""
+        """Types any text into a field; `send_keys` of older drivers refuses what is beyond the basic plane, as 🙂."""
         self.script("arguments[0].focus()", self.one(selector))
         self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
 

@@ -24,6 +24,7 @@ from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
 from splitppo.config.sections.models import CriticConfig
+from tests.support.seeds import shifted
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, 
 
     The second row has no response.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     lengths = rng.integers(1, MAX_RESPONSE + 1, num_rows)
     lengths[1] = 0
     prompts = [rng.integers(3, 50, rng.integers(1, 20)) for _ in lengths]
@@ -71,7 +72,7 @@ def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, 
 
 def with_old_log_probs(batch: Batch, *, seed: int = 5) -> Batch:
     """Adds log-probs of an older policy and a sampling seed for each response to a batch."""
-    rng, lengths = np.random.default_rng(seed), batch["responses"].lengths
+    rng, lengths = np.random.default_rng(shifted(seed)), batch["responses"].lengths
     old = rng.normal(-4.0, 0.5, int(lengths.sum())).astype(np.float32)
     seeds = Column(rng.integers(2**62, size=batch.num_rows), np.ones_like(lengths))
     return batch.merge(Batch(batch.num_rows, {"old_log_probs": Column(old, lengths), "seeds": seeds}))

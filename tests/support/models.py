@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.seeds import shifted
+
 if TYPE_CHECKING:
     import transformers
 
@@ -141,7 +143,7 @@ def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -
     import torch
 
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(shifted(seed))
         model = model_class(config)
         with torch.no_grad():  # larger than HF's 0.02, so that outputs differ visibly from token to token
             for parameter in model.parameters():

@@ -16,6 +16,7 @@ from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
+from tests.support.seeds import shifted
 
 FLOATS = ("old_log_probs", "ref_log_probs", "rollout_log_probs", "values")
 
@@ -39,7 +40,7 @@ def random_experience(
     config: Config, lengths: list[int], *, seed: int = 0, columns: tuple[str, ...] = FLOATS, **of_scores: Any
 ) -> tuple[Experience, Scores]:
     """Responses of these lengths with random tokens and numbers, and their scores, 0 or 1."""
-    random, num_rows = np.random.default_rng(seed), len(lengths)
+    random, num_rows = np.random.default_rng(shifted(seed)), len(lengths)
     of_responses = np.array(lengths, np.int32)
     num_tokens = int(of_responses.sum())
     prompts = Column(np.ones(2 * num_rows, np.int32), np.full(num_rows, 2, np.int32))

@@ -26,6 +26,7 @@ from splitppo.v1 import (
     worker_pb2,
 )
 from tests.support.models import VOCABULARY
+from tests.support.seeds import shifted
 
 N_SAMPLES = 3
 
@@ -174,7 +175,7 @@ def teacher_columns(role: Role, batch: Batch, *, num_ids: int = len(VOCABULARY),
 
 
 def prompts(num_prompts: int = 4) -> Batch:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     rows = [rng.integers(3, len(VOCABULARY), rng.integers(2, 9)) for _ in range(num_prompts)]
     seeds = [[10 * row + sample for sample in range(N_SAMPLES)] for row in range(num_prompts)]
     return Batch.from_rows(prompts=rows, seeds=seeds)
@@ -184,5 +185,5 @@ def experience(role: ActorRole) -> Batch:
     """Returns a generated batch with advantages, for which the role itself makes every step."""
     made = call(role, "Generate", generate_request(), prompts()).columns
     assert made is not None
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(shifted(1))
     return made.merge(Batch.from_rows(advantages=[rng.normal(size=length) for length in made["responses"].lengths]))

@@ -20,6 +20,7 @@ import yaml
 
 from tests.support import models
 from tests.support.groups import ONE_THREAD, PROJECT, is_alive, wait_until
+from tests.support.seeds import shifted
 
 RUN_TIMEOUT_S = 240.0
 _MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
@@ -52,7 +53,7 @@ class Inputs:
         models.save_policy(folder / "teacher", seed=3)
         models.save_value_model(folder / "value")
         models.save_reward_model(folder / "reward")
-        draws = random.Random(0)
+        draws = random.Random(shifted(0))
         for name, num_rows in (("train", 16), ("val", 8)):
             rows = [_row("".join(draws.sample("abcdefghij", 4))) for _ in range(num_rows)]
             (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.support.seeds import shifted
 from tests.support.viewed_traces import spans_of, write_trace
 
 Array = npt.NDArray[Any]
@@ -65,7 +66,7 @@ def make_run(folder: Path, shape: Shape = Shape(), *, seed: int = 1, ended: bool
 
 def add_step(folder: Path, step: int, shape: Shape = Shape(), *, seed: int = 1) -> list[dict[str, Any]]:
     """Appends a step: a line of metrics and the parquet of its responses, which are returned."""
-    rng = np.random.default_rng((seed, step))
+    rng = np.random.default_rng((shifted(seed), step))
     rows = [response(rng, row, step, shape) for row in range(shape.prompts * shape.samples)]
     write_rows(folder, step, rows, shape, seed)
     with (folder / "metrics.jsonl").open("a") as file:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import stages
+from tests.__main__ import stages, stages_that_draw
 from tests.conftest import MAY_BE_SKIPPED_IN_CI, ON_ONE_WORKER, together
-from tests.support import datasets
+from tests.support import datasets, seeds
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
@@ -91,6 +91,34 @@ def test_the_stages_are_all_tests_each_once() -> None:
     of_file = {file: [path for path in paths if file.is_relative_to(path)] for file in FILES if any(named_tests(file))}
     assert len(of_file) > 100
     assert {str(file): found for file, found in of_file.items() if len(found) != 1} == {}
+
+
+def test_the_files_that_draw_are_those_that_import_the_seeds_or_ask_for_a_fixture_that_does() -> None:
+    drawing = stages_that_draw()
+    files = {Path(argument).relative_to(ROOT) for stage in drawing.values() for argument in stage if "/" in argument}
+    of_stages = {name: [argument for argument in stage if "/" not in argument] for name, stage in stages().items()}
+    assert {
+        name: [argument for argument in stage if "/" not in argument] for name, stage in drawing.items()
+    } == of_stages
+    assert {file for file in FILES if "import shifted" in (ROOT / file).read_text() and any(named_tests(file))} <= files
+    for name, draws in {
+        "unit/engine/test_train_engine.py": True,  # imports tests.support.models
+        "unit/actor/test_role.py": True,  # asks for the model of tests/unit/conftest.py
+        "integration/runs/test_schedules.py": True,  # asks for runs of the conftest.py beside it
+        "unit/test_makefile.py": False,
+        "unit/test_end_reason.py": False,
+    }.items():
+        assert (Path("tests", name) in files) == draws, name
+
+
+def test_the_variable_shifts_every_seed_by_more_than_tests_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(seeds.VARIABLE, raising=False)
+    assert [seeds.shifted(seed) for seed in (0, 7)] == [0, 7]
+    monkeypatch.setenv(seeds.VARIABLE, "2")
+    assert [seeds.shifted(seed) for seed in (0, 7)] == [2000, 2007]
+    monkeypatch.setenv(seeds.VARIABLE, "-1")
+    with pytest.raises(ValueError, match="SPLITPPO_TEST_SEED is '-1': expected a whole number, 0 or more"):
+        seeds.shifted(0)
 
 
 def test_files_are_called_test_exactly_if_they_hold_tests() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from splitppo.batch import Batch
+from tests.support.seeds import shifted
 
 NUM_PROMPTS = 12
 
 
 def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix: int = 0, seed: int = 0) -> Batch:
     """Random prompts of 1 to 20 tokens, behind a shared prefix of so many."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     shared = rng.integers(3, 50, prefix)
     prompts = [np.concatenate([shared, rng.integers(3, 50, rng.integers(1, 20))]) for _ in range(num_prompts)]
     seeds = rng.integers(0, 2**62, (num_prompts, num_samples))
@@ -20,7 +21,7 @@ def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix
 
 def make_experience(seed: int) -> Batch:
     """Rows to learn from, the same on every rank."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     responses = [rng.integers(3, 50, 8) for _ in range(8)]
     return Batch.from_rows(
         prompts=[rng.integers(3, 50, 5) for _ in responses],

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from services.rollout.stopping import StopRule
+from tests.support.seeds import shifted
 
 pytestmark = pytest.mark.vllm
 
@@ -45,7 +46,7 @@ def length_with_vllm(tokenizer: Any, texts: list[str], prompt: list[int], tokens
 
 @pytest.mark.parametrize("texts", [["END"], ["bc", "→"], [" a", "D D"], ["x"], ["ENDEND", "DxE", "é"]])
 def test_a_response_ends_with_the_token_with_which_vllm_ends_it(texts: list[str]) -> None:
-    tokenizer, rng = byte_level_tokenizer(), np.random.default_rng(0)
+    tokenizer, rng = byte_level_tokenizer(), np.random.default_rng(shifted(0))
     pool = np.array([*tokenizer.convert_tokens_to_ids(PIECES), *tokenizer("→é")["input_ids"], tokenizer.eos_token_id])
     rule, num_ended = StopRule([], texts, tokenizer), 0
     for _ in range(300):

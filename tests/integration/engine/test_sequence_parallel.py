@@ -42,6 +42,7 @@ from tests.support.engines import (
 )
 from tests.support.models import SIZES, VOCABULARY, save_policy, save_random, save_reward_model, save_value_model
 from tests.support.ranks import RunRanks
+from tests.support.seeds import shifted
 
 BATCH = make_batch(24, num_mini_batches=2)
 KINDS: tuple[Kind, ...] = ("policy", "value")
@@ -198,7 +199,7 @@ def every_loss() -> Iterator[tuple[str, Batch, TokenLoss]]:
     for loss_mode in LOSS_MODES:
         yield (loss_mode, *with_policy_loss(with_old_log_probs(BATCH), loss_mode))
     teacher = TeacherConfig.model_validate({"model": "unused", "signal": "top_k", "top_k": 3, "coef": 0.5})
-    rng, lengths = np.random.default_rng(2), BATCH["responses"].lengths
+    rng, lengths = np.random.default_rng(shifted(2)), BATCH["responses"].lengths
     ids = np.concatenate([rng.permutation(len(VOCABULARY))[:3] for _ in range(int(lengths.sum()))])
     log_probs = rng.normal(-3.0, 0.5, len(ids)).astype(np.float32)
     columns = {
@@ -283,7 +284,7 @@ def test_a_group_without_rows_takes_part(run: RunRanks, policy: Path, kind: Kind
 def rows_without_much_to_learn() -> Batch:
     """Responses of no token, of one, and of several of which none or the last counts; one row has two positions."""
     rng, prompts, counts = (
-        np.random.default_rng(3),
+        np.random.default_rng(shifted(3)),
         (4, 1, 3, 7, 2, 9),
         ("", "1", "0", "00000", "111111", "0" * 11 + "1"),
     )

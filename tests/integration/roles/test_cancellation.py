@@ -21,6 +21,7 @@ from splitppo.rpc.errors import NotFound, StaleEpoch, WireError
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 from tests.support.groups import Group
 from tests.support.models import VOCABULARY, save_policy
+from tests.support.seeds import shifted
 
 NONCE = "nonce"
 NUM_PROMPTS = 4
@@ -72,7 +73,7 @@ def slot(step: int, part: int = 0) -> batch_pb2.Slot:
 
 
 def prompts(num_samples: int) -> Batch:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     rows = [rng.integers(3, len(VOCABULARY), rng.integers(2, 12)) for _ in range(NUM_PROMPTS)]
     return Batch.from_rows(prompts=rows, seeds=np.arange(NUM_PROMPTS * num_samples).reshape(NUM_PROMPTS, num_samples))
 

@@ -36,6 +36,7 @@ from splitppo.v1 import actor_pb2, batch_pb2
 from tests.support.engines import load_model
 from tests.support.groups import Group
 from tests.support.models import EOS, VOCABULARY, save_policy
+from tests.support.seeds import shifted
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
 RUN_ID, NONCE = "test", "nonce"
@@ -152,7 +153,7 @@ def slot(step: int) -> batch_pb2.Slot:
 
 
 def prompts_of(step: int) -> Batch:
-    rng = np.random.default_rng(step)
+    rng = np.random.default_rng(shifted(step))
     rows = [rng.integers(3, len(VOCABULARY), rng.integers(2, 12)) for _ in range(NUM_PROMPTS)]
     return Batch.from_rows(prompts=rows, seeds=rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES)))
 
@@ -174,7 +175,7 @@ async def ppo_step(workers: Workers, step: int, *, observes: bool) -> Step:
     rows = rows.merge(reference := await host.get_batch(here, ["ref_log_probs"]))
     rows = rows.merge(await critic.get_batch(here, ["values"]))
 
-    rng = np.random.default_rng(100 + step)
+    rng = np.random.default_rng(shifted(100 + step))
     draws = {name: [rng.normal(size=n) for n in rows["responses"].lengths] for name in ("advantages", "returns")}
     advantages = Batch.from_rows(advantages=draws["advantages"])
     await actor.put_batch(here, advantages if host is actor else advantages.merge(reference))

@@ -21,6 +21,7 @@ from tests.support.checkpoints import flip
 from tests.support.disks import fill, mounted
 from tests.support.groups import ONE_THREAD, Group, is_alive, wait_until
 from tests.support.models import VOCABULARY, save_policy
+from tests.support.seeds import shifted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,7 +34,7 @@ _SLOTS = itertools.count(1)
 
 def rows() -> dict[str, Any]:
     """Prompts and seeds, the same for every version."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     prompts = [rng.integers(3, len(VOCABULARY), rng.integers(2, 12)) for _ in range(NUM_PROMPTS)]
     return {"prompts": prompts, "seeds": rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES))}
 
@@ -122,7 +123,7 @@ class Groups:
     def update(self) -> None:
         """Trains one step on made-up advantages."""
         step = step_of(self.actor) + 1
-        rng = np.random.default_rng(step)
+        rng = np.random.default_rng(shifted(step))
         made = {name: rng.integers(3, len(VOCABULARY), (3, 4)) for name in ("prompts", "responses")}
         self.actor.put(experience(step), **made, advantages=rng.normal(size=(3, 4)))
         result(self.actor.update(step))

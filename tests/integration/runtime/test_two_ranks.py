@@ -20,8 +20,9 @@ from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_conf
 from tests.support.checkpoints import DAMAGES
 from tests.support.groups import Group, is_alive, wait_until
 from tests.support.ports import is_loopback, listening
+from tests.support.seeds import shifted
 
-GENERATOR = np.random.default_rng(1)
+GENERATOR = np.random.default_rng(shifted(1))
 PROMPTS = [[int(token) for token in GENERATOR.integers(1, 9, length)] for length in GENERATOR.integers(1, 40, 23)]
 RESPONSES = [[int(token) for token in GENERATOR.integers(1, 9, length)] for length in GENERATOR.integers(1, 90, 23)]
 RETURNS = [[1.0] * len(response) for response in RESPONSES]

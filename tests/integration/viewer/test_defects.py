@@ -14,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.browser import Page, viewer
+from tests.support.seeds import shifted
 from tests.support.viewed_runs import Shape, gae, half, make_run, metrics, response, write_live, write_rows
 from tests.support.viewed_traces import spans_of, write_trace
 
@@ -52,7 +53,7 @@ def collapsed(row: Row, step: int) -> None:
 
 def stale(row: Row, step: int) -> None:
     """The rollout backend has the weights of the first step: the farther the policy goes, the less do they agree."""
-    noise = np.random.default_rng(row["row"]).normal(0, 0.02 * step**2, row["length"])
+    noise = np.random.default_rng(shifted(row["row"])).normal(0, 0.02 * step**2, row["length"])
     row["rollout"] = half(row["old"] + noise)
     row["mismatch"] = float(np.abs(row["old"] - row["rollout"]).mean())
 
@@ -68,7 +69,7 @@ def planted(folder: Path, change: Callable[[Row, int], None], known: Callable[[i
     lines = []
     for step in range(1, STEPS + 1):
         shape = Shape(mean_tokens=10 + 6 * step if change is long_is_good else 24, with_update=True)
-        rng = np.random.default_rng(step)
+        rng = np.random.default_rng(shifted(step))
         rows = [response(rng, row, step, shape) for row in range(shape.prompts * shape.samples)]
         for row in rows:
             change(row, step)

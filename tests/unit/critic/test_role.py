@@ -13,6 +13,7 @@ from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2
 from tests.support.models import VOCABULARY, save_policy
 from tests.support.roles import call, context_of
+from tests.support.seeds import shifted
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def update_request(step: int) -> critic_pb2.CriticUpdateRequest:
 
 
 def rows() -> Batch:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     draw = lambda low, high: [rng.integers(3, len(VOCABULARY), rng.integers(low, high)) for _ in range(8)]  # noqa: E731
     return Batch.from_rows(prompts=draw(2, 9), responses=draw(1, 7))
 

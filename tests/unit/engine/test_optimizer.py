@@ -22,6 +22,7 @@ from splitppo.config import ActorConfig
 from tests.support.engines import CPU, forward_of, loss_of, make_batch, make_engine, silent
 from tests.support.models import save_policy
 from tests.support.ranks import RunRanks, rank_processes
+from tests.support.seeds import shifted
 
 BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
 SMALL = 4096  # bytes of a bucket, for 512 weights in fp32: less than most weights of the models here have
@@ -153,7 +154,7 @@ def test_initial_weights_begin_with_a_new_state(policy: Path, settings: dict[str
 
 
 def parameters_of(*sizes: int) -> dict[str, nn.Parameter]:
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(shifted(3))
     return {f"{size}": nn.Parameter(torch.randn(size, generator=generator)) for size in sizes}
 
 
@@ -163,7 +164,7 @@ def optimizer_of(parameters: Mapping[str, nn.Parameter], *, seed: int = 1, **key
 
 
 def give_gradients(parameters: Mapping[str, nn.Parameter], step: int, scale: float = 1.0) -> None:
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator().manual_seed(shifted(step))
     for weight in parameters.values():
         weight.grad = scale * torch.randn(weight.shape, generator=generator)
 
@@ -244,11 +245,11 @@ def test_buckets_hold_every_number_once_and_pieces_of_a_weight_begin_at_the_same
 
 
 def test_rounding_is_unbiased_between_neighbours_and_repeats_with_its_seed() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(shifted(0))
     values = torch.cat([torch.randn(200, generator=generator), torch.tensor([1e-30, -3e20, 1.0 + 2**-9, -1e-38])])
-    random = torch.Generator().manual_seed(5)
+    random = torch.Generator().manual_seed(shifted(5))
     draws = torch.stack([rounded_stochastically(values, random) for _ in range(4000)])
-    random.manual_seed(5)
+    random.manual_seed(shifted(5))
     assert torch.equal(draws[0], rounded_stochastically(values, random))
     down = (values.view(torch.int32) & -(1 << 16)).view(torch.float32)
     gap = ((down.view(torch.int32) + (1 << 16)).view(torch.float32) - down).double()

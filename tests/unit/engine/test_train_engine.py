@@ -29,6 +29,7 @@ from tests.support.engines import (
     weights,
 )
 from tests.support.models import save_policy
+from tests.support.seeds import shifted
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +270,7 @@ def test_packed_rows_of_other_architectures_equal_padded_ones(tmp_path: Path, ar
     if architecture == "GPT2":
         sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2}
     config = getattr(transformers, f"{architecture}Config")(**sizes)
-    torch.manual_seed(0)
+    torch.manual_seed(shifted(0))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     packed, padded = (make_engine(tmp_path, use_remove_padding=packing) for packing in (True, False))
     batch = make_batch(5)
@@ -299,7 +300,7 @@ def gemma2(folder: Path, **settings) -> Path:
         final_logit_softcapping=0.5,
         **settings,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(shifted(0))
     Gemma2ForCausalLM(config).save_pretrained(folder)
     return folder
 

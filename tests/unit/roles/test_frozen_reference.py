@@ -15,6 +15,7 @@ from splitppo.batch import Batch
 from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.models import VOCABULARY, save_policy
 from tests.support.roles import call, context_of, log_probs_request, ref_log_probs
+from tests.support.seeds import shifted
 
 ROLES: dict[Literal["actor", "critic"], Any] = {"actor": ActorRole, "critic": CriticRole}
 
@@ -38,7 +39,7 @@ def build(role: Literal["actor", "critic"], model: Path, host: str, *, use_kl_lo
 
 
 def rows() -> Batch:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     draw = lambda low, high: [rng.integers(3, len(VOCABULARY), rng.integers(low, high)) for _ in range(8)]  # noqa: E731
     return Batch.from_rows(prompts=draw(2, 9), responses=draw(1, 7))
 

@@ -18,6 +18,7 @@ from splitppo.batch import Batch
 from splitppo.config.section import RoleName
 from tests.support.models import POSITIONS, VOCABULARY, save_policy, save_reward_model, tiny_config
 from tests.support.roles import context_of, reward_scores
+from tests.support.seeds import shifted
 
 ROLES: dict[RoleName, Any] = {"actor": ActorRole, "critic": CriticRole, "reward": RewardRole}
 
@@ -43,7 +44,7 @@ def build(
 
 def rows() -> list[list[int]]:
     """Returns rows of many lengths, also of one token and with padding tokens at the end."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     drawn = [rng.integers(0, len(VOCABULARY), length).tolist() for length in (1, 2, 9, 30, 30, 31, 4)]
     return [*drawn, [5, 6, 0, 0]]
 

@@ -20,6 +20,7 @@ from splitppo.v1 import teacher_pb2
 from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.models import POSITIONS, VOCABULARY, save_policy
 from tests.support.roles import command_of, context_of, ref_log_probs, teacher_columns
+from tests.support.seeds import shifted
 
 ROLES: dict[RoleName, Any] = {"actor": ActorRole, "critic": CriticRole, "reward": RewardRole}
 TEMPERATURE = 0.7
@@ -52,7 +53,7 @@ def build(models: Path, role: RoleName, host: RoleName, *, num_teachers: int = 1
 
 
 def rows(**columns: Any) -> Batch:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     draw = lambda low, high: [rng.integers(3, len(VOCABULARY), rng.integers(low, high)) for _ in range(8)]  # noqa: E731
     responses = draw(1, 7)
     responses[2] = responses[2][:0]

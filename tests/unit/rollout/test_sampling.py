@@ -9,6 +9,7 @@ import torch
 from services.rollout.protocol import Sampling
 from services.rollout.sampling import sample_tokens, turn_seed, uniforms
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
+from tests.support.seeds import shifted
 
 
 def sampling(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
@@ -105,7 +106,7 @@ def test_a_tiny_nucleus_keeps_the_most_likely_token(top_p: float) -> None:
 
 
 def test_log_probs_are_those_of_the_tempered_softmax_before_truncation() -> None:
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(shifted(0)))
     numbers = torch.tensor([0.1, 0.4, 0.8, 0.99], dtype=torch.float64)
 
     tokens, log_probs = sample_tokens(logits, numbers, sampling(temperature=0.7, top_p=0.8, top_k=4))

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.rollout.stopping import StopRule, load_stop_rule
 from tests.support.fake_services import make_config
+from tests.support.seeds import shifted
 
 NO_PROMPT = np.empty(0, np.int32)
 PIECES = ("END", "x", "ab", "cd", "EN", "D", "</", "ans", "wer", ">", "wer>", " ", "Ġa")
@@ -114,7 +115,7 @@ def test_stop_tokens_and_texts_go_together_and_responses_do_not_mix(tokenizer: A
 
 @pytest.mark.parametrize("text", ["END", "bc", "→"])
 def test_the_length_is_the_least_number_of_tokens_whose_text_contains_the_stop_text(tokenizer: Any, text: str) -> None:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shifted(0))
     pool = [*ids(tokenizer, "EN", "D", "END", "ab", "cd", "x"), *tokenizer("→")["input_ids"]]
     rule, num_ended = StopRule([], [text], tokenizer), 0
     for _ in range(200):

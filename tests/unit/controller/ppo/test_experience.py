@@ -19,6 +19,7 @@ from splitppo.batch import Batch, Column
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
+from tests.support.seeds import shifted
 
 # Four responses to two prompts: of 3, 1, 0 and 2 tokens.
 RESPONSES = [[5, 6, 7], [5], [], [5, 6]]
@@ -364,7 +365,7 @@ def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) ->
 def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (token_rewards, rollout_correction, estimate):
         monkeypatch.setattr(module, "_TOKENS", 1 << 14)
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(shifted(1))
     lengths = np.array([9_000, 21_000, 20, 12_000, 1, 18_000])
     rows = {name: [random.normal(size=n).astype(np.float32) for n in lengths] for name in ("old_log_probs", "values")}
     rows["ref_log_probs"] = [row - 0.1 for row in rows["old_log_probs"]]

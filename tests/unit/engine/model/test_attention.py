@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from services.engine.model.attention import causal_attention
+from tests.support.seeds import shifted
 
 
 class Layer(nn.Module):
@@ -29,7 +30,7 @@ def reference(query, key, value, scaling, window):
 
 
 def qkv(batch: int, length: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(length)
+    generator = torch.Generator().manual_seed(shifted(length))
     return [torch.randn(batch, heads, length, 8, generator=generator) for heads in (4, 2, 2)]
 
 

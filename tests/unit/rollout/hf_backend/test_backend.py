@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from services.rollout.streamed_parts import response_rows
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config.subsections.response_lengths import UniformLengths
-from tests.support.models import save_tokenizer
+from tests.support.models import VOCABULARY, save_tokenizer
+from tests.support.seeds import shifted
 
 VOCAB = 23
 FAMILIES = ("qwen2", "llama", "mistral-sliding-window", "gemma3-hybrid-window", "lfm2-convolution", "gpt2")
@@ -53,7 +54,7 @@ SHAPE: dict[str, Any] = {
 
 
 def build(family: str = "qwen2") -> Any:
-    torch.manual_seed(0)
+    torch.manual_seed(shifted(0))
     match family:
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
@@ -73,6 +74,26 @@ def build(family: str = "qwen2") -> Any:
     return model.eval()
 
 
+def saying(following: Mapping[int, int]) -> Any:
+    """A model that has no doubt which token follows each: the next one, and the first after the last, or as told."""
+    model, table = build(), torch.arange(1, VOCAB + 1) % VOCAB
+    for token, next_token in following.items():
+        table[token] = next_token
+
+    def say(_: nn.Module, __: Any, given: dict[str, Any], output: Any) -> Any:
+        rows = torch.nn.functional.one_hot(table[given["input_ids"]], VOCAB)
+        output.logits = 100.0 * rows[:, -output.logits.shape[1] :].float()
+        return output
+
+    model.register_forward_hook(say, with_kwargs=True)
+    return model
+
+
+def ending(token: int, length: int = 5) -> Any:
+    """A prompt of so many tokens, with this one at its end."""
+    return np.array([*range(length - 1), token], np.int32)
+
+
 def backend(model: nn.Module, stop: Sequence[int] = (), max_batch_size: int = 64) -> HfRollout:
     return HfRollout(
         lambda: nullcontext(model),
@@ -83,7 +104,7 @@ def backend(model: nn.Module, stop: Sequence[int] = (), max_batch_size: int = 64
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[Any]:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shifted(seed))
     return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
 
 
@@ -164,11 +185,14 @@ def test_log_probs_equal_those_of_a_plain_forward_over_the_whole_row(temperature
 
 def test_long_responses_stay_equal_to_a_plain_forward_while_rows_leave() -> None:
     model, prompts, seeds = build(), random_prompts([5, 2]), [list(range(6)), list(range(6, 12))]
+    ends = StopRule((), forced=UniformLengths(kind="uniform", low=10, high=100))
+    device = torch.device("cpu")
 
-    rollout = generate(backend(model, [1]), prompts, seeds, length=100)
+    rollout = generate(HfRollout(lambda: nullcontext(model), ends, 64, device=device), prompts, seeds, length=100)
 
-    rows = [row for row in rollout["responses"].rows() if len(row) > 70]
-    assert rows, "no response outlived the first room of the cache"
+    lengths = rollout["responses"].lengths
+    assert min(lengths) < 30
+    assert max(lengths) > 70, "no response outlived the first room of the cache"
     for index, response in enumerate(rollout["responses"].rows()):
         ids = torch.from_numpy(np.concatenate([prompts[index // 6], response]).astype(np.int64))[None]
         with torch.no_grad():
@@ -329,24 +353,19 @@ def test_waiting_rows_take_the_places_of_ended_ones_and_the_batch_stays_full() -
 def test_a_stop_text_ends_its_response_with_the_token_that_completes_it(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    model, prompts = build(), random_prompts([4, 2, 6])
-    free = responses(generate(backend(model), prompts, [[1, 2]] * 3, length=12))
-    text = tokenizer.decode(free[1][4:6], skip_special_tokens=True)
+    model = saying({VOCAB - 1: VOCABULARY.index("a")})  # the letters from a to t, again and again
     rollout = HfRollout(
         lambda: nullcontext(model),
-        stop_rule=StopRule([], [text], tokenizer),
+        stop_rule=StopRule([], ["fg"], tokenizer),
         max_batch_size=2,
         device=torch.device("cpu"),
     )
+    prompts = [ending(VOCABULARY.index(letter)) for letter in "akodg"]
 
-    rows = responses(generate(rollout, prompts, [[1, 2]] * 3, length=12))
+    rows = responses(generate(rollout, prompts, [[seed] for seed in range(5)], length=12))
 
-    assert len(rows[1]) == 6
-    for row, whole in zip(rows, free, strict=True):
-        assert row == whole[: len(row)]
-        decoded = tokenizer.decode(row, skip_special_tokens=True)
-        assert decoded.count(text) == (len(row) < 12)
-        assert len(row) == 12 or decoded.endswith(text)
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    assert texts == ["bcdefg", "lmnopqrstabc", "pqrstabcdefg", "efg", "hijklmnopqrs"]
 
 
 def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:

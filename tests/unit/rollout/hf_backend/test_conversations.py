@@ -19,14 +19,16 @@ from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.v1.conversation_pb2 import Turn, TurnReply
 from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of
-from tests.support.models import save_tokenizer
+from tests.support.models import VOCABULARY, save_tokenizer
 from tests.support.turns import ended_turn, turn_reply
 from tests.unit.rollout.hf_backend.test_backend import (
     FAMILIES,
+    VOCAB,
     backend,
     build,
-    generate,
+    ending,
     random_prompts,
+    saying,
     steps_of,
 )
 
@@ -34,6 +36,10 @@ STOP = [3, 7]
 LENGTH = 24
 PROMPTS = random_prompts([5, 1, 9])
 SEEDS = [[10 * row + sample for sample in range(3)] for row in range(3)]
+# What a model says that goes from its last token back to 8 after a prompt that ends with 5 (6, and 7, which is a stop
+# token), and after one that ends with 8.
+WITHOUT_END = {VOCAB - 1: 8}
+ENDS_AFTER_2, GOES_ON = ending(5), ending(8)
 
 
 def converse_with(
@@ -129,18 +135,26 @@ def test_without_reply_steps_what_is_there_goes_on_and_nobody_waits_while_rows_a
 def test_a_conversation_whose_turns_are_the_last_ones_is_the_same_as_no_conversation_bit_for_bit() -> None:
     for family in ("qwen2", "lfm2-convolution"):
         model = build(family)
+        stop = ends_some(model)
         rows = Batch.from_rows(prompts=PROMPTS, seeds=SEEDS)
         for reply_steps in (0, 8):
             report = ScriptedReplies(last, most_late=5)
             made = responses_of(
-                converse(backend(model, STOP, 4), rows, report, max_response_length=LENGTH, reply_steps=reply_steps)
+                converse(backend(model, stop, 4), rows, report, max_response_length=LENGTH, reply_steps=reply_steps)
             )
-            plain = responses_of(list(steps_of(backend(model, STOP, 4), PROMPTS, SEEDS, LENGTH)))
+            plain = responses_of(list(steps_of(backend(model, stop, 4), PROMPTS, SEEDS, LENGTH)))
 
             assert [item.tokens for item in made] == [item.tokens for item in plain]
             assert [item.log_probs.tobytes() for item in made] == [item.log_probs.tobytes() for item in plain]
             assert all(item.mask.all() for item in made)
             assert max(len(item.tokens) for item in made) == LENGTH > min(len(item.tokens) for item in made)
+
+
+def ends_some(model: Any) -> list[int]:
+    """A stop token with which some responses to `PROMPTS` end early, and others do not."""
+    free = [response.tokens for response in responses_of(list(steps_of(backend(model), PROMPTS, SEEDS, LENGTH)))]
+    num_early = [sum(token in tokens[:-1] for tokens in free) for token in range(VOCAB)]
+    return [min(range(VOCAB), key=lambda token: abs(num_early[token] - len(free) / 2))]
 
 
 def test_a_turn_ends_at_a_stop_token_at_its_longest_length_or_with_the_response() -> None:
@@ -170,24 +184,19 @@ def test_a_stop_text_ends_the_turn_in_which_it_begins(tmp_path: Path) -> None:
     """Its letters in a reply, or half in a reply and half in the turn after it, end nothing."""
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    model = build()
-    [free] = responses_of(list(steps_of(backend(model), [PROMPTS[0]], [[17]], LENGTH)))
-    reply = free.tokens[3:6].tolist()
-    first, whole_reply, half_reply, second = (
-        tokenizer.decode(free.tokens[start:end]) for start, end in ((0, 3), (3, 6), (5, 7), (9, 11))
-    )
-
+    model = saying({})
     rollout = HfRollout(
         lambda: nullcontext(model),
-        stop_rule=StopRule([], [first, whole_reply, half_reply, second], tokenizer),
+        stop_rule=StopRule([], ["bcd", "efg", "gh", "kl"], tokenizer),
         max_batch_size=4,
         device=torch.device("cpu"),
     )
+    reply = tokenizer("efg")["input_ids"]
     report = ScriptedReplies(lambda turn: answer(turn, reply if turn.turn == 1 else []))
-    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[17]])
+    rows = Batch.from_rows(prompts=[ending(VOCABULARY.index("a"))], seeds=[[17]])
     [response] = responses_of(converse(rollout, rows, report, max_response_length=LENGTH))
 
-    assert response.tokens == free.tokens[:11]
+    assert tokenizer.decode(response.tokens) == "bcdefghijkl"
     assert response.mask.tolist() == [1] * 3 + [0] * 3 + [1] * 5
 
 
@@ -211,37 +220,30 @@ def answer(turn: Turn, tokens: Sequence[int]) -> TurnReply:
 
 def test_a_turn_goes_on_so_many_decoding_steps_after_it_ended() -> None:
     """Two rows of which one ends its turn early: the other one's steps are the clock."""
-    model = build()
-    firsts = generate(backend(model, STOP), [PROMPTS[0]], [list(range(40))], length=LENGTH)
-    lengths = firsts["responses"].lengths.tolist()
-    early, long = lengths.index(2), lengths.index(LENGTH)
-
+    model = saying(WITHOUT_END)
     shapes: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    report = ScriptedReplies(lambda turn: answer(turn, [4, 5, 6] if turn.turn == 1 else []), most_late=9)
-    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[[early, long]])
+    report = ScriptedReplies(lambda turn: answer(turn, [8, 9, 10] if turn.turn == 1 else []), most_late=9)
+    rows = Batch.from_rows(prompts=[ENDS_AFTER_2, GOES_ON], seeds=[[0], [1]])
     converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=5)
 
     prompt, *decoded = shapes
     joined = decoded.index((1, 5 + 2 + 3))
-    assert prompt == (1, 5)
+    assert prompt == (2, 5)
     assert decoded[:joined] == [(2, 1)] + [(1, 1)] * 6  # the turn has 2 tokens, and goes on after 5 more steps
     assert decoded[joined + 1] == (2, 1)
 
 
 def test_a_single_turn_waits_for_others_to_join_with_but_not_for_the_end_of_long_rows() -> None:
-    model = build()
-    free = generate(backend(model, STOP), [PROMPTS[0]], [list(range(200))], length=LENGTH)
-    lengths = free["responses"].lengths
-    seeds = [int(np.flatnonzero(lengths == 2)[0]), *np.flatnonzero(lengths == LENGTH)[:10].tolist()]
+    model = saying(WITHOUT_END)
     shapes: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    report = ScriptedReplies(lambda turn: answer(turn, [4, 5, 6] if turn.turn == 1 else []))
-    rows = Batch.from_rows(prompts=[PROMPTS[0]], seeds=[seeds])
+    report = ScriptedReplies(lambda turn: answer(turn, [8, 9, 10] if turn.turn == 1 else []))
+    rows = Batch.from_rows(prompts=[ENDS_AFTER_2, GOES_ON], seeds=[[0], list(range(1, 11))])
     converse(backend(model, STOP), rows, report, max_response_length=LENGTH, reply_steps=2)
 
     joined = shapes.index((1, 5 + 2 + 3))

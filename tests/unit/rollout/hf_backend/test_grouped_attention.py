@@ -10,10 +10,11 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from services.rollout.hf_backend.grouped_attention import grouped_attention
+from tests.support.seeds import shifted
 
 
 def build(num_key_value_heads: int = 2, attention: str = "sdpa") -> Any:
-    torch.manual_seed(0)
+    torch.manual_seed(shifted(0))
     config = LlamaConfig(
         vocab_size=23,
         hidden_size=48,
@@ -30,7 +31,7 @@ def build(num_key_value_heads: int = 2, attention: str = "sdpa") -> Any:
 @torch.no_grad()
 def next_logits(model: Any, mask: torch.Tensor | None) -> torch.Tensor:
     """Returns the logits of one new token per row, after seven tokens."""
-    ids, cache = torch.randint(0, 23, (3, 8), generator=torch.Generator().manual_seed(1)), DynamicCache()
+    ids, cache = torch.randint(0, 23, (3, 8), generator=torch.Generator().manual_seed(shifted(1))), DynamicCache()
     model(input_ids=ids[:, :7], attention_mask=None if mask is None else mask[:, :7], past_key_values=cache)
     logits: torch.Tensor = model(input_ids=ids[:, 7:], attention_mask=mask, past_key_values=cache).logits
     return logits

@@ -8,10 +8,11 @@ import pytest
 from services.runtime.ranks.row_group import to_leaders
 from services.runtime.ranks.sharding import join_shards, shard_by_mini_batch, shard_by_tokens, shard_rows
 from splitppo.batch import Batch
+from tests.support.seeds import shifted
 
 
 def ragged(num_rows: int, longest: int) -> list[list[int]]:
-    return [[1] * int(length) for length in np.random.default_rng(longest).integers(1, longest, num_rows)]
+    return [[1] * int(length) for length in np.random.default_rng(shifted(longest)).integers(1, longest, num_rows)]
 
 
 def tokens_of(batch: Batch, rows: np.ndarray) -> int:

@@ -12,6 +12,7 @@ from services.runtime.state.open_conversations import OpenConversations
 from splitppo.rpc.errors import InvalidArgument
 from splitppo.v1 import conversation_pb2
 from tests.fuzz.replies import LIMITS, Talk, impossible
+from tests.support.seeds import shifted
 
 LIMITS_OF_10 = ReplyLimits(num_token_ids=100, max_response_length=10)
 
@@ -154,7 +155,7 @@ def test_20_000_impossible_requests_change_nothing() -> None:
     before = arrived(talks, 0)
     for number in range(20_000):
         with pytest.raises(InvalidArgument):
-            talks.reply(impossible(random.Random(number), talk))
+            talks.reply(impossible(random.Random(shifted(number)), talk))
     assert before
     assert arrived(talks, 0) == []
     talks.reply(talk.possible())

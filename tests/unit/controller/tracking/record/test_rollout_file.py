@@ -23,6 +23,7 @@ from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 from tests.support.scores import make_scores
+from tests.support.seeds import shifted
 
 BACKEND = byte_tokenizer()
 LENGTHS = [5, 0, 9, 3]
@@ -69,7 +70,7 @@ def test_the_numbers_of_the_update_are_recorded_with_its_clipped_tokens(tmp_path
     config = record_config(tmp_path, num_samples=2, **changes)
     experience, scores = random_experience(config, LENGTHS)
     counts = Column(np.array([True] * 15 + [False, True]), np.array(LENGTHS, np.int32))
-    experience, random = replace(experience, learned=counts, counted=counts), np.random.default_rng(4)
+    experience, random = replace(experience, learned=counts, counted=counts), np.random.default_rng(shifted(4))
     lengths = np.array([5, 0, 0, 3], np.int32)
     new, entropy = (random.standard_normal(8).astype(np.float32) for _ in range(2))
     observed = Batch(4, {"update_log_probs": Column(new, lengths), "update_entropy": Column(entropy, lengths)})

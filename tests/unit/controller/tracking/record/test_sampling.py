@@ -11,6 +11,7 @@ import pytest
 from controller.tracking.record.sampling import Why, choose
 from tests.support.recorded import record_config
 from tests.support.scores import make_scores
+from tests.support.seeds import shifted
 
 NUM_ROWS, NUM_SAMPLES, LENGTH = 400, 4, 10
 NEUTRAL = {name: np.zeros(NUM_ROWS) for name in ("advantage_sum", "repetition", "kl", "value_error", "mismatch")}
@@ -77,7 +78,7 @@ def test_what_is_the_same_for_all_is_no_reason() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 5, 39, 40, 41, 95, 4000, 10**9])
 def test_the_budget_is_never_exceeded(num_tokens: int) -> None:
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(shifted(0))
     numbers = {name: random.random(NUM_ROWS) for name in NEUTRAL} | {"length": random.integers(0, 20, NUM_ROWS)}
     why = chosen(num_tokens=num_tokens, **numbers)
     assert numbers["length"][why > 0].sum() <= num_tokens

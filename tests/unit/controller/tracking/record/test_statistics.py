@@ -12,10 +12,11 @@ from controller.tracking.record.statistics import auc, explained_variance, step_
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import learning_metrics
 from tests.support.recorded import random_experience, record_config
+from tests.support.seeds import shifted
 
 
 def test_a_histogram_counts_every_finite_value_and_reaches_to_the_extremes() -> None:
-    values = np.concatenate([np.random.default_rng(0).standard_normal(5000), [1e6, -1e6, np.nan, np.inf]])
+    values = np.concatenate([np.random.default_rng(shifted(0)).standard_normal(5000), [1e6, -1e6, np.nan, np.inf]])
     found = histogram(values)
     assert sum(found["counts"]) == 5002
     assert len(found["counts"]) == 48
@@ -105,7 +106,7 @@ def test_the_interval_of_the_explained_variance_covers_the_true_one(
 ) -> None:
     """Of 1,000 critics; the tokens of a response share value and return."""
     experience, _ = random_experience(record_config(tmp_path), lengths)
-    tokens, random, num_covered = StepTokens.of(experience), np.random.default_rng(0), 0
+    tokens, random, num_covered = StepTokens.of(experience), np.random.default_rng(shifted(0)), 0
     for _ in range(1000):
         values, returns = drawn(kind, len(lengths), random)
         tokens.lists["value"][:] = np.repeat(values, lengths)  # type: ignore[index]
