@@ -153,6 +153,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, lo
 	$(PY) -m benchmarks.conversations
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
+	$(PY) -m benchmarks.tool_calls
 
 bench-viewer: setup-dev  ## measure the viewer with a run of 2,000 steps and 1 GB of rollouts, for 11 minutes; ARGS="--seconds 60": shorter; needs chromium
 	$(PY) -m benchmarks.viewer $(ARGS)

@@ -281,17 +281,18 @@ class Conversation:
         """Reads the calls of a turn; those that it only thinks of are none, and without tools there are none."""
         if not (self._loaded.schemas or self._loaded.is_users_coroutine):
             return text, ()
-        thought, mark, rest = text.rpartition("</think>")
-        parse = partial(self._process.parse, rest, self._loaded.schemas)
-        try:
-            is_users = self._process.is_users_parse
-            before, calls = _plain_calls(await self._user_code(NO_CALL, parse)) if is_users else parse()
-        except Exception as error:
-            raise EnvironmentFailed(f"rollout.multi_turn.tool_format: {reason_of(error)}") from error
+        parse, schemas = self._process.parse, self._loaded.schemas
+        if self._process.is_users_parse:
+            thought, mark, rest = text.rpartition("</think>")
+            try:
+                before, calls = _plain_calls(await self._user_code(NO_CALL, partial(parse, rest, schemas)))
+            except Exception as error:
+                raise EnvironmentFailed(f"rollout.multi_turn.tool_format: {reason_of(error)}") from error
+            before = thought + mark + before
+        else:
+            before, calls = parse(text, schemas)
         turn = self._user_code.turn
-        return thought + mark + before, tuple(
-            replace(call, id=f"call{turn:03d}{place:02d}") for place, call in enumerate(calls)
-        )
+        return before, tuple(replace(call, id=f"call{turn:03d}{place:02d}") for place, call in enumerate(calls))
 
 
 async def _beat(writer: asyncio.StreamWriter) -> None:

@@ -46,7 +46,7 @@ class Tool:
             name: hints[name] if name in names.get("required", ()) else NotRequired[hints[name]]
             for name in names["properties"]
         }
-        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
         arguments = with_config(config)(TypedDict("arguments", fields))  # type: ignore[operator]
         return cls(function, schema, TypeAdapter(arguments))
 

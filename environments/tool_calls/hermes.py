@@ -5,13 +5,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.chat import ToolCall
-from environments.tool_calls.json_calls import call_of_json
+from environments.tool_calls.json_calls import read_call
+from environments.tool_calls.turn import Written, read_calls
 
 _START = "<tool_call>"
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_END = "</tool_call>"
+# JSON up to a tag that is in none of its strings. A backslash outside of strings is no JSON.
+_JSON = re.compile(r'(?:[^"<\\]|"(?:[^"\\]|\\.)*+"|<(?!/?tool_call>))*+', re.DOTALL)
 
 
 def parse(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[ToolCall]]:  # noqa: ARG001
-    """Returns the text before the first call, and the calls; the last one needs no end tag."""
-    before, _, _ = text.partition(_START)
-    return before, [call_of_json(written) for written in _CALL.findall(text)]
+    """Returns the text before the first call, and the calls; a call ends with its tag, the next call, or the text."""
+    return read_calls(text, _find)
+
+
+def _find(text: str, position: int) -> Written | None:
+    """Finds a call. A broken one lasts up to the first end tag behind the place where it is broken."""
+    start = text.find(_START, position)
+    if start < 0:
+        return None
+    begin = start + len(_START)
+    json_text = _JSON.match(text, begin)
+    end = begin if json_text is None else json_text.end()
+    call, broken_at = read_call(text[begin:end])
+    if broken_at is None:
+        return Written(call, start, end)
+    tag = text.find(_END, begin + broken_at)
+    return Written(call, start, len(text) if tag < 0 else tag + len(_END), is_whole=False)

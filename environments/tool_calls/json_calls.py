@@ -1,6 +1,7 @@
 """Reads calls of tools that are JSON objects with a name and arguments."""
 
 import json
+import math
 from typing import Any
 
 from environments.chat import ToolCall
@@ -9,34 +10,49 @@ from environments.chat import ToolCall
 _MAX_DEPTH = 64
 
 
+class NotFinite(ValueError):
+    """Raised for a number that JSON or a float has no place for: NaN, Infinity, 1e999."""
+
+
 def loads(text: str) -> Any:
-    """Reads JSON; ValueError also for NaN and Infinity, which are none; RecursionError for what is too deep."""
-    return json.loads(text, parse_constant=_refused)
+    """Reads JSON that has one meaning.
+
+    Raises:
+        ValueError: it is none, or an object has a key twice, or a number is not finite (`NotFinite`).
+        RecursionError: it is nested too deep.
+    """
+    return _DECODER.decode(text)
 
 
-def call_of_json(text: str) -> ToolCall:
-    """Reads a call from the text of a JSON object."""
+def read_call(text: str) -> tuple[ToolCall, int | None]:
+    """Reads a call from the text of a JSON object; returns also the index at which it is no JSON, None if it is."""
     try:
-        return call_of(loads(text))
+        return call_of(loads(text)), None
     except (ValueError, RecursionError) as error:
-        return bad_call(f"it is no JSON ({error})")
+        broken_at = error.pos if isinstance(error, json.JSONDecodeError) else None
+        return bad_call(f"it is no JSON ({error})"), broken_at
 
 
 def call_of(written: Any) -> ToolCall:
-    """Reads a call from a JSON value: an object with `name`, and `arguments` or `parameters`."""
+    """Reads a call from a JSON value: an object with `name`, and `arguments` or `parameters` if there are any."""
     if not isinstance(written, dict):
         return bad_call(f"it is {json.dumps(written)[:60]}")
-    name, arguments = written.get("name"), written.get("arguments", written.get("parameters"))
+    name = written.get("name")
     if not isinstance(name, str):
         return bad_call("it has no name")
+    if "arguments" in written and "parameters" in written:
+        return bad_call("it has both arguments and parameters")
+    arguments = written.get("arguments", written.get("parameters", {}))
     if not isinstance(arguments, dict):
         return bad_call("its arguments are no JSON object")
     if _is_deep(arguments, _MAX_DEPTH):
         return bad_call(f"its arguments are nested more than {_MAX_DEPTH} deep")
-    # The text of a JSON string may name halves of characters; they become "?".
-    if "\\ud" in json.dumps(arguments):
-        arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
-    return ToolCall(name.encode("utf-8", "replace").decode(), arguments)
+    # The text of a JSON string may name half of a character, which nothing can encode.
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return bad_call(f"it has half of a character, {error.object[error.start]!r}")
+    return ToolCall(name, arguments)
 
 
 def _is_deep(value: Any, depth: int) -> bool:
@@ -45,7 +61,26 @@ def _is_deep(value: Any, depth: int) -> bool:
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise NotFinite(f"{constant} is no JSON")
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if math.isinf(number):
+        raise NotFinite(f"{written[:60]} is too large for a number")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"it has {name[:60]!r} twice")
+        fields[name] = value
+    return fields
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, object_pairs_hook=_object)
 
 
 def bad_call(reason: str, expected: str = '{"name": ..., "arguments": {...}}') -> ToolCall:

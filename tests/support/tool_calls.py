@@ -224,13 +224,16 @@ TEXTS = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3_JSO
 # Texts that our parsers read without an error, and vLLM's otherwise; why. Where a call is broken, vLLM drops all
 # calls of the turn and takes the text as an answer; ours has an error for this call, and the others are made.
 DIFFERENT = {
+    f"<tool_call>{F}<tool_call>{G}</tool_call>": "the next call ends a call, too",
+    hermes('{"name": "f"}'): "a call without arguments has none",
+    hermes('{"name": "f", "arguments": {"text": "</tool_call>"}}'): "a tag inside of a JSON string is text",
     hermes('{"name": "f", "parameters": {"text": "a"}}'): "parameters are as good as arguments, as in llama3_json",
-    hermes('{"name": "f", "arguments": {"text": "\\ud800"}}'): "half a character cannot be encoded: it is replaced",
     function("f", number="5.5"): "stays text; it is refused when arguments are checked, as every wrong type is",
     function("f", flag="True"): "stays text; it is read when arguments are checked",
     function("f", flag="1"): "stays text; it is read when arguments are checked",
-    "<tool_call>\n<function=f>\n<parameter=text>\na\n</function>\n</tool_call>": "a parameter without an end is kept",
     "<tool_call>\n<function=>\n</function>\n</tool_call>": "there is no tool of this name, which the model is told",
+    '{"name": "f"}': "a call without arguments has none",
+    f"{{; {P}": "a brace in a sentence is text",
 }
 # Texts that vLLM reads as calls, and ours as broken ones.
 BROKEN = {
@@ -238,12 +241,24 @@ BROKEN = {
     hermes('{"name": "f", "arguments": [1]}'): "arguments are an object",
     hermes('{"name": "f", "arguments": null}'): "arguments are an object",
     hermes('{"name": "f", "arguments": {"ratio": NaN}}'): "NaN is no JSON",
+    hermes('{"name": "f", "arguments": {"text": "\\ud800"}}'): "half of a character cannot be encoded",
+    hermes('{"name": "f", "arguments": {"text": "a", "text": "b"}}'): "one argument has two values",
+    function("f", ratio="NaN"): "NaN is no JSON",
     "<tool_call>\n<function=f>\n<parameter=text>\ncut off in the mid": "half a call is not made",
     "<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n": "half a call is not made",
     "<tool_call>\n<function=f": "half a call is not made",
+    "<tool_call>\n<function=f>\n<parameter=text>\na\n<parameter=number>\n1\n</parameter>\n</function>\n</tool_call>": (
+        "the tag may be a part of the value"
+    ),
+    "<tool_call>\n<function=f>\n<parameter=text>\na\n</function>\n</tool_call>": "the tag may be a part of the value",
+    "<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n<parameter=text>\nb\n</parameter>\n</function>": (
+        "one parameter has two values"
+    ),
     '{"name": "f", "parameters": "a"}': "parameters are an object",
     '{"name": "f", "parameters": [1]}': "parameters are an object",
     '{"name": "f", "parameters": null}': "parameters are an object",
+    '{"name": "f", "parameters": {"text": "a", "text": "b"}}': "one parameter has two values",
+    '{"name": "f", "arguments": {"text": "a"}, "parameters": {"text": "b"}}': "two objects of arguments",
 }
 
 

@@ -13,7 +13,7 @@ from environments.chat import ToolCall
 from environments.loading import load_parser
 from environments.tools import Tool
 from splitppo.config_error import ConfigError
-from tests.support.tool_calls import BROKEN, DIFFERENT, SCHEMAS, TABLE, TEXTS, function, hermes
+from tests.support.tool_calls import BROKEN, DIFFERENT, SCHEMAS, TABLE, TEXTS, F, G, function, hermes
 
 VLLM = json.loads(TABLE.read_text())
 
@@ -74,6 +74,78 @@ def test_a_broken_call_costs_no_other_call() -> None:
     assert [(call.name, bool(call.error)) for call in calls] == [("f", False), ("", True), ("g", False)]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (hermes('{"name": "f", "arguments": {"text": "a </think> b"}}'), [("f", {"text": "a </think> b"})]),
+        (f"<think>{hermes(F)}</think>{hermes(G)}", [("g", {})]),
+        (f"{hermes(F)} or not?</think>{hermes(G)}", [("g", {})]),
+        (f"perhaps <tool_call> or not</think>{hermes(G)}", [("g", {})]),
+        ("perhaps <tool_call>{ or not</think>5", [("", {})]),
+        ("<think>perhaps <tool_call>{ or not</think>5", []),
+        (f"{hermes(F)}</think>5", []),
+        (f"<think>a</think>b<think>{hermes(F)}</think>{hermes(G)}", [("g", {})]),
+        (hermes('{"name": "f", "arguments": {"text": "a "b" ' + hermes(G) + '"}}'), [("", {})]),
+    ],
+)
+def test_a_thought_ends_where_no_call_is_cut(text: str, expected: list[tuple[str, dict[str, Any]]]) -> None:
+    _, calls = parsed("hermes", text)
+    assert [(call.name, call.arguments) for call in calls] == expected
+
+
+def qwen(value: str) -> str:
+    return function("f", text=value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        qwen("a\n</parameter>\nb"),
+        qwen("a\n" + function("g") + "\nb"),
+        qwen("a\n</parameter>\n</function>\nb"),
+        qwen("a\n<parameter=number>\nb"),
+    ],
+)
+def test_a_value_of_qwen3_coder_that_has_lines_of_the_format_is_an_error(text: str) -> None:
+    _, calls = parsed("qwen3_coder", text)
+    assert calls
+    assert all(call.error for call in calls)
+
+
+def test_calls_that_may_be_a_part_of_a_broken_one_are_counted_and_not_made() -> None:
+    _, calls = parsed("qwen3_coder", qwen("a").replace("</parameter>\n", "") + "\n" + function("g"))
+    reason = "it stands behind a call that is broken, and may be a part of it"
+    assert [reason in call.error for call in calls] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('Sure: {"name": "f"} and {"name": "Bob"}', ["f"]),
+        ('Sure: {"name": "unknown", "parameters": {}}', ["unknown"]),
+        ('Sure: {"name": "f", "parameters": {"a": 1}', [""]),
+        ('Sure: {"name": "f", "parameters": {"fields": {"name": "g", "parameters": {}}, oops}}', [""]),
+        ('Sure: {"call": {"name": "g", "parameters": {}}}', [""]),
+        ('{1, 2} and {x}: {"name": "g", "parameters": {}} {y}', ["g"]),
+        ('{"q": "x"}', [""]),
+        ('The dict {"q": "x"}', []),
+    ],
+)
+def test_an_object_of_llama3_json_is_a_call_where_it_is_meant_as_one(text: str, names: list[str]) -> None:
+    _, calls = parsed("llama3_json", text)
+    assert [call.name for call in calls] == names
+    assert all(bool(call.error) != bool(call.name) for call in calls)
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3_json", "qwen3_coder"])
+def test_a_number_that_is_not_finite_is_an_error(tool_format: str, number: str) -> None:
+    text = f'{{"name": "f", "arguments": {{"ratio": {number}}}}}'
+    texts = {"hermes": hermes(text), "llama3_json": text, "qwen3_coder": function("f", ratio=number)}
+    _, (call,) = parsed(tool_format, texts[tool_format])
+    assert number in call.error
+
+
 def tool(number: int, ratio: float, flag: bool, text: str, items: list[int], maybe: str | None = None) -> None:
     """Does it.
 
@@ -115,6 +187,8 @@ def test_values_of_qwen3_coder_get_the_types_of_the_tool(key: str, written: str,
     [
         ({"number": "x"}, "number: Input should be a valid integer, unable to parse string as an integer"),
         ({"number": 1.5}, "number: Input should be a valid integer, got a number with a fractional part"),
+        ({"ratio": "NaN"}, "ratio: Input should be a finite number"),
+        ({"ratio": "1e999"}, "ratio: Input should be a finite number"),
         ({"number": None}, "number: Input should be a valid integer"),
         ({"text": 5}, "text: Input should be a valid string"),
         ({"items": [1, "x"]}, "items.1: Input should be a valid integer, unable to parse string as an integer"),
