@@ -3,8 +3,11 @@
 import gzip
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+MAX_LINE_BYTES = 2**26
 
 
 def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -13,11 +16,15 @@ def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, d
     A file `*.gz` is unpacked. With `until_torn`, a last line that a crash has left incomplete is left out.
 
     Raises:
-        ValueError: another line is no JSON object, or no UTF-8 text; the message names file and line.
+        ValueError: another line is no JSON object, no UTF-8 text, or has more than MAX_LINE_BYTES; or this is no file,
+            such as a pipe, which would be waited for. The message names file and line.
     """
+    check_is_file(file)
     torn: ValueError | None = None
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(partial(lines.readline, MAX_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{file}, line {number}: it has more than {MAX_LINE_BYTES >> 20} MiB")
             if not line.strip():
                 continue
             if torn:
@@ -32,6 +39,12 @@ def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, d
             if until_torn and not line.endswith(b"\n"):
                 return
             yield number, content
+
+
+def check_is_file(path: Path) -> None:
+    """Checks that a path, if there is something, is a file; ValueError for a pipe, whose reader would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a file, got a folder, a pipe or a device")
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:

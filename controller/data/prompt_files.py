@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,10 @@ Split = Literal["train", "val"]
 # Columns with images, videos and sounds, and their signs in prompts, as in verl's data.
 _MEDIA_COLUMNS = ("images", "videos", "audios")
 _MEDIA_SIGNS = ("<image>", "<video>", "<audio>")
+# The rows of a file may have so many characters, or so many for each byte: what repeats needs little room in a file.
+_MAX_CHARACTERS = 2**28
+_MAX_CHARACTERS_PER_BYTE = 100
+_ROWS_AT_A_TIME = 64  # of a parquet file; its rows may be much longer than in the file
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 NeedsTruth: TypeAlias = Callable[[str], bool]  # whether responses of a data source are compared with a ground truth
 
@@ -81,11 +86,17 @@ def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always
     filters_key, filters = ("data.filters", config.filters) if is_train else ("data.val_filters", config.val_filters)
     rows: list[PromptRow] = []
     num_read = 0
-    for file_index, (name, contents) in enumerate(_sources(config, split, filters)):
-        is_empty = True
+    for file_index, (name, max_characters, contents) in enumerate(_sources(config, split, filters)):
+        is_empty, num_characters = True, 0
         for place, content in contents if len(rows) != max_samples else ():
             is_empty, num_read = False, num_read + 1
-            row = _checked(content, place, config.prompt_key, file_index, needs_truth)
+            row, length = _checked(content, place, config.prompt_key, file_index, needs_truth)
+            num_characters += length
+            if num_characters > max_characters:
+                raise ConfigError(
+                    f"{place}: the rows up to this one have {num_characters:,} characters, much more than the file has"
+                    f" bytes; expected at most {_MAX_CHARACTERS:,}, or {_MAX_CHARACTERS_PER_BYTE} for each byte"
+                )
             if all(passes(_value(content, place, column), condition) for column, condition in filters.items()):
                 rows.append(row)
             if len(rows) == max_samples:
@@ -97,17 +108,20 @@ def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always
     return rows
 
 
-def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[tuple[str, _Contents]]:
-    """Yields (name, rows) of each data file of a split, or of the user's dataset class."""
+def _sources(
+    config: DataConfig, split: Split, filters: Mapping[str, Condition]
+) -> Iterator[tuple[str, float, _Contents]]:
+    """Yields (name, characters that its rows may have, rows) of each data file of a split, or of the user's class."""
     files = config.train_files if split == "train" else config.val_files
     if config.custom_cls.path is not None and config.custom_cls.name is not None:
         name = f"{config.custom_cls.name} of {config.custom_cls.path}"
-        yield name, _custom_rows(config.custom_cls.path, config.custom_cls.name, config, split)
+        yield name, inf, _custom_rows(config.custom_cls.path, config.custom_cls.name, config, split)
         return
     for file in (Path(file).expanduser() for file in files):
         if not file.is_file():
             raise ConfigError(f"data.{split}_files: no such file {file}")
-        yield str(file), _file_rows(file, [config.prompt_key, *filters])
+        limit = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_BYTE * file.stat().st_size)
+        yield str(file), limit, _file_rows(file, [config.prompt_key, *filters])
 
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
@@ -143,26 +157,30 @@ def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
     from pyarrow import ArrowException
 
-    unreadable = config_errors(ArrowException, OSError, before=f"{file} is not a readable parquet file: ")
+    kinds = (ArrowException, OSError, UnicodeDecodeError, MemoryError)
+    unreadable = config_errors(*kinds, before=f"{file} is not a readable parquet file: ")
     with unreadable, pq.ParquetFile(file) as table:
         of_all = {"data_source", "reward_model", "extra_info", *_MEDIA_COLUMNS, *wanted}
         of_all |= {name.split(".")[0] for name in wanted}
         columns = [name for name in table.schema_arrow.names if name in of_all]
-        batches = table.iter_batches(batch_size=4096, columns=columns)
+        batches = table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
         for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
             yield f"{file}, row {number}", content
 
 
 def _checked(
     content: Mapping[str, Any], place: str, prompt_key: str, file_index: int, needs_truth: NeedsTruth
-) -> PromptRow:
+) -> tuple[PromptRow, int]:
+    """Returns the row of these columns, and how many characters they have; ConfigError says what is wrong."""
+    lengths = []
+
     def column(name: str, expected: type | tuple[type, ...], words: str) -> Any:
         if name not in content:
             raise ConfigError(f"{place}: column {name!r} is missing; the row has {', '.join(content) or 'none'}")
         if not isinstance(content[name], expected):
             raise ConfigError(f"{place}: column {name!r} must be {words}, got {_shown(content[name])}")
         with config_errors(ValueError, before=f"{place}: column {name!r}: "):
-            check_texts(content[name])
+            lengths.append(check_texts(content[name]))
         return content[name]
 
     reward_model = column("reward_model", dict, "a mapping with 'ground_truth'")
@@ -182,7 +200,7 @@ def _checked(
             f"{place}: column 'reward_model' has no 'ground_truth', with which responses are compared, got"
             f" {_shown(reward_model)}; style: model in it says that none is needed"
         )
-    return row
+    return row, sum(lengths)
 
 
 def _without_nulls(message: Any) -> Any:

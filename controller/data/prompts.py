@@ -19,6 +19,7 @@ from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
 
+MAX_CHARACTERS = 2**22  # of one prompt; its tokens take some hundred bytes of memory for each while they are made
 NO_ROWS = np.empty(0, np.int64)
 ToolsOf: TypeAlias = Callable[[str], Tools]  # the schemas of the tools that prompts of a data source name
 
@@ -208,6 +209,9 @@ def load_prompts(
     key, limit = f"data.{split}_files", config.max_prompt_length
     rows = read_rows(config, split, needs_truth)
     texts = [_render(row, config.prompt_key, tokenizer, tools_of(row.data_source)) for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        if len(text) > MAX_CHARACTERS:
+            raise ConfigError(f"{row.place}: the prompt has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
     ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
     for row, prompt in zip(rows, ids, strict=True):
         if len(prompt) == 0:

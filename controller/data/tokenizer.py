@@ -4,7 +4,7 @@ The `tokenizers` library does the work: the controller needs neither transformer
 the same ids as `AutoTokenizer.apply_chat_template`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +20,8 @@ from splitppo.config import ConfigError
 from splitppo.config_error import config_errors
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_ENCODE_CHUNK = 4096  # at most so many encodings are in memory
+# At most so many encodings are in memory, and, but for one text that is longer, of so many characters.
+_ENCODE_CHUNK, _CHUNK_CHARACTERS = 4096, 2**20
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ class Tokenizer:
         ids: list[NDArray[np.int32]] = []
         pairs = zip(prompts, texts, strict=True)
         for is_templated, group in groupby(pairs, lambda pair: self.chat_template.applies_to(pair[0])):
-            alike = [text for _, text in group]
-            for start in range(0, len(alike), _ENCODE_CHUNK):
-                chunk = alike[start : start + _ENCODE_CHUNK]
+            for chunk in _chunks(text for _, text in group):
                 encodings = self.backend.encode_batch_fast(chunk, add_special_tokens=not is_templated)
                 ids += [np.asarray(encoding.ids, np.int32) for encoding in encodings]
         return ids
@@ -78,6 +77,20 @@ class Tokenizer:
         if new := list(set(ids) - self._pieces.keys()):
             self._pieces.update(zip(new, self.backend.decode_batch([[token] for token in new]), strict=True))
         return [self._pieces[token] for token in ids]
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Divides texts into lists that are encoded at a time."""
+    chunk: list[str] = []
+    num_characters = 0
+    for text in texts:
+        if chunk and (len(chunk) == _ENCODE_CHUNK or num_characters + len(text) > _CHUNK_CHARACTERS):
+            yield chunk
+            chunk, num_characters = [], 0
+        chunk.append(text)
+        num_characters += len(text)
+    if chunk:
+        yield chunk
 
 
 def load_tokenizer(

@@ -14,7 +14,7 @@ from typing import Any
 
 from splitppo.atomic_write import write_atomically
 from splitppo.config_error import config_errors
-from splitppo.jsonl import read_jsonl
+from splitppo.jsonl import check_is_file, read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -39,8 +39,8 @@ class StepFile:
             ConfigError: `read_metrics` cannot read the file.
         """
         self._path = path
-        content = path.read_bytes() if path.exists() else None
         kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
+        content = path.read_bytes() if path.exists() else None
         lines = b"".join(map(json_line, kept))
         if lines != (content or b""):
             write_atomically(path, lines)
@@ -63,10 +63,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A last line that is cut off is left out; null becomes None.
 
     Raises:
-        ConfigError: a line is broken, or steps do not rise; the message names file and line.
+        ConfigError: a line is broken, or steps do not rise; the message names file and line. Or this is no file.
     """
     if not path.exists():
         return []
+    with config_errors(ValueError):
+        check_is_file(path)
     rows: list[dict[str, Any]] = []
     with config_errors(ValueError, after="; mend or remove this line; nothing was changed"):
         for number, row in read_jsonl(path, until_torn=True):

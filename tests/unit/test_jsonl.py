@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 
 import pytest
 
+from splitppo import jsonl
 from splitppo.jsonl import read_jsonl
 
 
@@ -43,3 +46,23 @@ def test_a_last_line_without_its_end_counts_as_torn(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"a": 1}\n{"a": 2}')
     assert list(read_jsonl(file, until_torn=True)) == [(1, {"a": 1})]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_is_read_up_to_a_limit_and_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 2**20)
+    file = tmp_path / name
+    content = b'{"a": 1}\n{"a": "' + b"x" * 2**21 + b'"}\n'
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    lines = read_jsonl(file)
+    assert next(lines) == (1, {"a": 1})
+    with pytest.raises(ValueError, match=rf"{name}, line 2: it has more than 1 MiB"):
+        next(lines)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match=r"a\.jsonl: expected a file, got a folder, a pipe or a device"):
+        list(read_jsonl(tmp_path / "a.jsonl"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from controller.tracking.step_file import check_step
-from splitppo.jsonl import json_object
+from splitppo.jsonl import check_is_file, json_object
 
 
 class StepReader:
@@ -24,6 +24,7 @@ class StepReader:
 
         Raises:
             ValueError: the line is broken; the message names file and line. The file is then read from the beginning.
+                Or this is no file, but a pipe.
         """
         if self._row is None:
             self._row = self._read() or (self._read() if self._reopened() else None)
@@ -57,6 +58,7 @@ class StepReader:
 
     def _reopened(self) -> bool:
         """Opens the file at the path if it was replaced by another file since; returns True if it has opened one."""
+        check_is_file(self._path)
         with suppress(FileNotFoundError):
             if self._path.stat().st_ino != self.inode:
                 self.close()

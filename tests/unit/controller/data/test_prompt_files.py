@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from controller.data import prompt_files
 from controller.data.prompt_files import PromptRow, read_rows
 from splitppo.config import ConfigError, DataConfig
 
@@ -153,6 +154,30 @@ def test_what_is_nested_more_than_100_deep_is_refused_with_its_row(tmp_path: Pat
     file = write_jsonl(tmp_path / "a.jsonl", [row("a", extra_info={"deep": deep})])
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: column .extra_info.: .*100 deep"):
         load(file)
+
+
+def test_rows_that_unfold_to_much_more_than_their_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_files, "_MAX_CHARACTERS", 10**6)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["x" * 1000]))
+    columns = {"prompt": texts, "data_source": ["letters"] * 3000, "reward_model": [{"ground_truth": "z"}] * 3000}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(
+        ConfigError, match=r"a\.parquet, row \d+: the rows up to this one have 1,000,\d+ characters, much"
+    ):
+        load(str(tmp_path / "a.parquet"))
+    few = pa.table({name: values[:900] for name, values in columns.items()})
+    pq.write_table(few, tmp_path / "few.parquet")
+    assert len(load(str(tmp_path / "few.parquet"))) == 900
+
+
+def test_a_parquet_file_with_a_text_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"], pa.binary()).buffers())
+    table = pa.table({"prompt": text, "data_source": ["letters"], "reward_model": [{"ground_truth": "z"}]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet is not a readable parquet file: 'utf-8' codec can't decode"):
+        load(str(tmp_path / "a.parquet"))
 
 
 # Filters.

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from controller.data import prompts
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts, response_seeds
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import Batch
@@ -102,6 +103,15 @@ def test_overlong_prompts_are_left_out_and_counted(
     file = write_jsonl(tmp_path / "a.jsonl", [row("a" * 8), row("b" * 9), row("c")])
     assert load(file, tokenizer).take(np.arange(2)).texts == ("a" * 8, "c")
     assert "1 of 3 prompts are overlong" in caplog.text
+
+
+def test_a_prompt_that_is_longer_than_any_is_refused_before_it_is_encoded(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "MAX_CHARACTERS", 100)
+    file = write_jsonl(tmp_path / "a.jsonl", [row("a"), row("b" * 101)])
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2: the prompt has 101 characters, more than 100"):
+        load(file, tokenizer)
 
 
 def test_a_reward_model_row_needs_no_ground_truth(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -266,3 +266,13 @@ def test_a_message_that_says_nothing_is_refused(message: dict[str, Any]) -> None
     template = load_chat_template(Path(), {"chat_template": "{{ messages[0].content }}"}, None, {})
     with pytest.raises(ValueError, match="expected messages with 'role' and 'content'"):
         template.render([message])
+
+
+def test_texts_have_the_same_tokens_however_many_are_encoded_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(str(save_model(tmp_path / "base")))
+    texts = ["sort", "", "cadb" * 9, *["ab"] * 5]
+    expected = [ids.tolist() for ids in tokenizer.encode_batch(texts, texts)]
+    monkeypatch.setattr("controller.data.tokenizer._CHUNK_CHARACTERS", 6)
+    assert [ids.tolist() for ids in tokenizer.encode_batch(texts, texts)] == expected
