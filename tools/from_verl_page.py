@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from controller.from_verl.keys import ROWS, SECTIONS, VERL_DEFAULTS
+from controller.from_verl.keys_engines import ENGINES
 from controller.from_verl.row import Row
 from controller.from_verl.settings import Settings
 from controller.from_verl.translation import translate
@@ -22,6 +23,8 @@ It reads the arguments that a script passes to `main_ppo` of `verl.trainer` or `
 configuration, resolved or with interpolations. For each key the report says if it is taken, changed (how), not needed
 (why), not supported (what to do instead) or unknown. `my.yaml` has the values that differ from our defaults, with a
 comment on each value that is not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older names.
+Each key that is not needed is in the table by its name, with the reason; only trees about logs, profiles and Ray are
+left out as a whole. A key that the table does not name, of a later version or of a fork, is an error.
 
 * `key=value` after the file's name are keys of verl. They override the script's. `MODEL_PATH=/models/mine python -m
   controller from-verl ...` sets a variable of a script.
@@ -125,7 +128,11 @@ METRICS = (
 
 # Pages of the keys, each with its sections: title, and how the keys of the section begin. A key belongs to the first
 # section that fits.
+_OF_ENGINES = tuple(
+    f"{part}.{ENGINES}" for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "reward_model")
+)
 KEY_PAGES = {
+    "from-verl/engines": {"training engines": _OF_ENGINES},
     "from-verl/models": {
         "actor_rollout_ref.actor and .model": (
             "actor_rollout_ref.actor",
@@ -133,9 +140,9 @@ KEY_PAGES = {
             "{actor_rollout_ref.actor",
         ),
         "actor_rollout_ref.ref": ("actor_rollout_ref.ref",),
-        "actor_rollout_ref.rollout": ("actor_rollout_ref.rollout",),
         "critic": ("critic", "{critic"),
     },
+    "from-verl/rollout": {"actor_rollout_ref.rollout": ("actor_rollout_ref.rollout",)},
     "from-verl/run": {
         "data": ("data.",),
         "reward, reward_model, custom_reward_function": ("reward", "custom_reward", "{reward", "{sandbox"),
@@ -173,10 +180,15 @@ def from_verl_keys_page(page: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+_NOTES = {
+    "critic": "The keys that the actor has, too, are converted as the actor's; FSDP's are under `critic.fsdp`.",
+    "training engines": "The engines of critic, reference and reward model have the actor's keys, and those below.",
+}
+
+
 def _table(title: str, rows: Sequence[Row]) -> list[str]:
-    note = "The keys that the actor has, too, are converted as the actor's; FSDP's are under `critic.fsdp`."
     table = ["| verl | here |", "|---|---|", *(f"| `{_cell(row.key)}` | {_cell(_what(row))} |" for row in rows)]
-    return [note, "", *table] if title == "critic" else table
+    return [_NOTES[title], "", *table] if title in _NOTES else table
 
 
 def _what(row: Row) -> str:
@@ -192,11 +204,13 @@ def _what(row: Row) -> str:
 
 
 def _is_like_the_actors(row: Row) -> bool:
-    """Returns True if a row of the critic equals a row of the actor."""
+    """Returns True if a row of the critic, or of an engine of a frozen model, equals a row of the actor."""
     for theirs, ours in (
         ("critic.model", "actor_rollout_ref.model"),
         ("critic.fsdp", "actor_rollout_ref.actor.fsdp_config"),
         ("critic", "actor_rollout_ref.actor"),
+        (f"actor_rollout_ref.ref.{ENGINES}", f"actor_rollout_ref.actor.{ENGINES}"),
+        (f"reward_model.{ENGINES}", f"actor_rollout_ref.actor.{ENGINES}"),
     ):
         if row.key.startswith(theirs):
             key = row.key.replace(theirs, ours, 1)

@@ -6,7 +6,8 @@ The older names are `reward_model` and `custom_reward_function`.
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.keys_rollout import TOOL_FILES
+from controller.from_verl.keys_engines import ENGINES, SPEED, any_engine, rest_of_engines
+from controller.from_verl.keys_rollout import ENGINE_OPTIONS, TOOL_FILES
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
@@ -77,7 +78,7 @@ def _data(data: Section) -> Iterator[Row]:
     for key in ("custom_cls.path", "custom_cls.name", "sampler.class_path", "sampler.class_name"):
         yield data.changed(key, key, _OWN_CLASS, default=None)
     yield data.unsupported("datagen.**", "no prompts are made during a run")
-    yield data.not_needed("continuous_token.*", "what was sampled is never encoded anew")
+    yield data.not_needed("continuous_token.{enable,model_family}", "what was sampled is never encoded anew")
     for name in TOOL_FILES:
         key = f"actor_rollout_ref.rollout.multi_turn.{name}"
         yield data.checked(name, "not needed if multi_turn has the same, else not supported", same_as(key, key))
@@ -115,8 +116,10 @@ def _functions() -> Iterator[Row]:
         yield top.checked(key, "naive, dapo, prime and batch are not needed, others not supported", managers)
     own_manager = "{reward.reward_manager.source,reward_manager.source,reward_model.reward_loop_source}"
     yield top.unsupported(own_manager, "reward.custom_function_path", "register")
-    module = "{reward.reward_manager.module.*,reward_manager.module.*,reward_model.reward_loop_*}"
-    yield top.not_needed(module, "only with a reward manager of your own")
+    for manager in ("reward.reward_manager", "reward_manager"):
+        yield top.not_needed(f"{manager}.module.{{path,name}}", "only with a reward manager of your own")
+    older = "reward_model.{reward_loop_class_name,reward_loop_module_path}"
+    yield top.not_needed(older, "only with a reward manager of your own")
     yield top.not_needed("reward_model.use_reward_loop", "functions are chosen by data_source, and always called here")
 
 
@@ -129,20 +132,35 @@ def _models(top: Section, model: Section) -> Iterator[Row]:
     yield both.changed("enable", "placement.reward_model", "the critic's group, or a group of its own", _pool)
     yield both.changed("rollout.dtype", "reward_model.dtype", "of the computation", _reward_model_dtype)
     yield both.not_needed("{enable_resource_pool,n_gpus_per_node,nnodes}", "placement.reward_model, services.reward")
-    yield both.not_needed("rollout.**", "one forward pass per response, no engine")
+    yield both.unsupported("rollout.{quantization,quantization_config_file,mtp,qat.enable}", "its weights as they are")
+    yield both.not_needed(f"rollout.{ENGINE_OPTIONS}", "one forward pass per response, no engine")
+    logs = "rollout.{disaggregation,prometheus,trace,profiler}{,.**}"
+    yield both.tree_not_needed(logs, "one forward pass per response, no engine")
     yield model.taken("max_length", None, _reward_model)
     yield model.renamed("{param_offload,model.fsdp_config.param_offload,megatron.param_offload}", "param_offload")
     yield model.not_needed("model.input_tokenizer", "responses are encoded anew, with the model's own template")
     yield model.not_needed(
         "{strategy,micro_batch_size,micro_batch_size_per_gpu,use_dynamic_bsz,forward_max_token_len_per_gpu,"
-        "ulysses_sequence_parallel_size,megatron.**,nccl_timeout,load_weight}",
-        "speed and memory only",
+        "ulysses_sequence_parallel_size,nccl_timeout,load_weight,model.use_shm,model.use_remove_padding,"
+        "model.use_fused_kernels}",
+        SPEED,
     )
-    yield model.not_needed("{launch_reward_fn_async,model.**,profiler.**}", "scoring runs during generation")
+    yield model.not_needed("launch_reward_fn_async", "scoring runs during generation")
+    yield model.tree_not_needed("{profiler,model.profiler}.**", "scoring is in trace.json")
+    yield model.unsupported("model.type", "a model with one score for each response", "discriminative")
+    yield model.not_needed("model.trust_remote_code", "a model that brings its own code is refused when it is loaded")
+    engine = Section(f"{model.verl}.{ENGINES}")
+    yield engine.not_needed("{fsdp_size,optimizer_offload,offload_policy,ulysses_sequence_parallel_size}", SPEED)
+    yield engine.changed("dtype", "reward_model.dtype", "of the computation", _reward_model_dtype)
+    yield from any_engine(model.verl)
+    yield from rest_of_engines(model.verl)
+    yield model.unsupported(
+        "model.{override_config,external_lib}{,.**}", "write it into the model folder's config.json"
+    )
     sandbox = Section("{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}")
     limit = "code answers run in local sandboxes here (reward.code), with one limit for all tests of an answer"
     yield sandbox.unsupported("url", limit)
-    yield sandbox.not_needed("*", "only with sandbox_fusion.url")
+    yield sandbox.not_needed("{max_concurrent,memory_limit_mb}", "only with sandbox_fusion.url")
 
 
 DATA_ROWS: tuple[Row, ...] = (

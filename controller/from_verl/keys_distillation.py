@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args
 
+from controller.from_verl.keys_rollout import ENGINE_OPTIONS
 from controller.from_verl.keys_trained import ACTOR
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, only_if, same_as
 from controller.from_verl.run import VerlRun
@@ -86,8 +87,14 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.not_needed("{use_chunked_topk,chunked_topk_chunk_size}", "logits are always made in chunks")
     by_source = needless(("data_source", None), "teachers are chosen by data_source", "put it into data_source")
     yield distillation.checked("teacher_key", "data_source", by_source, "data_source")
-    yield distillation.not_needed("teacher_models.*.{model_path,key}", "teacher.model or teacher.models by data_source")
-    yield distillation.not_needed("{n_gpus_per_node,nnodes,teacher_models.**,strategy}", _POOL)
+    yield distillation.not_needed("{n_gpus_per_node,nnodes,strategy}", _POOL)
+    teacher = Section(f"{distillation.verl}.teacher_models.*")  # of any name
+    yield teacher.not_needed("{model_path,key}", "teacher.model or teacher.models by data_source")
+    yield teacher.not_needed("num_replicas", _POOL)
+    yield teacher.not_needed(f"inference.{ENGINE_OPTIONS}", _POOL)
+    same = same_as("actor_rollout_ref.rollout.dtype", "the policy's")
+    yield teacher.checked("inference.dtype", "the policy's", same)
+    yield teacher.unsupported("**", "teachers have a model_path and a key: one forward pass per response, no engine")
 
 
 DISTILLATION_ROWS: tuple[Row, ...] = tuple(_rows(Section("distillation", "teacher")))

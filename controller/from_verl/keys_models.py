@@ -6,16 +6,29 @@ These are verl's sections `actor_rollout_ref.{actor,model,ref}` and `critic`.
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from controller.from_verl.keys_trained import ACTOR, COMPUTE, SHARDED, compute_dtype, rank_of_adapters, trained
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of, only_if
+from controller.from_verl.keys_engines import ENGINES, NO_REPLAY, any_engine, compute_dtype, rest_of_engines
+from controller.from_verl.keys_trained import ACTOR, rank_of_adapters, trained
+from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of, only_if
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 from splitppo.config.subsections.policy_loss import LOSS_MODES, PolicyLossConfig
 
 _MODEL = "actor_rollout_ref.model"
+_OF_OPTIMIZERS = (
+    "{name,optimizer,lr,lr_warmup_steps,lr_warmup_steps_ratio,total_training_steps,weight_decay,betas,eps,clip_grad,"
+    "decay_type,min_lr_factor}"
+)
 _LOSSES = f"losses here: {', '.join(LOSS_MODES)}"
 _IF_VALUES = "there is a critic if the estimator needs values"
 _MICRO_BATCHES = "forward passes use the micro-batches of {}.ppo_*_per_gpu"
+_OF_CORRECTION = (
+    "{rollout_is,rollout_is_threshold,rollout_is_batch_normalize,rollout_rs,rollout_rs_threshold,"
+    "rollout_rs_threshold_lower,rollout_token_veto_threshold,bypass_mode,use_policy_gradient,loss_type}"
+)
+_LOG_PROB_BATCHES = (
+    "{log_prob_micro_batch_size,log_prob_micro_batch_size_per_gpu,log_prob_use_dynamic_bsz,"
+    "log_prob_max_token_len_per_gpu}"
+)
 _OF_SINGLE_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 
 
@@ -43,7 +56,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     for key in ("tau_pos", "tau_neg"):
         yield actor.renamed(key, f"policy_loss.{key}", PolicyLossConfig.model_fields[key].default)
         yield losses.taken(key, None)
-    yield losses.not_needed("rollout_correction.**", "algorithm.rollout_correction sets it")
+    yield losses.not_needed(f"rollout_correction.{_OF_CORRECTION}", "algorithm.rollout_correction sets it")
     yield losses.unsupported("*", _LOSSES)
     yield actor.unsupported("tis_imp_ratio_cap", "rollout_is: token in algorithm.rollout_correction", -1)
     yield actor.taken("entropy_coeff", 0)
@@ -56,22 +69,39 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield actor.not_needed(measured, "actor/entropy is always measured")
     yield from actor.all_taken(use_kl_loss=False, kl_loss_coef=0.001)
     yield actor.taken("kl_loss_type", "low_var_kl", one_of(get_args(KlEstimator)))
-    yield actor.unsupported(
-        "router_replay.mode", "no replay of expert routing; set algorithm.rollout_correction.rollout_is", "disabled"
-    )
-    yield actor.not_needed("{freeze_vision_tower,router_replay.*}", "text only")
+    yield actor.unsupported("router_replay.mode", NO_REPLAY, "disabled")
+    yield actor.not_needed("router_replay.{record_file,replay_file}", "only with router_replay.mode")
+    yield actor.not_needed("freeze_vision_tower", "text only")
     yield from trained(actor, model=_MODEL, engine=f"{ACTOR}.fsdp_config")
 
 
 def _reference(reference: Section) -> Iterator[Row]:
     yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
-    yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
+    yield reference.not_needed(_LOG_PROB_BATCHES, _MICRO_BATCHES.format("actor"))
     offloaded, lora = "placement.reference_param_offload", "with LoRA the reference is the policy without its adapters"
     of_own = only_if(lambda _, run: not rank_of_adapters(run, _MODEL), lora)
-    yield reference.renamed("{fsdp_config,megatron,veomni}.param_offload", offloaded, convert=of_own)
-    yield reference.not_needed("fsdp_config.**", "the reference is sharded over its group (placement.reference)")
-    yield reference.not_needed("**", "the reference is computed like the actor, in the group of placement.reference")
+    engine = Section(f"{reference.verl}.{ENGINES}")
+    yield engine.renamed("param_offload", offloaded, convert=of_own)
+    alike = "the reference has the actor's dtype"
+    yield engine.checked("dtype", "not needed if it is the actor's, else not supported", _same_dtype(alike))
+    yield engine.checked("mixed_precision.param_dtype", "as dtype", _same_dtype(alike))
+    yield engine.not_needed("mixed_precision.{reduce_dtype,buffer_dtype}", "the reference has no gradients")
+    yield engine.not_needed("{model_dtype,mixed_precision}", "the reference is computed in the actor's dtype")
+    placed = "the reference is sharded over its group (placement.reference)"
+    yield engine.not_needed("{optimizer_offload,offload_policy,fsdp_size,ulysses_sequence_parallel_size}", placed)
+    yield from any_engine(reference.verl)
+    yield from rest_of_engines(reference.verl)
+    yield reference.not_needed(
+        "{strategy,ulysses_sequence_parallel_size,param_offload,load_weight,rollout_n,nccl_timeout,use_torch_compile,"
+        "use_remove_padding,use_fused_kernels,pad_to_length,use_prefix_grouper,entropy_checkpointing,"
+        "entropy_from_logits_with_chunking,entropy_from_logits_chunk_size}",
+        "the reference is computed like the actor, in the group of placement.reference",
+    )
+    yield reference.not_needed(f"optim.{_OF_OPTIMIZERS}", "the reference is not trained")
+    yield reference.unsupported("router_replay.mode", NO_REPLAY, "disabled")
+    yield reference.not_needed("router_replay.{record_file,replay_file}", "only with router_replay.mode")
+    yield reference.tree_not_needed("{profiler,profile}.**", "trace.json has every call of a step, for Perfetto")
 
 
 def _critic(critic: Section) -> Iterator[Row]:
@@ -81,12 +111,21 @@ def _critic(critic: Section) -> Iterator[Row]:
     yield critic.taken("cliprange_value", 0.5)
     forward = "{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}"
     yield critic.not_needed(forward, _MICRO_BATCHES.format("critic"))
+    yield critic.not_needed("kl_ctrl.{type,kl_coef}", "verl does not read it")
     yield from trained(critic, model="critic.model", engine="critic.fsdp")
-    # Older versions have the engine's keys under critic.model.
-    engine = Section("critic.model.fsdp_config", "critic")
-    yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype)
-    yield engine.unsupported("model_dtype", "master weights are fp32", "fp32", "float32")
-    yield engine.not_needed("**", SHARDED)
+
+
+def _same_dtype(instead: str) -> Convert:
+    """Makes a conversion that raises NotNeeded if the actor's computation has the same dtype, else NotSupported."""
+    keys = [f"{ACTOR}.{engine}.dtype" for engine in ("fsdp_config", "megatron", "torchtitan", "automodel")]
+
+    def convert(value: Any, run: VerlRun) -> Any:
+        actors = next((run.value(key) for key in keys if key in run.settings.given), "bfloat16")
+        if compute_dtype(value, run) == compute_dtype(actors, run):
+            raise NotNeeded(instead)
+        raise NotSupported(instead)
+
+    return convert
 
 
 def _critic_enable(value: Any, run: VerlRun) -> Any:

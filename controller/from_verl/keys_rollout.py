@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from controller.from_verl.keys_engines import OF_MTP, OF_QAT
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, needless, one_of, only_if, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
@@ -14,6 +15,22 @@ _TOP_K = "0: every token; in verl -1"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _PARSER = "a parser of your own: rollout.multi_turn.tool_format, as file.py:function"
 _TEMPLATE_TOKENS = 32  # of a chat template, around the texts of tools
+_OTHER_ENGINES = (
+    "sglang.attention_backend,sglang.chunked_prefill_size,sglang.disable_overlap_schedule,sglang.disable_radix_cache,"
+    "sglang.enable_dp_attention,sglang.enable_draft_weights_cpu_backup,sglang.enable_memory_saver,"
+    "sglang.enable_weights_cpu_backup,sglang.mamba_scheduler_strategy,sglang.mem_fraction_static,"
+    "sglang.disable_cuda_graph,sglang.max_running_requests,trtllm.batch_wait_max_tokens_ratio,"
+    "trtllm.batch_wait_timeout_iters,trtllm.moe_config.backend"
+)
+# verl's options of engines for reward models and teachers, which have no engine here.
+ENGINE_OPTIONS = (
+    "{name,engine_kwargs,engine_kwargs.vllm.mm_processor_cache_gb,tensor_model_parallel_size,data_parallel_size,"
+    "expert_parallel_size,pipeline_model_parallel_size,moe_tensor_parallel_size,gpu_memory_utilization,max_model_len,"
+    "max_num_seqs,max_num_batched_tokens,enforce_eager,free_cache_engine,enable_chunked_prefill,enable_prefix_caching,"
+    "cudagraph_capture_sizes,disable_log_stats,skip_tokenizer_init,load_format,layered_summon,multi_stage_wake_up,"
+    "limit_images,scheduling_policy,prompt_length,response_length,n,temperature,top_k,top_p,do_sample,ignore_eos,seed,"
+    "full_determinism}"
+)
 TOOL_FILES = ("tool_config_path", "function_tool_path")
 ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
@@ -21,6 +38,13 @@ _SAMPLES_ANEW = "every step samples new responses"
 _with_vllm = partial(only_if, lambda _, run: run.uses_vllm, "only with rollout.backend vllm")
 _vllm_only = _with_vllm()
 _if_turns = partial(only_if, lambda _, run: run.has_turns, "only with multi_turn.enable, or an agent loop")
+
+
+def _off_section(value: Any, _: VerlRun) -> Any:
+    """Raises NotNeeded if all that would switch a section of verl on is off in it, else NotSupported."""
+    if isinstance(value, dict) and not any(value.get(key) for key in ("enable", "enable_train", "enable_rollout")):
+        raise NotNeeded("off")
+    raise NotSupported(_OWN_WEIGHTS)
 
 
 def _top_k(value: Any, _: VerlRun) -> int:
@@ -55,13 +79,16 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("logprobs_mode", "log-probs are those of the sampled distribution", "processed_logprobs")
     yield rollout.unsupported("over_sample_rate", "a step waits for all its rollouts", 0, 0.0)
     yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
-    yield rollout.unsupported("mtp.{enable,enable_rollout}", "no speculative decoding")
+    yield rollout.unsupported("mtp.{enable,enable_train,enable_rollout}", "no speculative decoding")
+    yield rollout.unsupported("use_fire_sampling", "tokens of a response are all sampled at one temperature")
+    yield rollout.unsupported("{chat_scheduler,multi_turn.completion_callback}", ENVIRONMENTS)
     yield rollout.unsupported(
         "enable_rollout_routing_replay", "no replay of expert routing; set algorithm.rollout_correction.rollout_is"
     )
     yield from _turn_rows(rollout, Section(f"{_ROLLOUT}.multi_turn", "rollout.multi_turn"))
     yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
-    yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)
+    skipped = "{skip.action,skip.dump_dir,skip.max_dump_step,skip.steps,skip_dump_dir}"
+    yield rollout.not_needed(skipped, _SAMPLES_ANEW)
     yield from _engine_rows(rollout, vllm)
     spread = "{data_parallel_size,expert_parallel_size,moe_tensor_parallel_size,pipeline_model_parallel_size}"
     yield rollout.slower(spread, "tensor_model_parallel_size; other GPUs have replicas", 1)
@@ -69,18 +96,27 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.slower("disaggregation.enabled", "one engine prefills and decodes")
     yield rollout.slower("prometheus.enable", "read metrics.jsonl; grpcurl asks workers for their health")
     yield rollout.slower("trace.backend", "tracking.dump_rollouts")
-    yield rollout.not_needed("{disaggregation,prometheus,trace,profiler,mtp,qat}{,.**}", "off, or for Ray")
-    yield rollout.not_needed("log_prob_*", "forward passes use the micro-batches of actor.ppo_*_per_gpu")
+    yield rollout.tree_not_needed("{disaggregation,prometheus,trace,profiler}{,.**}", "where engines run, and logs")
+    for section in ("mtp", "qat"):
+        yield rollout.checked(section, "not needed if it is off, else not supported", _off_section)
+    yield rollout.not_needed(f"mtp.{{{OF_MTP}}}", "only with multi-token prediction")
+    yield rollout.not_needed(f"qat.{OF_QAT}", "only with qat.enable")
+    log_probs = "{log_prob_micro_batch_size,log_prob_micro_batch_size_per_gpu,log_prob_use_dynamic_bsz"
+    batches = "forward passes use the micro-batches of actor.ppo_*_per_gpu"
+    yield rollout.not_needed(f"{log_probs},log_prob_max_token_len_per_gpu}}", batches)
     yield rollout.not_needed("{seed,full_determinism}", "every response has its own seed, derived from run.seed")
     yield rollout.not_needed("dtype", "actor.dtype sets it")
     yield rollout.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")
-    yield rollout.not_needed("layer_name_map.*", "only with Megatron")
+    yield rollout.not_needed("layer_name_map.{qkv_layer_name,gate_proj_layer_name}", "only with Megatron")
     yield rollout.not_needed("mode", "the engine is in the processes of the ranks")
     yield rollout.not_needed("calculate_log_probs", "always calculated")
     yield rollout.not_needed(
-        "{checkpoint_engine.**,update_weights_bucket_megabytes,load_format,layered_summon,multi_stage_wake_up,n_gpus_per_node}",
+        "{checkpoint_engine.backend,checkpoint_engine.update_weights_bucket_megabytes,checkpoint_engine.engine_kwargs,"
+        "checkpoint_engine.custom_backend_module,checkpoint_engine.engine_kwargs.delta_sharded.encoding,"
+        "update_weights_bucket_megabytes,load_format,layered_summon,multi_stage_wake_up,n_gpus_per_node}",
         "weights come from the same process, or as files in rollout.sync_dir",
     )
+    yield rollout.unsupported("checkpoint_engine.**", "weights reach the engine as they are")
     yield rollout.not_needed(
         "{cudagraph_capture_sizes,disable_log_stats,skip_tokenizer_init,scheduling_policy,router_config_path,"
         "moe_load_balance_metrics_interval,limit_images}",
@@ -111,7 +147,7 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     yield rollout.checked("agent.default_agent_loop", f"tool_agent is {of_tools}", _turns_by_tools)
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, ENVIRONMENTS)
-    yield rollout.not_needed("agent.**", "the ranks that have the engine sample")
+    yield rollout.not_needed("agent.num_workers", "the ranks that have the engine sample")
 
 
 def _tools_of(run: VerlRun) -> list[Any]:
@@ -145,11 +181,13 @@ def _length(value: Any, run: VerlRun) -> int:
 
 
 def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
-    yield rollout.not_needed("engine_kwargs.{sglang,trtllm}.**", "for another engine")
+    yield rollout.not_needed(f"engine_kwargs.{{{_OTHER_ENGINES}}}", "speed and memory only, of another engine")
     yield rollout.not_needed(
         "engine_kwargs.vllm.{disable_mm_preprocessor_cache,swap_space,attention_backend,block_size,"
-        "compilation_config,compilation_config.**,max_seq_len_to_capture,cpu_offload_gb,num_gpu_blocks_override,"
-        "async_scheduling,enable_sleep_mode,enable_expert_parallel,mm_processor_cache_gb,distributed_executor_backend,additional_config.**}",
+        "compilation_config,compilation_config.cudagraph_mode,compilation_config.cudagraph_capture_sizes,"
+        "compilation_config.level,compilation_config.mode,compilation_config.use_cudagraph,"
+        "max_seq_len_to_capture,cpu_offload_gb,num_gpu_blocks_override,async_scheduling,enable_sleep_mode,"
+        "enable_expert_parallel,mm_processor_cache_gb,distributed_executor_backend,additional_config.enable_cpu_binding}",
         "speed and memory only",
     )
     merged = "adapters are merged into the weights that vLLM gets"

@@ -148,7 +148,8 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.taken("loss_type", "ppo_clip", _loss_type)
     moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs replaces mask and veto"
     yield algorithm.unsupported("rollout_is_threshold", moved)
-    yield algorithm.not_needed("{rollout_is,rollout_is_*}", "only with algorithm.rollout_is_threshold")
+    older = "{rollout_is,rollout_is_level,rollout_is_mode,rollout_is_threshold_lower,rollout_is_veto_threshold}"
+    yield algorithm.not_needed(older, "only with algorithm.rollout_is_threshold")
     filters = Section("algorithm.filter_groups", "algorithm.filter_groups")
     yield filters.taken("enable", False)
     if_filtered = only_if(
@@ -160,7 +161,7 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
     yield filters.slower("max_inflight_gen_batches", "the generations of a step run one after the other", 1)
     yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")
-    yield algorithm.not_needed("pf_ppo.*", "only with use_pf_ppo")
+    yield algorithm.not_needed("pf_ppo.{reweight_method,weight_pow}", "only with use_pf_ppo")
 
 
 def _trainer(trainer: Section) -> Iterator[Row]:
@@ -198,7 +199,11 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.unsupported("v1.trainer_mode", f"sync, or one_step_off_policy: {_TIMELESS}", "sync")
     yield trainer.unsupported("v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
     yield trainer.unsupported("v1.sampler.custom_sampler.{path,name}", "a step trains on the rollouts that it samples")
-    yield trainer.not_needed("v1.**", "synchronous PPO")
+    of_modes = "{colocate_async,separate_async}.{num_warmup_batches,parameter_sync_step}"
+    yield trainer.not_needed(f"v1.{of_modes}", "only with another trainer_mode")
+    buffer = "{max_off_policy_strategy,max_off_policy_threshold,sampler_kwargs}"
+    yield trainer.not_needed(f"v1.sampler.{buffer}", "a step trains on the rollouts that it samples")
+    yield trainer.not_needed("v1.sync", "a section without keys")
     yield trainer.not_needed("balance_batch", "rows are always divided evenly by tokens")
     yield trainer.not_needed("{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
     checkpoints = "{del_local_ckpt_after_load,remove_previous_ckpt_in_save,esi_redundant_time}"
@@ -220,21 +225,21 @@ def _rollout_pool(top: Section, fully: Section) -> Iterator[Row]:
     yield fully.unsupported("require_batches", "data.train_batch_size is the number of prompts of a step")
     only_one = "the group of services.rollout samples alone"
     yield fully.slower("{use_trainer_do_validate,use_dynamic_resource_scheduling}", only_one)
-    yield fully.not_needed("{dynamic_schedule_*,concurrent_samples_per_replica,checkpoint_engine.**}", "speed only")
+    yield fully.not_needed("{dynamic_schedule_policy,concurrent_samples_per_replica}", "speed only")
     yield fully.unsupported("**", f"{_TIMELESS}; with --drop async_training always one update older")
 
 
 def _rest(top: Section) -> Iterator[Row]:
-    yield top.not_needed("**_target_", "classes of verl")
+    yield top.tree_not_needed("**_target_", "classes of verl, which read the other keys")
     yield top.not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
     yield top.unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", _SAMPLES_ANEW)
-    yield top.not_needed("skip.**", _SAMPLES_ANEW)
-    yield top.not_needed("{ray_kwargs,ray_init}.**", "no Ray")
-    yield top.not_needed("transfer_queue.**", "gRPC sends each worker the columns that it lacks")
+    yield top.not_needed("skip.{rollout,rollout_tq,async_rollout}.{action,dump_dir,steps}", _SAMPLES_ANEW)
+    yield top.tree_not_needed("{ray_kwargs,ray_init}.**", "no Ray")
+    yield top.tree_not_needed("transfer_queue.**", "gRPC sends each worker the columns that it lacks")
     profilers = "{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}{,.**}"
     for key in (profilers, "trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}"):
-        yield top.not_needed(key, _TRACE)
-    yield top.not_needed("hydra.**", "no Hydra")
+        yield top.tree_not_needed(key, _TRACE)
+    yield top.tree_not_needed("hydra.**", "no Hydra: a file of yours that a defaults list names is refused")
     engines = "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}"
     yield top.slower(engines, "FSDP2 over all ranks of a group", "dp", "dp_actor", "dp_critic", "dp_ref")
 

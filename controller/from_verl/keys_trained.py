@@ -5,18 +5,27 @@ from functools import partial
 from math import gcd
 from typing import Any
 
-from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as, only_if
+from controller.from_verl.keys_engines import (
+    COMPUTE,
+    ENGINES,
+    MASTERS,
+    OF_MTP,
+    OF_QAT,
+    SPEED,
+    any_engine,
+    compute_dtype,
+    engine_dtypes,
+    is_short_type,
+    rest_of_engines,
+)
+from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, none_if_same_as, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.sections.models import is_dropout
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES
 
 ACTOR = "actor_rollout_ref.actor"
-# Older versions have the engine's keys of the critic under critic.model.
-_ENGINES = "{fsdp_config,fsdp,model.fsdp_config,megatron,veomni,torchtitan,engine}"
 _OFFLOAD_POLICY = "it copies weights for every layer, and steps on the CPU; with our keys the GPU computes"
-COMPUTE = "of the computation; master weights are fp32"
-SHARDED = "FSDP2 decides: speed and memory only"
 _FSDP2 = "FSDP2 over the ranks of a group"
 _LORA = "only with LoRA"
 # Megatron's names of linear layers, and those of Hugging Face models.
@@ -26,10 +35,17 @@ _LINEAR = {
     "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",),
 }
-_SPEED = "speed and memory only"
+_STATE = "gradients are fp32, the state of the optimizer has the type of optimizer_state_dtype"
+# Names of Megatron's optimizers that need no key, by reason.
+_OPTIMIZER = {
+    "only with the optimizer muon": """muon_coefficient_type muon_extra_scale_factor muon_fp32_matmul_prec
+        muon_match_adamw_update_rms muon_momentum muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_scale_mode
+        muon_split_qkv muon_tp_mode""",
+    "lr_schedule is of WSD's decay": "lr_wsd_decay_style",
+    "the rate of a resumed run is that of its step": "use_checkpoint_opt_param_scheduler",
+    SPEED: "use_layer_wise_distributed_optimizer use_precision_aware_optimizer",
+}
 _EVERYTHING = ["model", "optimizer", "extra"]
-# Converts the dtype of forward and backward passes.
-compute_dtype = mapped({"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}, "bf16 or fp32")
 
 
 def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
@@ -104,11 +120,13 @@ class _Trained:
         return self._schedule(run)
 
     def model_dtype(self, value: Any, run: VerlRun) -> Any:
-        """Raises NotNeeded if the trained weights are fp32 in verl, too, or if the others are frozen; NotSupported."""
+        """Returns "fp32", the type of trained weights; NotNeeded if verl has the same, or trains adapters alone."""
         model = "actor_rollout_ref.model" if self.ours == "actor" else f"{self.verl}.model"
         if value in (None, "fp32", "float32") or rank_of_adapters(run, model):
             raise NotNeeded("trained weights are fp32, frozen ones have the dtype of the computation")
-        raise NotSupported("master weights are fp32")
+        if not is_short_type(value):
+            raise NotSupported("master weights are fp32")
+        return "fp32"
 
     def fsdp_size(self, value: Any, run: VerlRun) -> int:
         """Returns the ranks that divide the weights; -1, all, if verl's number does not divide those of our group."""
@@ -234,7 +252,7 @@ def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
     yield optim.not_needed(
         "override_optimizer_config.{optimizer_cpu_offload,optimizer_offload_fraction,"
         "overlap_cpu_optimizer_d2h_h2d,use_precision_aware_optimizer,use_torch_optimizer_for_cpu_offload}",
-        _SPEED,
+        SPEED,
     )
     yield optim.unsupported("override_optimizer_config{,.**}", "betas, eps and weight_decay are keys of their own")
     yield optim.unsupported("num_cycles", "half a cosine", 0.5, default=0.5)
@@ -242,7 +260,8 @@ def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
     megatrons = "{lr_warmup_init,lr_min,lr_start,weight_decay_incr_style}"
     yield optim.unsupported(megatrons, "lr_scheduler_type, lr_warmup_steps, min_lr_ratio", 0.0, "constant")
     yield optim.unsupported("lr_decay_ratio", "the decay is over the whole run", 1.0)
-    yield optim.not_needed("{muon_*,lr_wsd_decay_style,*_dtype,use_*}", "only with Megatron's optimizers")
+    yield optim.unsupported("{main_grads_dtype,exp_avg_dtype,exp_avg_sq_dtype}", _STATE, "fp32", "float32")
+    yield from optim.all_not_needed(_OPTIMIZER)
 
 
 def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
@@ -270,38 +289,47 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
 def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> Iterator[Row]:
     yield model.renamed("enable_gradient_checkpointing", "gradient_checkpointing", True)
     yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype, "bfloat16")
+    if engine.verl != f"{trained.verl}.fsdp_config":  # older versions have the engine's keys under critic.model
+        yield Section(f"{trained.verl}.model.fsdp_config", trained.ours).changed(
+            "dtype", "dtype", COMPUTE, compute_dtype
+        )
     checkpoint, always = Section(f"{trained.verl}.checkpoint"), "model, optimizer and the rest are always saved"
     yield checkpoint.changed("save_contents", "checkpoint.save_hf_model", always, _hf_model, _EVERYTHING)
     yield checkpoint.slower("load_contents", "checkpoints are loaded whole", _EVERYTHING, [*_EVERYTHING, "hf_model"])
-    yield checkpoint.not_needed("**", "always written in the background, whole or not at all")
-    masters = "master weights are fp32"
-    yield engine.checked("model_dtype", f"{masters}; with LoRA the others have the key dtype", of.model_dtype, "fp32")
+    written = "always written in the background, whole or not at all"
+    yield checkpoint.not_needed("{contents,async_save,strict,mbridge_config}", written)
+    yield from engine_dtypes(trained)
+    # Older versions have the engine's keys of the critic under critic.model.
+    masters = Section(f"{trained.verl}.{ENGINES}")
+    yield engine.checked("model_dtype", MASTERS, of.model_dtype, "fp32")
+    yield masters.checked("model_dtype", MASTERS, of.model_dtype)
     yield engine.renamed("mixed_precision.param_dtype", "dtype", None, compute_dtype)
     reduced = "gradients are reduced in fp32"
     yield engine.slower("mixed_precision.{reduce_dtype,buffer_dtype}", reduced, "fp32", "float32")
     yield engine.unsupported("mixed_precision.**", f"{trained.ours}.dtype; {reduced}")
-    any_engine = Section(f"{trained.verl}.{_ENGINES}", trained.ours)
-    yield any_engine.taken("param_offload")
-    yield any_engine.taken("optimizer_offload")
-    yield any_engine.slower("offload_policy", _OFFLOAD_POLICY)
+    of_any = Section(masters.verl, trained.ours)
+    yield of_any.taken("param_offload")
+    yield of_any.taken("optimizer_offload")
+    yield of_any.slower("offload_policy", _OFFLOAD_POLICY)
     whole = "-1, all ranks of the group, if it does not divide them"
     yield engine.changed("fsdp_size", "fsdp_size", whole, of.fsdp_size, -1)
     both = Section(f"{{{engine.verl},{trained.verl}}}", trained.ours)
-    yield both.unsupported("qat.enable", "no quantization in training")
+    yield trained.unsupported("qat.enable", "no quantization in training")
     part = "the part of it that divides the ranks of the group, which --gpus sets"
     yield both.changed("ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", part, of.sequence_size, 1)
-    yield engine.not_needed("{seed,full_determinism}", "run.seed determines a run")
     yield both.changed("strategy", "strategy", "fsdp and fsdp2 are fsdp2", _strategy)
-    yield trained.not_needed("{megatron,veomni,torchtitan,automodel,mindspeed,engine}.**", _FSDP2)
-    yield engine.not_needed("**", SHARDED)
-    yield trained.not_needed("{fsdp_config,fsdp,qat}.**", _SPEED)
-    yield trained.not_needed("{profiler,profile}.**", "trace.json has every call of a step, for Perfetto")
+    yield of_any.changed("fsdp_size", "fsdp_size", whole, of.fsdp_size)
+    yield of_any.changed("ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", part, of.sequence_size)
+    yield from any_engine(trained.verl)
+    yield from rest_of_engines(trained.verl)
+    yield trained.not_needed(f"qat.{OF_QAT}", "only with qat.enable")
+    yield trained.tree_not_needed("{profiler,profile}.**", "trace.json has every call of a step, for Perfetto")
     always_loaded = "rollout.n; services.progress_timeout_s; weights are always loaded"
     yield trained.not_needed("{rollout_n,nccl_timeout,load_weight}", always_loaded)
     chunks = "{entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,entropy_checkpointing}"
     yield trained.not_needed(chunks, "logits are always computed in pieces")
     kernels = "{pad_to_length,use_remove_padding,use_torch_compile,use_fused_kernels,use_prefix_grouper}"
-    yield trained.not_needed(kernels, _SPEED)
+    yield trained.not_needed(kernels, SPEED)
 
 
 def _model(ours: str, model: Section) -> Iterator[Row]:
@@ -309,14 +337,16 @@ def _model(ours: str, model: Section) -> Iterator[Row]:
     without = "without dropout, which is 0, and attn_implementation, which is the fastest"
     yield model.taken("override_config", {}, _override_config, note=without, is_section=True)
     yield model.unsupported("hf_config_path", "write it into the model folder's config.json")
-    yield model.unsupported("external_lib", "only models of transformers")
+    yield model.unsupported("external_lib", "only models of transformers", default=None)
     yield model.unsupported("mtp.{enable,enable_train,enable_rollout}", "no multi-token prediction")
-    yield model.not_needed("mtp.**", "only with multi-token prediction")
+    yield model.not_needed(f"mtp.{{{OF_MTP}}}", "only with multi-token prediction")
     yield model.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")
     activations = f"{ours}.gradient_checkpointing, lower {ours}.ppo_max_token_len_per_gpu"
     yield model.slower("{enable_activation_offload,tiled_mlp.enabled}", activations)
-    kernels = "{use_shm,use_remove_padding,use_liger,use_fused_kernels,fused_kernel_options.**,tiled_mlp.num_shards}"
-    yield model.not_needed(kernels, _SPEED)
+    ways = "activations_checkpoint_method,activations_checkpoint_granularity,activations_checkpoint_num_layers"
+    yield model.not_needed(f"gradient_checkpointing_kwargs.{{{ways}}}", SPEED)
+    options = "fused_kernel_options.impl_backend,tiled_mlp.num_shards"
+    yield model.not_needed(f"{{use_shm,use_remove_padding,use_liger,use_fused_kernels,{options}}}", SPEED)
 
 
 def _adapters(model: Section) -> Iterator[Row]:
@@ -340,4 +370,10 @@ def _adapters(model: Section) -> Iterator[Row]:
     yield model.unsupported("lora.type", "plain LoRA", "lora")
     yield model.unsupported("lora.dropout", "all dropout is 0", 0, 0.0)
     yield model.unsupported("target_parameters", "adapters are on linear layers: experts stay frozen")
-    yield model.not_needed("lora.*", "A is Kaiming-uniform and B 0 at first; adapters are merged for rollouts")
+    yield model.unsupported("lora.dtype", "adapters are fp32", "fp32", "float32")
+    yield model.unsupported("lora.freeze_language_model", "only adapters are trained", True)
+    yield model.unsupported("lora.lora_B_init_method", "B is 0 at first", "zero")
+    yield model.not_needed("lora.lora_A_init_method", "A is Kaiming-uniform at first")
+    yield model.not_needed("lora.{dropout_position,a2a_experimental,fully_sharded_loras}", SPEED)
+    yield model.not_needed("lora.merge", "adapters are merged for rollouts")
+    yield model.not_needed("lora.{freeze_vision_model,freeze_vision_projection}", "text only")

@@ -55,8 +55,9 @@ def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def _names(of_row: list[Finding]) -> list[str]:
-    """Returns the verl keys that one row of the table matched; for four or more keys, the pattern of the row."""
-    return [finding.key for finding in of_row] if len(of_row) < 4 else [f"{of_row[0].row} ({len(of_row)} keys)"]
+    """Returns the verl keys that one row of the table matched; for four or more keys of a tree, its pattern."""
+    is_tree = "*" in of_row[0].row and len(of_row) >= 4
+    return [f"{of_row[0].row} ({len(of_row)} keys)"] if is_tree else [finding.key for finding in of_row]
 
 
 def _ours(finding: Finding) -> str:

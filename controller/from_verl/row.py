@@ -99,8 +99,28 @@ class Section:
         return Row(self._key(key), "changed", "", how, default, convert)
 
     def not_needed(self, key: str, why: str, default: Any = NO_DEFAULT) -> Row:
-        """Makes the rule for a verl key that SplitPPO does not need, whatever the value; `why` is the reason."""
+        """Makes the rule for a verl key that SplitPPO does not need, whatever the value; `why` is the reason.
+
+        `key` may name several keys as {a,b}, but not by a wildcard: a later version of verl may have a key that the
+        wildcard matches, and that changes what is learned.
+
+        Raises:
+            ValueError: `key` has a wildcard.
+        """
+        if "*" in key:
+            raise ValueError(f"{self._key(key)}: expected the names of keys that are not needed, not a wildcard")
         return Row(self._key(key), "not needed", note=why, default=default)
+
+    def all_not_needed(self, names: Mapping[str, str]) -> Iterator[Row]:
+        """Makes the rules `not_needed` for many keys: `names` has, for each reason, verl's names between blanks."""
+        return (self.not_needed(f"{{{','.join(keys.split())}}}", why) for why, keys in names.items())
+
+    def tree_not_needed(self, key: str, why: str) -> Row:
+        """Makes the rule for a whole tree of verl's keys, present and future, none of which can touch a number.
+
+        `key` is a pattern. Such trees are about logs, profiles and Ray alone.
+        """
+        return Row(self._key(key), "not needed", note=why)
 
     def unsupported(self, key: str, instead: str, *off: Any, default: Any = NO_DEFAULT) -> Row:
         """Makes the rule for a verl key that is not supported; a training run without the key learns something else.

@@ -95,7 +95,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     for key, line in settings.given.items():
         finding = replace(_dropped(_finding(key, run), drop), line=line)
         result.findings.append(finding)
-        if finding.outcome in ("taken", "changed") and "*" not in finding.to:
+        if finding.to and finding.outcome in ("taken", "changed") and "*" not in finding.to:
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
     _place(result, run)
     return result
@@ -126,7 +126,7 @@ def _unknown(key: str, value: Any) -> Finding:
     if value in (None, [], {}):
         return Finding(key, value, "not needed", "off")
     close = difflib.get_close_matches(key, [row.key for row in ROWS if not row.is_pattern], n=1, cutoff=0.8)
-    note = f"did you mean {close[0]}?" if close else "mistyped, or of a fork"
+    note = f"did you mean {close[0]}?" if close else "mistyped, of a fork, or of a version of verl after 0.9"
     return Finding(key, value, "unknown", note)
 
 

@@ -48,7 +48,8 @@ def test_no_row_stands_behind_one_that_says_it_already() -> None:
         ("critic.optim.lr", "taken"),
         ("trainer.critic_warmup", "changed"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.some_option", "not supported"),
-        ("actor_rollout_ref.rollout.engine_kwargs.sglang.some_option", "not needed"),
+        ("actor_rollout_ref.rollout.engine_kwargs.sglang.some_option", "not supported"),
+        ("actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend", "not needed"),
     ],
 )
 def test_a_pattern_has_the_keys_that_it_means(key: str, expected: str) -> None:
