@@ -141,4 +141,4 @@ class RunOutcome:
 
 def sentence(error: Exception) -> str:
     """Joins an exception's message and its notes (`add_note`) into one sentence."""
-    return "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])

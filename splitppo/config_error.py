@@ -21,7 +21,12 @@ def config_errors(*kinds: type[Exception], before: str = "", after: str = "", in
     try:
         yield
     except kinds as error:
-        raise ConfigError(instead or f"{before}{error}{after}") from error
+        raise ConfigError(instead or f"{before}{sentence_of(error)}{after}") from error
+
+
+def sentence_of(error: BaseException) -> str:
+    """Returns the message of an exception in one line; the name of its type if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

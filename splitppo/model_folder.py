@@ -1,8 +1,13 @@
 """Finds the folder of a model or a data set: a local one, or files that are fetched from the Hugging Face hub."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from splitppo.config_error import ConfigError, config_errors
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 def local_folder(name: str, files: Sequence[str], kind: Literal["model", "dataset"] = "model") -> Path:
@@ -25,3 +30,27 @@ def local_folder(name: str, files: Sequence[str], kind: Literal["model", "datase
     except Exception as error:  # of the hub, of the network, of a name that cannot be one
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(f"{name!r} is neither a folder nor a {kind} that the hub gives us: {reason}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON object from a file; {} if the file does not exist, ConfigError if the file has no JSON object."""
+    if not file.is_file():
+        return {}
+    with config_errors(ValueError, RecursionError, before=f"{file} is not valid JSON: "):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def eos_token_ids(file: Path) -> list[int]:
+    """Reads the ids of the tokens that end a response from generation_config.json or config.json; [] if it has none.
+
+    Raises:
+        ConfigError: the file has no JSON object, or its `eos_token_id` is neither an id nor a list of them.
+    """
+    value = read_json(file).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in ids):
+        raise ConfigError(f"{file}: expected eos_token_id to be a token id or a list of them, got {json.dumps(value)}")
+    return ids

@@ -87,5 +87,5 @@ def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> d
 
 
 def describe(error: BaseException) -> str:
-    """Returns the type and the message of an exception as one line of text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Returns the type of an exception and its message, if it has one, as one line of text."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

@@ -11,7 +11,8 @@ def weight_files(folder: Path) -> list[Path]:
     """Returns the paths of a model's safetensors files, sorted by name; an empty list if the folder has no weights.
 
     Raises:
-        ValueError: the index cannot be used, or names a file that is not there.
+        ValueError: the index cannot be used, or names a file that is not there, or not the single file beside it, which
+            transformers then reads, while vLLM reads those of the index.
     """
     index = folder / INDEX_FILE
     if not index.is_file():
@@ -24,4 +25,9 @@ def weight_files(folder: Path) -> list[Path]:
     for file in files:
         if not file.is_file():
             raise ValueError(f"{index} names {file.name}, which is not there")
+    if (folder / SINGLE_FILE).is_file() and SINGLE_FILE not in names:
+        raise ValueError(
+            f"{folder} has {SINGLE_FILE} and, by {INDEX_FILE}, weights in other files: remove those that are out of"
+            " date (the single file, or the index and its files)"
+        )
     return files

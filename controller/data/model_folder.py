@@ -1,19 +1,18 @@
 """Reads the small files of a model (tokenizer, config.json), from a local folder or from the Hugging Face hub."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from splitppo.config import ConfigError
 from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from splitppo.config_error import config_errors
-from splitppo.model_folder import local_folder
+from splitppo.model_folder import GENERATION_CONFIG, local_folder, read_json
 
 _HUB_FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "generation_config.json",
+    GENERATION_CONFIG,
     "config.json",
     "chat_template.jinja",
     ADAPTER_CONFIG,
@@ -31,17 +30,6 @@ def model_folder(source: str, key: str) -> Path:
     """
     with config_errors(ValueError, after=f" (key {key})"):
         return local_folder(source, _HUB_FILES)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; {} if the file does not exist, ConfigError if the file has no JSON object."""
-    if not file.is_file():
-        return {}
-    with config_errors(ValueError, before=f"{file} is not valid JSON: "):
-        content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
 
 
 def read_description(source: str, key: str) -> dict[str, Any]:

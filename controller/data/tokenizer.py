@@ -15,9 +15,10 @@ import tokenizers
 from numpy.typing import NDArray
 
 from controller.data.chat_template import ChatTemplate, Prompt, load_chat_template
-from controller.data.model_folder import model_folder, read_json
+from controller.data.model_folder import model_folder
 from splitppo.config import ConfigError
 from splitppo.config_error import config_errors
+from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, read_json
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # At most so many encodings are in memory, and, but for one text that is longer, of so many characters.
@@ -148,9 +149,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
-    ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(folder / name).get("eos_token_id")
-        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    ids = [*eos_token_ids(folder / GENERATION_CONFIG), *eos_token_ids(folder / "config.json")]
     own = None if eos_token is None else backend.token_to_id(eos_token)
     return tuple(dict.fromkeys(ids if own is None else [*ids, own]))

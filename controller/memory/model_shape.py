@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from controller.data.model_folder import read_json
 from splitppo.config import TrainedModelConfig
 from splitppo.config_error import config_errors
+from splitppo.model_folder import read_json
 from splitppo.weight_files import weight_files
 
 Kind = Literal["policy", "value"]

@@ -159,12 +159,10 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, is_truncated_B: M
     learned_N, lengths = not_rejected.values, not_rejected.lengths
     if algorithm.mask_truncated_completions:
         learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
-    num_learned = int(learned_N.sum())
+    num_learned, total = learned_N.sum(), len(learned_N)
     if num_learned < 2:
         log.warning(
-            "%d of %d response tokens are left to learn from: nothing is learned in this step",
-            num_learned,
-            len(learned_N),
+            "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total
         )
         learned_N = np.zeros_like(learned_N)
     return Column(learned_N, lengths)

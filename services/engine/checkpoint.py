@@ -52,11 +52,15 @@ class Checkpointer:
     reads weights and moments in place: call `wait_until_written` before they change. The tokenizer files of the folder
     `source` are copied into `huggingface/`. A rank writes while it has the lock of one of the files `writer_locks`, if
     there are any. `base` describes the frozen model under the adapters; None without adapters.
+
+    Raises:
+        ValueError: transformers could not load what a checkpoint would hold.
     """
 
     def __init__(
         self, model: Any, source: Path, writer_locks: Sequence[Path] = (), base: AdapterBase | None = None
     ) -> None:
+        hf_folder.check_can_be_saved(model.config)
         self._model, self._source, self._writer_locks, self._base = model, source, writer_locks, base
         self._base_files = file_states(source) if base is not None else ()  # as they were when the model was loaded
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
@@ -131,7 +135,7 @@ class Checkpointer:
             return ""
         with any_lock(self._writer_locks):
             hf_folder.copy_files(self._source, directory / HF_FOLDER)
-            self._model.config.save_pretrained(directory / HF_FOLDER)
+            hf_folder.write_config(self._model.config, self._model.config.dtype, directory / HF_FOLDER)
             if self._base is not None:
                 self._base = self._base.with_digests(self._base_files)
                 write_adapter(directory, self._model, self._base)

@@ -6,7 +6,6 @@ to the disk: a version need not survive its machine.
 """
 
 import contextlib
-import copy
 import hashlib
 import itertools
 import json
@@ -131,9 +130,7 @@ class Publisher:
         manifest = WeightsManifest.read(published / MANIFEST)
         with hf_folder.replacing(folder) as partial_folder:
             hf_folder.copy_files(source, partial_folder)
-            config = copy.copy(self.model.config)
-            config.dtype = self.dtype
-            config.save_pretrained(partial_folder)
+            hf_folder.write_config(self.model.config, self.dtype, partial_folder)
             files, of_all = sorted(manifest.files), f"of-{len(manifest.files):05d}.safetensors"
             kept_as = {file: f"model-{number:05d}-{of_all}" for number, file in enumerate(files, 1)}
             for file, kept_file in kept_as.items():

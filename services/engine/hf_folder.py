@@ -1,5 +1,10 @@
-"""Writes a trained model as a Hugging Face folder: tokenizer files and safetensors weights."""
+"""Writes a trained model as a Hugging Face folder: tokenizer files, config and safetensors weights.
 
+The files of the folder that training began with are copied as they are. `save_pretrained` of transformers writes none
+of this: it refuses values that do no harm, such as a temperature in generation_config.json without `do_sample`.
+"""
+
+import copy
 import json
 import os
 import re
@@ -10,15 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils import logging as hf_logging
 
 from splitppo.atomic_write import sync_folder
+from splitppo.config_error import sentence_of
 from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
 # The files of a tokenizer, and of generation; all other files of a model folder are config or weights.
@@ -47,32 +54,50 @@ def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILE
 def write_weights(
     folder: Path, num_bytes: Mapping[str, int], read: Callable[[Sequence[str]], dict[str, Tensor]]
 ) -> None:
-    """Writes weights into a Hugging Face folder with a config, file by file: at most MAX_FILE_BYTES are in memory.
+    """Writes fp32 weights into a Hugging Face folder with a config, file by file: at most MAX_FILE_BYTES are in memory.
 
-    `num_bytes` is the size of each weight in bytes, by name, and `read` returns the weights with the given names.
+    `num_bytes` is the size of each weight in bytes, by name, and `read` returns the weights with the given names. The
+    config then says that the weights are fp32.
 
     Raises:
         ValueError: the folder has no config, or transformers lacks the architecture in the config.
         OSError: storage has failed.
     """
     model = model_without_weights(folder)
+    not_saved = set(model._keys_to_ignore_on_save or ())  # noqa: SLF001 # transformers has no public name for it
     files = [*_layers_by_file(num_bytes)]
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, 1):
-        # In a new folder, because transformers removes the files of other weights from the folder that it saves to.
-        with TemporaryDirectory(dir=folder) as part:
-            with storage_errors_of(folder):
-                model.save_pretrained(part, state_dict=read(names))
-            weights = Path(part) / SAFE_WEIGHTS_NAME
-            if len(files) > 1:
-                weights = weights.rename(weights.with_name(f"model-{number:05d}-of-{len(files):05d}.safetensors"))
-                with safe_open(weights, "pt") as stored:
-                    weight_map |= dict.fromkeys(stored.keys(), weights.name)
-            for file in Path(part).iterdir():
-                file.replace(folder / file.name)
-    if weight_map:
+        file_name = SAFE_WEIGHTS_NAME
+        if len(files) > 1:
+            file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        weights = {name: weight for name, weight in read(names).items() if name not in not_saved}
+        stored = {name: weight.contiguous() for name, weight in revert_weight_conversion(model, weights).items()}
+        with storage_errors_of(folder):
+            safetensors.torch.save_file(stored, folder / file_name, {"format": "pt"})
+        weight_map |= dict.fromkeys(stored, file_name)
+    write_config(model.config, torch.float32, folder)
+    if len(files) > 1:
         write_index(folder, weight_map, sum(num_bytes.values()))
     _make_durable(folder)
+
+
+def write_config(config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> None:
+    """Writes config.json into a folder, with the dtype that the weights there have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = copy.copy(config)
+    described.dtype = dtype
+    described.to_json_file(folder / "config.json")
+
+
+def check_can_be_saved(config: PreTrainedConfig) -> None:
+    """Checks that a folder with this config can get weights; ValueError if `write_weights` would fail for its sake."""
+    with TemporaryDirectory() as folder:
+        write_config(config, torch.float32, Path(folder))
+        try:
+            model_without_weights(Path(folder))
+        except Exception as error:  # wrong sizes in a config may raise anything in transformers
+            raise ValueError(f"a checkpoint of this model could not be exported: {sentence_of(error)}") from error
 
 
 @contextmanager
@@ -134,11 +159,7 @@ def model_without_weights(folder: Path) -> Any:
     if model_class is None:
         raise ValueError(f"{folder / 'config.json'}: transformers has no architecture {architecture!r}")
     with torch.device("meta"):
-        model = model_class(config)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    hf_logging.disable_progress_bar()
-    return model
+        return model_class(config)
 
 
 def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:

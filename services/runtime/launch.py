@@ -35,6 +35,7 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, threads_of_rank
+from splitppo.config_error import sentence_of
 from splitppo.end_reason import BAD_INPUT_EXIT, write_end_reason
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
@@ -83,7 +84,7 @@ def run(
             load_server_credentials(config.services, role_name)
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
     except (ValueError, OSError) as error:
-        _say_once(" ".join(str(error).split()))
+        _say_once(sentence_of(error))
         return BAD_INPUT_EXIT
     except KeyboardInterrupt:
         return _INTERRUPTED

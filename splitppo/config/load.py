@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from splitppo.config.resolve import resolve
 from splitppo.config.rules.table import check_rules
 from splitppo.config.schema import Config
-from splitppo.config_error import ConfigError, config_errors, did_you_mean
+from splitppo.config_error import ConfigError, config_errors, did_you_mean, sentence_of
 
 
 class _Loader(yaml.SafeLoader):
@@ -146,7 +146,7 @@ def _parse(text: str, source: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{source} is not valid YAML: {sentence_of(error)}") from error
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

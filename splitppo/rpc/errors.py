@@ -17,6 +17,7 @@ from grpc import StatusCode
 from grpc_status import rpc_status
 
 from splitppo.manifest import DamagedCheckpoint
+from splitppo.user_file import describe
 
 ERROR_DOMAIN = "splitppo"
 
@@ -75,7 +76,7 @@ class WireError(Exception):
 
     def __init__(self, message: str, place: Place = Place()) -> None:
         super().__init__(message)
-        self.message = message.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+        self.message = " ".join(message.split()).encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.place = place
 
     def __str__(self) -> str:
@@ -199,8 +200,8 @@ def wire_error(error: BaseException, place: Place = Place()) -> WireError:
         return error.at(place)
     for meant, ours in _MEANINGS.items():
         if isinstance(error, meant):
-            return ours(str(error) or ours.__doc__ or ours.reason, place)
-    return Internal(f"{type(error).__name__}: {error}", place)
+            return ours(str(error).strip() or ours.__doc__ or ours.reason, place)
+    return Internal(describe(error), place)
 
 
 def status_of(error: WireError) -> grpc.Status:

@@ -19,11 +19,11 @@ from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, r
 from services.engine.model.linear import use_fp32_head, use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
 from splitppo.config.sections.models import Checkpointing, is_dropout
-from splitppo.model_folder import local_folder
+from splitppo.config_error import sentence_of
+from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, local_folder
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _RANDOM = ("phimoe",)  # no attribute of its config switches that off
-_GENERATION_CONFIG = "generation_config.json"
 _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
     "policy": response_log_probs,
     "value": response_values,
@@ -76,8 +76,8 @@ def build_model(
             if changed := shapes ^ _shapes(model):
                 names = ", ".join(override_config)
                 raise ValueError(f"override_config ({names}) changes the weights: {min(changed)[0]}")
-        if (folder / _GENERATION_CONFIG).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if kind == "policy" and (end_ids := eos_token_ids(folder / GENERATION_CONFIG)):
+            model.generation_config = GenerationConfig(eos_token_id=end_ids)
         set_attention(model, generation=False)
         if kind == "reward" and not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
@@ -155,7 +155,7 @@ def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, An
     try:
         return type(config).from_dict({**described, **changes})
     except StrictDataclassError as error:
-        raise ValueError(f"override_config: {' '.join(str(error).split())}") from error
+        raise ValueError(f"override_config: {sentence_of(error)}") from error
 
 
 def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
@@ -199,5 +199,4 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _unusable(name: str, kind: Kind, error: Exception) -> ValueError:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ValueError(f"{name} is not a usable Hugging Face {kind} model: {reason}")
+    return ValueError(f"{name} is not a usable Hugging Face {kind} model: {sentence_of(error)}")

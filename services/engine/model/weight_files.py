@@ -53,6 +53,16 @@ def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int
         yield first, stored[first : min(stop, first + step)]
 
 
+def have_equal_values(one: StoredTensor, other: StoredTensor, dtype: torch.dtype) -> bool:
+    """Returns True if two stored tensors are the same in shape and, in a model of this dtype, in all values."""
+    shape = shape_of(one)
+    if shape != shape_of(other):
+        return False
+    num_rows = shape[0] if shape else 1
+    pieces = zip(read_rows(one, 0, num_rows), read_rows(other, 0, num_rows), strict=True)
+    return all(torch.equal(rows.to(dtype), of_other.to(dtype)) for (_, rows), (_, of_other) in pieces)
+
+
 @torch.no_grad()
 def fill(target: Tensor, name: str, stored: StoredTensor) -> None:
     """Copies this rank's rows of a stored tensor into `target`, sharded or not; ValueError if the shapes differ."""

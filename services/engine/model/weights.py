@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from services.engine.model.adapters import HEADS, base_parameters
 from services.engine.model.file_names import FileNames
-from services.engine.model.weight_files import StoredTensor, fill, open_weights
+from services.engine.model.weight_files import StoredTensor, fill, have_equal_values, open_weights
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
     With each tensor comes its name in the files. Only a value head may be missing.
 
     Raises:
-        ValueError: weights are missing, in one sentence.
+        ValueError: weights are missing, or a tied one has two values; in one sentence.
         OSError, RuntimeError, KeyError, SafetensorError: the weights cannot be read.
     """
     found, missing = _find_all(model, open_weights(folder))
@@ -72,12 +72,24 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
 
 
 def _find_all(model: Any, source: Mapping[str, StoredTensor]) -> tuple[dict[str, tuple[str, StoredTensor]], list[str]]:
-    """Finds the tensors of a model in `source`; returns them, and the names of the parameters that it lacks."""
+    """Finds the tensors of a model in `source`; returns them, and the names of the parameters that it lacks.
+
+    Raises:
+        ValueError: `source` has different values under two names of one tensor, such as a tied output layer.
+    """
     found, missing, in_files = {}, [], FileNames.of(model)
     for tensor, names in _names_by_tensor(model).items():
-        stored = ((name, in_files.find(source, name)) for name in _candidates(names, model))
-        if (first := next((pair for pair in stored if pair[1] is not None), None)) is not None:
-            found[names[0]] = first
+        under_its_names = ((name, in_files.find(source, name)) for name in _candidates(names, model))
+        stored = {name: values for name, values in under_its_names if values is not None}
+        if stored:
+            first, *others = stored
+            for other in others:
+                if not have_equal_values(stored[first], stored[other], tensor.dtype):
+                    raise ValueError(
+                        f"its weights have other values in {other} than in {first}, but by its config.json both are"
+                        f" one: to use both, set tie_word_embeddings to false there; else remove {other}"
+                    )
+            found[names[0]] = first, stored[first]
         elif isinstance(tensor, nn.Parameter):
             missing.append(names[0])
     return found, missing

@@ -42,6 +42,7 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.config_error import sentence_of
 from splitppo.machine.heavy_imports import heavy_imports
 
 
@@ -109,7 +110,7 @@ class VllmRollout:
             except (ValueError, RuntimeError) as error:
                 if isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
                     raise
-                raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {' '.join(str(error).split())}") from error
+                raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {sentence_of(error)}") from error
 
     def _max_num_batched_tokens(self) -> int:
         """Limits the configured max_num_batched_tokens: at most all rows at full length, at least a token per row."""

@@ -12,6 +12,7 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 from splitppo.config.threads import threads_of_rank
 from splitppo.config.worker_digest import worker_digest
+from splitppo.config_error import sentence_of
 from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.machine.cores import permitted_cores
 
@@ -54,7 +55,7 @@ def start_group_unless_rank(role_name: RoleName) -> None:
         config = load_config(options.config, options.overrides)
         torchrun = [*CLOSED_TORCHRUN, *_torchrun_flags(role_name, config, options.node_rank)]
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {sentence_of(error)}\n")
         sys.exit(BAD_INPUT_EXIT)
     service = config.services.of(role_name)
     num_threads = threads_of_rank(service, service.num_local_processes, permitted_cores())

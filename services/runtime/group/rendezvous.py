@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
 from splitppo import __version__
+from splitppo.config_error import sentence_of
 
 BACKEND = "closed"  # the name of this rendezvous in torchrun's flags
 LOOPBACK = "127.0.0.1"
@@ -209,7 +210,7 @@ class MachinesRendezvous(Rendezvous):
                     store.set_timeout(_STORE_TIMEOUT)
                     return store
             except (OSError, RuntimeError) as error:
-                lost = f": {' '.join(str(error).split())}"
+                lost = f": {sentence_of(error)}"
             time.sleep(_POLL_INTERVAL_S)
         raise HasNotMet(
             f"the machines of {self._me.section} have not met at {self._where} within {self._timeout_s:g} s{lost}"

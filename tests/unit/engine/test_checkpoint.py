@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from services.engine import export, hf_folder
+from services.engine.hf_folder import check_can_be_saved
+from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
 from services.engine.weights_digest import weights_digest
 from splitppo.file_lock import any_lock
@@ -324,6 +327,40 @@ def test_export_gives_a_folder_that_transformers_loads_with_the_same_weights(
     assert weights_digest(model) == engine.compute_weights_digest()
     assert model.generation_config.eos_token_id == EOS
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("abc")["input_ids"] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"eos_token_id": 1, "top_k": 20}',
+        '{"eos_token_id": [1], "do_sample": false, "temperature": 1e-6, "min_p": 0.1}',
+        '{"num_beams": 1, "length_penalty": 2.0, "early_stopping": true}',
+        '{"max_new_tokens": -1, "cache_implementation": "none of theirs", "our_own_key": {"a": [1]}}',
+        '{"num_return_sequences": 4, "output_scores": true}',
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("kind", ["policy", "value"])
+def test_a_generation_config_is_copied_as_it_is_whatever_transformers_would_say(
+    policy: Path, tmp_path: Path, kind: Kind, content: str
+) -> None:
+    shutil.copytree(policy, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(content)
+    engine = make_engine(tmp_path / "model", kind)
+    for with_hf_model in (True, False):
+        engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=with_hf_model).result(30)
+        folder = tmp_path / "part" / "huggingface"
+        if not with_hf_model:
+            folder = tmp_path / "out"
+            export.export(tmp_path / "part", folder)
+        assert (folder / "generation_config.json").read_text() == content
+        assert make_engine(folder, kind, seed=9).compute_weights_digest() == engine.compute_weights_digest()
+
+
+def test_what_no_checkpoint_could_give_back_is_refused_before_training() -> None:
+    config = AutoConfig.for_model("qwen2", architectures=["OursForCausalLM"])
+    with pytest.raises(ValueError, match=r"could not be exported: .* has no architecture 'OursForCausalLM'$"):
+        check_can_be_saved(config)
 
 
 @pytest.mark.parametrize("tied", [True, False])

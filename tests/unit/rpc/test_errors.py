@@ -68,6 +68,19 @@ def test_status_codes_are_those_of_the_protocol(kind: type[WireError], code: grp
     assert status_of(kind("x")).code is code
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("it is invalid:\n- `a`: is 1\n\nFix it."), "actor: it is invalid: - `a`: is 1 Fix it."),
+        (RuntimeError("\n two \n lines"), "actor: RuntimeError: two lines"),
+        (RuntimeError(), "actor: RuntimeError"),
+        (ValueError(" \n"), f"actor: {errors.InvalidArgument.__doc__}"),
+    ],
+)
+def test_any_exception_arrives_as_one_line_that_says_something(error: Exception, sentence: str) -> None:
+    assert str(over_the_wire(wire_error(error, Place(role="actor")))) == sentence
+
+
 def test_a_strangers_client_reads_reason_and_place_from_the_error_info() -> None:
     ((key, value),) = status_of(errors.OutOfMemory("no memory", PLACE)).trailing_metadata
     status = status_pb2.Status.FromString(value)

@@ -182,6 +182,15 @@ def test_eos_ids_of_all_files_count_and_those_for_generation_come_first(tmp_path
     assert load_tokenizer(str(folder)).eos_token_ids == (2, 1, 0)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", ["</s>", [1, "</s>"], {"id": 1}, 1.5])
+def test_an_end_of_sequence_id_that_is_no_id_is_one_sentence(tmp_path: Path, name: str, value: object) -> None:
+    folder = save_model(tmp_path)
+    (folder / name).write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ConfigError, match=rf"{name}: expected eos_token_id to be a token id or a list of them, got "):
+        load_tokenizer(str(folder))
+
+
 def test_special_tokens_are_read_from_the_older_file_and_as_objects(tmp_path: Path) -> None:
     folder = save_model(tmp_path, eos_token=None, chat_template="{{ eos_token }}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ eos_token }}"}))

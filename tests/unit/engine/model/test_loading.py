@@ -228,6 +228,78 @@ def test_experts_that_are_incomplete_are_one_sentence(
     assert str(caught.value).endswith(f": {sentence}")
 
 
+def with_own_head(policy: Path, folder: Path, *, sharded: bool = False, **config: Any) -> torch.Tensor:
+    """Copies a folder whose config ties the output layer, and adds another output layer to the weights."""
+    stored = load_file(policy / "model.safetensors")
+    head = torch.randn(stored["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(1))
+    described = json.loads((policy / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | config))
+    if sharded:
+        save_file(stored, folder / "rest.safetensors")
+        save_file({"lm_head.weight": head}, folder / "head.safetensors")
+        weight_map = {**dict.fromkeys(stored, "rest.safetensors"), "lm_head.weight": "head.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        save_file({**stored, "lm_head.weight": head}, folder / "model.safetensors")
+    return head
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_own_output_layer_that_the_config_ties_is_refused_not_dropped(
+    policy: Path, tmp_path: Path, sharded: bool
+) -> None:
+    with_own_head(policy, tmp_path, sharded=sharded)
+    expected = "its weights have other values in lm_head.weight than in model.embed_tokens.weight, but by its config"
+    with pytest.raises(ValueError, match=f"^{tmp_path} is not a usable Hugging Face policy model: {expected}"):
+        load_model(str(tmp_path))
+
+
+def test_a_head_of_its_own_is_used_by_a_config_that_does_not_tie_it(policy: Path, tmp_path: Path) -> None:
+    head = with_own_head(policy, tmp_path, tie_word_embeddings=False)
+    assert torch.equal(load_model(str(tmp_path)).get_parameter("lm_head.weight"), head)
+
+
+def test_a_value_model_needs_no_output_layer_whatever_it_holds(policy: Path, tmp_path: Path) -> None:
+    with_own_head(policy, tmp_path)
+    assert weights_digest(load_model(str(tmp_path), "value")) == weights_digest(load_model(str(policy), "value"))
+
+
+def test_an_output_layer_that_is_stored_twice_with_the_same_values_is_tied(policy: Path, tmp_path: Path) -> None:
+    stored = load_file(policy / "model.safetensors")
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
+    save_file(stored, tmp_path / "model.safetensors")
+    assert weights_digest(load_model(str(tmp_path))) == weights_digest(load_model(str(policy)))
+
+
+def test_a_single_file_beside_an_index_of_others_is_refused(policy: Path, tmp_path: Path) -> None:
+    with_own_head(policy, tmp_path, sharded=True)
+    (tmp_path / "model.safetensors").symlink_to(policy / "model.safetensors")
+    with pytest.raises(ValueError, match=r"has model\.safetensors and, by model\.safetensors\.index\.json, weights in"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is not valid JSON: "),
+        ("[1]", "expected a JSON object, got list"),
+        ('{"eos_token_id": "</s>"}', 'expected eos_token_id to be a token id or a list of them, got "</s>"'),
+        ('{"eos_token_id": [1, [2]]}', "expected eos_token_id to be a token id or a list of them, got [1, [2]]"),
+        ('{"eos_token_id": true}', "expected eos_token_id to be a token id or a list of them, got true"),
+    ],
+)
+def test_a_generation_config_without_readable_ends_is_one_sentence(
+    policy: Path, tmp_path: Path, content: str, sentence: str
+) -> None:
+    (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match="is not a usable Hugging Face policy model") as caught:
+        build_model(str(tmp_path), "policy")
+    assert sentence in str(caught.value)
+    assert str(tmp_path / "generation_config.json") in str(caught.value)
+
+
 def test_a_folder_without_safetensors_is_one_sentence(policy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
     torch.save(load_model(str(policy)).state_dict(), tmp_path / "pytorch_model.bin")
