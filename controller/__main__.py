@@ -16,7 +16,7 @@ from pathlib import Path
 _NO_PACKAGE = "error: {} has no package {}: `make setup` makes an environment, `. .venv/bin/activate` enters it\n"
 
 try:
-    from splitppo.config import Config, ConfigError, dump_config, load_config
+    from splitppo.config import Config, ConfigError, load_config
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
     from splitppo.config.threads import crowding
@@ -96,6 +96,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
     from controller.run.folder import RunFolder
+    from splitppo.config.shown import shown_config
     from splitppo.machine.host_memory import host_memory
 
     inputs = load_inputs(config)
@@ -109,7 +110,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     if memory.misfit:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
-    shown = dump_config(config, with_defaults=with_defaults)
+    shown = shown_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{talks}{run}\n{memory}\n")
     check_devices(config, gpus)  # last: the plan is of use also on a machine that is not to run it
     return 0

@@ -2,13 +2,8 @@
 
 import re
 
-HIDDEN = "(hidden)"
-_NAME = (
-    r"(?:passw(?:or)?d|passwd|passphrase|passcode|pwd|secrets?|credentials?|auth(?:orization)?|bearer|cookies?|jwt|token"
-    r"|(?:api|access|private|secret|signing|ssh|encryption|wandb|hf|auth)[-_]?keys?)"
-)
-# A key is secret that has such a name anywhere, but not as the begin of another word, such as `tokenizer`.
-SECRET_KEY = re.compile(rf"(?:{_NAME}|(?<![a-z])pass)s?(?-i:(?![a-z]))", re.IGNORECASE)
+from splitppo.secret_names import HIDDEN, NAME
+
 _VALUE = r"""[^\s"',;)}\]]+"""
 # What may stand before a name in a word. It is bounded, so that the time for a long word grows as its length does.
 _BEFORE = r"[\w-]{0,60}"
@@ -17,11 +12,11 @@ _PATTERNS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         # a key that changed: both values, from the first such name of a line on
-        rf"(?m:^)((?>.*?{_NAME}: ))(?=.+(?: in the folder, | -> )).+",
+        rf"(?m:^)((?>.*?{NAME}: ))(?=.+(?: in the folder, | -> )).+",
         # name: value and name=value, also with quotes; a number behind `token` is one of a model's.
-        rf"""({_NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
+        rf"""({NAME}["']?\s*[:=]\s*(?:b?["'])?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)|(?<=token[:=])\s*\d+(?![\w-])|(?<=token[:=]\s)\d+(?![\w-])){_VALUE}""",
         # --name value, "name", "value", and NAME value
-        rf"""((?:-{_BEFORE}{_NAME}|["']{_BEFORE}{_NAME}["']|(?-i:[A-Z]_[A-Z_]{{0,60}}(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)){_VALUE}""",
+        rf"""((?:-{_BEFORE}{NAME}|["']{_BEFORE}{NAME}["']|(?-i:[A-Z]_[A-Z_]{{0,60}}(?:TOKEN|SECRET|PASSWORD|KEY)\b))["']?[,\s]\s*["']?(?:(?:bearer|basic|token)\s+)?)(?!\(hidden\)){_VALUE}""",
         rf"\b(bearer:?\s+)(?!\(hidden\)){_VALUE}",
         rf"\b(basic\s+)(?!\(hidden\))(?=\S*\d|\S{{16}}){_VALUE}",
         r"(://)[^/\s@:]*:[^/\s@]+(?=@)",

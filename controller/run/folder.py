@@ -7,6 +7,7 @@ controller that no longer has the folder.
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -27,9 +28,13 @@ from splitppo.config.keys import may_change
 from splitppo.config.load import read_tree, validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
 from splitppo.config.rules.table import check_rules
+from splitppo.config.shown import is_secret, secret_keys
 from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
+from splitppo.secret_names import HIDDEN
+
+log = logging.getLogger(__name__)
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
@@ -185,7 +190,15 @@ class RunFolder:
         self._published_by = [self.config] if used is None or is_copied else [self.config, used]
         self.changes = self._changes(stored, used)
         self._config_before = self.config_file.read_bytes() if stored is not None else b""
-        write_atomically(self.config_file, dump_config(self.config))
+        found = secret_keys(self.config)
+        if found:
+            log.warning(
+                "%s has %s, which looks like a secret: others cannot read the file; better let your code take it from"
+                " an environment variable",
+                self.config_file,
+                ", ".join(found),
+            )
+        write_atomically(self.config_file, dump_config(self.config), is_private=bool(found))
 
     def _changes(self, stored: Any, used: Config | None) -> list[str]:
         """Returns a line for each key that has another value than in the folder; ConfigError if one may not change."""
@@ -258,6 +271,8 @@ def _line(key: str, old: Any, new: Any) -> str:
     server, _, tool = key.removeprefix(_MCP_TOOLS).partition(".")
     if key.startswith(_MCP_TOOLS) and tool and ".function" not in tool:
         return f"{_MCP_TOOLS}{server}: the tool {tool} of the server {server} is {'new' if old is None else 'gone'}"
+    if is_secret(key):
+        return f"{key}: {HIDDEN} in the folder, another value now"
     return f"{key}: {old!r} in the folder, {new!r} now"
 
 

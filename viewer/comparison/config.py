@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
+from splitppo.secret_names import HIDDEN, SECRET_KEY
 from viewer.files import RunDir, Unreadable
-from viewer.redaction import HIDDEN, SECRET_KEY, redacted
+from viewer.redaction import redacted
 
 MAX_BYTES, MAX_KEYS, MAX_DEPTH, MAX_TEXT = 1 << 20, 5_000, 32, 500
 _NOTHING = ("", '""', "~", "null", "true", "false", "[]", "{}")

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-import yaml
-
 from controller.tracking.trackers.protocol import Run
-from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config import Config, ConfigError
 from splitppo.config.sections.tracking import TrackingConfig
+from splitppo.config.shown import shown_tree
 from splitppo.config_error import config_errors
 from splitppo.machine.process_tree import kill_tree
 
@@ -87,9 +86,8 @@ class TrackerProcess:
 
 
 def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
-    """Makes the description of a run that its trackers show, as a `Run`."""
-    tree = yaml.safe_load(dump_config(config))
-    return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
+    """Makes the description of a run that its trackers show, as a `Run`, without the secrets of its configuration."""
+    return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), shown_tree(config))
 
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
