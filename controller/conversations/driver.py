@@ -10,7 +10,6 @@ Every row has a task of its own. Replies that are there at the same time are sen
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +28,7 @@ from environments.messages import Answer
 from environments.pool import Episode
 from environments.record import StepRecord
 from splitppo.batch import Batch, Column
+from splitppo.clock import unix_s
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import conversation_pb2
 
@@ -135,7 +135,7 @@ class Conversations(OneTurn):
 
     async def ask(self, answer: Any) -> Answer:
         """Awaits an environment's answer, and notes the time for the timeline."""
-        started_s = time.time()
+        started_s = unix_s()
         self._num_asked += 1
         if self._num_asked == 1 and (not self._asked_s or started_s - self._asked_s[-1][1] > _PAUSE_S):
             self._asked_s.append((started_s, started_s))
@@ -144,7 +144,7 @@ class Conversations(OneTurn):
             return result
         finally:
             self._num_asked -= 1
-            self._asked_s[-1] = (self._asked_s[-1][0], time.time())
+            self._asked_s[-1] = (self._asked_s[-1][0], unix_s())
 
     def spans(self, step: int) -> list[Span]:
         return [Span("environments", "environment", step, start, end) for start, end in self._asked_s]

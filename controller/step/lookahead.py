@@ -5,7 +5,6 @@ The actor samples them before its update. A rollout group has these weights in f
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -19,6 +18,7 @@ from controller.step.finished import FinishedRollouts
 from controller.step.kept_groups import GroupsRanOut
 from controller.step.probe import Probe
 from controller.tracking.step_record import StepRecord
+from splitppo.clock import unix_s
 from splitppo.config import Config
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class RolloutsAhead(StepRollouts):
         self._may_update.set()
         updated_s = [span.finished_s for span in step.record.spans if span.name in ("update_actor", "publish")]
         # 0 without an update, and where the clocks of two machines differ by more than the wait.
-        step.record.timings_s["wait_rollouts"] = max(0.0, time.time() - max(updated_s, default=inf))
+        step.record.timings_s["wait_rollouts"] = max(0.0, unix_s() - max(updated_s, default=inf))
 
     async def before_update(self) -> None:
         """Waits until `look_ahead` needs the models of the running step no more."""
@@ -77,7 +77,7 @@ class RolloutsAhead(StepRollouts):
 
     async def _sample_next(self, step: StepContext, config: Config, first_draw: int) -> None:
         number, workers = step.number + 1, step.workers
-        record = StepRecord(number, time.time())
+        record = StepRecord(number, unix_s())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
         finish = partial(self._finish_next, following, first_draw)
         if workers.sampler.rollout is None:

@@ -1,7 +1,6 @@
 """Collects spans, timings and metrics of each step of a run, and writes each step's line of metrics.jsonl once."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -18,6 +17,7 @@ from controller.tracking.timeline import Trace
 from controller.validation.result import ValidationResult
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.span import Span
+from splitppo.clock import unix_s
 from splitppo.config import Config
 
 
@@ -93,7 +93,7 @@ class Recorder:
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
         """Opens the record of a step and returns it; `epoch` is the step's data epoch, from 0."""
-        record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())
+        record = StepRecord(step, unix_s(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
         self._record.live.set(step=step)
         return record
@@ -108,14 +108,14 @@ class Recorder:
 
         So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
         """
-        self._held[step] = asyncio.get_running_loop().create_future(), time.time()
+        self._held[step] = asyncio.get_running_loop().create_future(), unix_s()
         return self._held[step][0]
 
     def release(self, step: int) -> None:
         """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
         if step in self._held:
             _, begun_s = self._held.pop(step)
-            self._record.event("checkpoint", step=step, seconds=time.time() - begun_s)
+            self._record.event("checkpoint", step=step, seconds=unix_s() - begun_s)
         self._publish()
 
     def release_all(self) -> None:
@@ -129,7 +129,7 @@ class Recorder:
 
     def close(self, record: StepRecord) -> None:
         """Closes a step's record: stores the time at which its own work ended, and the bytes that were moved for it."""
-        record.ended_s = time.time()
+        record.ended_s = unix_s()
         record.traffic = self._traffic() - record.traffic
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:

@@ -25,6 +25,7 @@ from controller.workers.client import Traffic
 from controller.workers.command import CommandReply
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from splitppo.batch import Batch
+from splitppo.clock import unix_s
 from splitppo.config import Config
 
 
@@ -59,7 +60,7 @@ class StepRecord:
     @property
     def step_s(self) -> float:
         """The wall time of the step so far, in seconds."""
-        return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
+        return (unix_s() if self.ended_s is None else self.ended_s) - self.started_s
 
     @cached_property
     def learning(self) -> dict[str, float]:
@@ -83,9 +84,9 @@ class StepRecord:
     @contextmanager
     def span(self, pool: str, name: str) -> Iterator[None]:
         """Records the time of a `with` block in the timeline, as a span of a pool (controller or scoring)."""
-        started_s = time.time()
+        started_s = unix_s()
         yield
-        self.spans.append(Span(pool, name, self.step, started_s, time.time()))
+        self.spans.append(Span(pool, name, self.step, started_s, unix_s()))
 
     def add_environments(self, spans: Sequence[Span]) -> None:
         """Adds the times in which environments were at work to the record."""

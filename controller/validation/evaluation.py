@@ -23,6 +23,7 @@ from controller.workers.sampler_client import sampling_params
 from controller.workers.share import Share, deal
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Span, joined
 from splitppo.batch import Batch, join_parts
+from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
@@ -77,13 +78,13 @@ class Evaluator:
             async with talks:
                 answers = await run_calls(self.config.run.schedule, *calls)
             spans += joined(talks.spans(step), MAX_ENVIRONMENT_SPANS)
-            scoring_s = time.time()
+            scoring_s = unix_s()
             examined = evaluation.num_examine if part == 0 else 0
             asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))
             rollouts = join_parts(answers)
             lengths.append(rollouts["responses"].lengths)
             parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined))
-            spans.append(Span("scoring", "testing", step, scoring_s, time.time()))
+            spans.append(Span("scoring", "testing", step, scoring_s, unix_s()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
         check_lost(scores, self.config.rollout.multi_turn.max_error_rate, f"the validation of step {step}")

@@ -26,6 +26,7 @@ from controller.workers.command import (
 )
 from splitppo import __version__
 from splitppo.batch import Batch
+from splitppo.clock import unix_s
 from splitppo.config.section import RoleName
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.connection_failures import connection_hint, handshake_failure
@@ -220,9 +221,9 @@ class WorkerClient:
             config_digest=self._caller.config_digest,
             nonce=self._caller.nonce,
         )
-        sent_s = time.time()
+        sent_s = unix_s()
         worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=UNARY_TIMEOUT_S)
-        self._clock_offset_s = clock_offset_s(worker.unix_ns / 1e9, sent_s, time.time())
+        self._clock_offset_s = clock_offset_s(worker.unix_ns / 1e9, sent_s, unix_s())
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:

@@ -13,6 +13,7 @@ import grpc.aio
 
 from controller.workers.span import Parts, Span
 from splitppo import failpoints
+from splitppo.clock import unix_s
 from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
 from splitppo.v1 import worker_pb2
 
@@ -161,7 +162,7 @@ class RunningCommand:
         """
         deadline = ReconnectDeadline(self.limits.reconnect_timeout_s)
         self._hit(".begin")
-        sent_s = time.time()
+        sent_s = unix_s()
         try:
             result = await repeat_until_answered(lambda: self._follow(call(), deadline), deadline, self.place)
         except Unavailable as error:
@@ -169,7 +170,7 @@ class RunningCommand:
             reached = f" (its last progress was {last.done} of {last.total})" if last.total else ""
             raise Unavailable(f"{error.message}{reached}", error.place.or_else(Place(phase=last.phase))) from error
         self._hit(".replied")
-        return CommandReply(result, *_on_our_clock(result.engine_time, self.clock_offset_s, sent_s, time.time()))
+        return CommandReply(result, *_on_our_clock(result.engine_time, self.clock_offset_s, sent_s, unix_s()))
 
     @property
     def _phase(self) -> str:

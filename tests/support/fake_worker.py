@@ -1,6 +1,5 @@
 """A gRPC server in this process that stands for a worker of any role; the test scripts its answers."""
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import grpc.aio
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller
 from splitppo.batch import Batch
+from splitppo.clock import unix_ns
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import WireError, abort
 from splitppo.v1 import (
@@ -68,7 +68,7 @@ class FakeWorker(
     status: worker_pb2.GetStatusResponse = field(default_factory=worker_pb2.GetStatusResponse)
     greeting: worker_pb2.HandshakeResponse = field(
         default_factory=lambda: worker_pb2.HandshakeResponse(
-            protocol_version=1, role=worker_pb2.ROLE_ACTOR, config_digest="d" * 64, unix_ns=time.time_ns()
+            protocol_version=1, role=worker_pb2.ROLE_ACTOR, config_digest="d" * 64, unix_ns=unix_ns()
         )
     )
     refusals: list[WireError] = field(default_factory=list)

@@ -23,6 +23,7 @@ from controller.validation.result import ValidationResult
 from controller.workers.client import WorkerClient
 from controller.workers.span import Span
 from splitppo import __version__
+from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
@@ -87,13 +88,13 @@ class RunRecord:
         self.live.idle(place.role)
         where = {name: getattr(place, name) or None for name in ("method", "phase")}
         self.event("group_lost", role=place.role, rank=place.rank, **where, cause=cause)
-        self._lost = self._lost or (time.time(), self.live.step, pause_s)
+        self._lost = self._lost or (unix_s(), self.live.step, pause_s)
 
     def rollout_restarted(self, cause: str) -> None:
         """Records that the rollout group is there again after its loss, without a step done again."""
         self.live.set(phase="training")
         lost_s, self._lost = self._lost, None
-        self.event("rollout_restart", cause=cause, seconds=time.time() - (lost_s or (time.time(),))[0])
+        self.event("rollout_restart", cause=cause, seconds=unix_s() - (lost_s or (unix_s(),))[0])
 
     def restart_at(self, step: int, restored_step: int, cut: Sequence[Span], *, num_repeated: int) -> None:
         """Removes the rollouts of steps after `restored_step`; `cut` are the spans that the timeline loses.
@@ -106,7 +107,7 @@ class RunRecord:
         if self._lost is not None:
             lost_s, from_step, _ = self._lost
             steps = {"from_step": from_step, "to_step": step, "repeated_steps": num_repeated}
-            self.event("recovered", **steps, seconds=time.time() - lost_s)
+            self.event("recovered", **steps, seconds=unix_s() - lost_s)
             self._lost = None
         if self._has_started:
             self._worker.submit("the way back", partial(self._store.cut_back, restored_step))
@@ -170,4 +171,4 @@ class RunRecord:
 
     def _head(self, step: int | None = None) -> dict[str, Any]:
         """Returns the fields that every event begins with; `step` is by default the running one."""
-        return {"unix_s": time.time(), "epoch": self._epoch, "step": self.live.step if step is None else step}
+        return {"unix_s": unix_s(), "epoch": self._epoch, "step": self.live.step if step is None else step}

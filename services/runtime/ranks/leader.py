@@ -21,7 +21,6 @@ finishes it, and nothing is kept.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -47,6 +46,7 @@ from services.runtime.state.command_queue import CommandQueueClosed
 from services.runtime.state.worker import Worker
 from splitppo import failpoints
 from splitppo.batch import Batch
+from splitppo.clock import unix_ns
 from splitppo.rpc.errors import Internal, OutOfMemory, Place, Unavailable, WireError, wire_error
 from splitppo.v1 import worker_pb2
 
@@ -97,9 +97,9 @@ class Leader:
         try:
             check_identity(self.worker, call)
             rows = prepared_rows(self.worker, call)
-            started_ns = time.time_ns()
+            started_ns = unix_ns()
             outcome = self._run(call, rows)
-            engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
+            engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=unix_ns())
             reply = keep_result(self.worker, call, outcome, engine_time)
         except Exception as error:  # noqa: BLE001 - the caller gets every error
             _refuse(call, error, "failed")

@@ -1,7 +1,6 @@
 """Implements the RPCs of a worker service: commands go to the command queue, other calls are answered at once."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any, cast
@@ -16,6 +15,7 @@ from services.runtime.state.batch_store import describe
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.worker import Worker
 from splitppo import __version__
+from splitppo.clock import unix_ns
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
@@ -83,7 +83,7 @@ class WorkerServicer:
             "instance_id": worker.instance_id,
             "config_digest": worker.config_digest,
             "committed_step": worker.committed_step or 0,
-            "unix_ns": time.time_ns(),
+            "unix_ns": unix_ns(),
         }
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:

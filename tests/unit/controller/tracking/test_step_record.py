@@ -18,6 +18,7 @@ from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from rewards.samples import Failure
 from splitppo.batch import Batch
+from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.fake_services import make_config
@@ -215,3 +216,13 @@ def test_a_metric_that_nobody_declared_is_an_error(tmp_path: Path) -> None:
     record = closed_record(config, metrics={"actor/surprise": 1.0})
     with pytest.raises(ValueError, match="'actor/surprise' is not declared"):
         metrics_line(record, [], config)
+
+
+def test_a_clock_that_is_set_while_a_step_runs_changes_none_of_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = StepRecord(1, unix_s())
+    with record.span("controller", "work"):
+        monkeypatch.setattr("time.time", lambda: 1e12)
+        monkeypatch.setattr("time.time_ns", lambda: 10**21)
+    assert 0.0 <= record.step_s < 60.0
+    assert 0.0 <= record.spans[0].duration_s < 60.0
+    assert record.started_s <= record.spans[0].started_s

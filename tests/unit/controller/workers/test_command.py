@@ -1,7 +1,6 @@
 """A command and its reply: progress, silence, lost connections, and its duration."""
 
 import asyncio
-import time
 from typing import Any
 
 import grpc
@@ -9,6 +8,7 @@ import grpc.aio
 import pytest
 
 from controller.workers.command import Limits, clock_offset_s
+from splitppo.clock import unix_ns, unix_s
 from splitppo.rpc.errors import (
     Busy,
     DeadlineExceeded,
@@ -51,21 +51,21 @@ async def test_engine_times_lie_between_request_and_reply_on_the_controllers_clo
     ahead_ns = 1000 * 10**9
 
     async def script(worker: FakeWorker, request: Any, context: Any) -> Events:
-        started_ns = time.time_ns() + ahead_ns
+        started_ns = unix_ns() + ahead_ns
         await asyncio.to_thread(hash, "")  # some work
         yield result(
-            engine_time=worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns() + ahead_ns)
+            engine_time=worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=unix_ns() + ahead_ns)
         )
 
     worker = FakeWorker([script])
-    worker.greeting.unix_ns = time.time_ns() + ahead_ns + int(error_s * 1e9)
+    worker.greeting.unix_ns = unix_ns() + ahead_ns + int(error_s * 1e9)
     client = await connect(worker)
     await client.handshake(timeout_s=10)
 
-    sent_s = time.time()
+    sent_s = unix_s()
     reply = await generate(client)
 
-    assert sent_s <= reply.started_s < reply.finished_s <= time.time()
+    assert sent_s <= reply.started_s < reply.finished_s <= unix_s()
 
 
 async def test_a_broken_command_is_sent_again_under_the_same_request_id(connect: Connect) -> None:
