@@ -22,13 +22,13 @@ from typing import IO, Self, cast
 from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, own_uid, python_command, sandbox_command
 from rewards.code.cases import Cases
 from rewards.code.frames import ERROR, OK, STARTED, Frames
-from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, limits_of_guest, wall_s
+from rewards.code.limits import TMP_BYTES, Limit, limits_of_guest, wall_s
 from rewards.code.seccomp import filter_program
-from rewards.code.tree import children_of, usage_of
+from rewards.code.tree import children_of
+from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, file_system
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.machine.process_tree import kill_tree
 
-_POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
@@ -128,7 +128,7 @@ class Sandbox:
     @property
     def is_watched(self) -> bool:
         """True if the resources that its program uses can be measured."""
-        return self._config.unsafe or self._tmp() is not None
+        return self._config.unsafe or file_system(self._process.pid, self._bounds()) is not None
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
         """Runs a program on its test cases: on all, or with `runs_all=False` up to the first test that fails.
@@ -182,7 +182,8 @@ class Sandbox:
             EOFError: the descriptor `lifeline` is hung up.
         """
         left = memoryview(request)
-        started_s = checked_s = time.monotonic()
+        watch = Watch(self._process.pid, self._bounds(), num_own_threads=1 if self._config.unsafe else 2)
+        checked_s = watch.started_s
         os.set_blocking(self._stdin.fileno(), False)
         poller = select.poll()
         poller.register(self._stdin, select.POLLOUT)
@@ -190,7 +191,7 @@ class Sandbox:
         if lifeline is not None:
             poller.register(lifeline, 0)
         while True:
-            ready = {fd for fd, _ in poller.poll(_POLL_INTERVAL_S * 1000)}
+            ready = {fd for fd, _ in poller.poll(POLL_INTERVAL_S * 1000)}
             if lifeline in ready:
                 raise EOFError
             if self._stdin.fileno() in ready:
@@ -205,34 +206,20 @@ class Sandbox:
                     yield from frames.feed(chunk)
                 except ValueError as error:
                     raise _Ended(f"the sandbox gave no answer: {error}") from error
-            if (now_s := time.monotonic()) - checked_s > _POLL_INTERVAL_S:
+            if (now_s := time.monotonic()) - checked_s > POLL_INTERVAL_S:
                 checked_s = now_s
-                self._check(now_s - started_s)
+                _check(watch)
 
-    def _check(self, elapsed_s: float) -> None:
-        """Raises _Ended if all processes of the sandbox together exceed a resource limit."""
-        config, usage = self._config, usage_of(self._process.pid)
-        if usage.cpu_s > config.timeout_s or elapsed_s > wall_s(config):
-            raise _Ended(limit=Limit.TIME)
-        num_own = 1 if config.unsafe else 2  # the guest, and bubblewrap
-        if usage.num_threads - num_own > config.max_processes:
-            raise _Ended(limit=Limit.PROCESSES)
-        file_bytes = 0
-        if not config.unsafe and (tmp := self._tmp()):
-            file_bytes = (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize  # they are memory
-            if tmp.f_files - tmp.f_ffree > MAX_FILES or file_bytes >= TMP_BYTES:
-                raise _Ended(limit=Limit.FILES)
-        if usage.memory_bytes + file_bytes > config.memory_mb << 20:
-            raise _Ended(limit=Limit.MEMORY)
-
-    def _tmp(self) -> os.statvfs_result | None:
-        """Returns the use of the guest's /tmp; None before it is mounted, or if it cannot be seen from here."""
-        for guest in children_of(self._process.pid):
-            with suppress(OSError):
-                tmp = os.statvfs(f"/proc/{guest}/root/tmp")
-                if tmp.f_blocks * tmp.f_frsize == TMP_BYTES:
-                    return tmp
-        return None
+    def _bounds(self) -> Bounds:
+        config = self._config
+        return Bounds(
+            cpu_s=config.timeout_s,
+            wall_s=wall_s(config),
+            memory_bytes=config.memory_mb << 20,
+            num_threads=config.max_processes,
+            file_bytes=TMP_BYTES,
+            files=None if config.unsafe else "/tmp",  # noqa: S108 - the sandbox's own
+        )
 
     def _reason(self) -> str:
         """Returns why the sandbox ended: its stderr text, which no program can write; if empty, its exit code."""
@@ -241,6 +228,12 @@ class Sandbox:
         os.set_blocking(self._stderr.fileno(), False)
         reason = self._stderr.read(_MAX_REASON_BYTES) or b""
         return reason.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+
+
+def _check(watch: Watch) -> None:
+    """Raises _Ended if all processes of the sandbox together exceed a resource limit."""
+    if (limit := watch.exceeded()) is not None:
+        raise _Ended(limit=limit)
 
 
 @dataclass(eq=False)
