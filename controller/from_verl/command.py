@@ -11,8 +11,8 @@ from pathlib import Path
 from controller.from_verl.ages import age_of_release, age_of_words, age_of_yaml, engine_of_words
 from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
 from controller.from_verl.report import report_text, yaml_text
-from controller.from_verl.script import Launch, Word, read_script
 from controller.from_verl.settings import Settings
+from controller.from_verl.shell.script import Launch, Word, read_script
 from controller.from_verl.translation import Translation, translate
 from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError

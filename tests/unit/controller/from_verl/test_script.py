@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.from_verl.script import Launch, read_script
+from controller.from_verl.shell.script import Launch, read_script
 from splitppo.config import ConfigError
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

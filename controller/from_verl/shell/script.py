@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from controller.from_verl.bash import Bash, BashRun
+from controller.from_verl.shell.bash import Bash, BashRun
 from rewards.code.bubblewrap import NoSandbox
 from splitppo.config import ConfigError
 

@@ -1,0 +1,1 @@
+"""Asks bash, in a sandbox, what a launch script passes to verl."""
