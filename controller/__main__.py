@@ -22,6 +22,7 @@ try:
     from splitppo.config.threads import crowding
     from splitppo.config_error import did_you_mean
     from splitppo.machine.cores import permitted_cores
+    from splitppo.printable import printable
 except ModuleNotFoundError as missing:
     sys.stderr.write(_NO_PACKAGE.format(sys.executable, missing.name))
     sys.exit(1)
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(f"unknown command {arguments[0]!r}: {expected}{did_you_mean(arguments[0], commands)}")
         return _run(arguments)
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         return 2
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")

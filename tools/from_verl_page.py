@@ -28,11 +28,9 @@ left out as a whole. A key that the table does not name, of a later version or o
 
 * `key=value` after the file's name are keys of verl. They override the script's. `MODEL_PATH=/models/mine python -m
   controller from-verl ...` sets a variable of a script.
-* Bash itself runs a script, in bubblewrap ([ADR 047](adr/047-bash-is-asked.md)): with tools such as `basename` and
-  `sed`, and without a network. Files that it writes are deleted afterwards. All other commands are skipped. If a word
-  or a branch depends on a skipped command, or on a variable that is not set, one sentence gives the line, and the key
-  or variable to set.
-* Without bubblewrap (`apt-get install bubblewrap`), paste the arguments of `main_ppo`: `from-verl - key=value ...`.
+* Bash itself runs a script, in a [sandbox](#what-a-launch-script-gets): with tools such as `basename` and `sed`, and
+  without a network. All other commands are skipped. If a word or a branch depends on a skipped command, on a file that
+  is not read, or on a variable that is not set, one sentence gives the line, and the key or variable to set.
 * Defaults are those of `--verl-version`, or of the version that the keys tell. If no key tells it, the command asks
   for `--verl-version` (exit code 1). Up to 0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was
   0.001, and there was no dual clip. With Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and
@@ -59,7 +57,41 @@ left out as a whole. A key that the table does not name, of a later version or o
   code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
   that do not fit together, give one sentence and exit code 2.
 
-Some differences are not in keys. `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
+## Which input is best
+
+* **verl's resolved configuration**, in YAML, where verl is installed and you trust the script: exactly as verl reads
+  it, with the defaults of your version. Nothing is asked for, nothing is guessed.
+* **The launch script**, where verl is not installed or the script is not yours: the words that bash passes. What
+  depends on a skipped command, or on a file or variable that the script does not get, is named, and you give it.
+* **`-` and `key=value ...`**, where bubblewrap is not installed or the script needs what it cannot get: the words that
+  you paste.
+
+Hydra prints the resolved configuration and trains nothing. Most scripts end in `"$@"`, which passes the two options on;
+else write them behind the arguments of `main_ppo`. Lines that packages log before the first section must be deleted.
+
+    bash run_ppo.sh --cfg job --resolve > resolved.yaml
+    python -m controller from-verl resolved.yaml -o my.yaml
+
+### What a launch script gets
+
+A script runs in bubblewrap (`apt-get install bubblewrap`), in a user namespace of its own and with the filter of system
+calls of [code answers](rewards.md#code-answers), also if root starts it ([ADR 047](adr/047-bash-is-asked.md)). It gets:
+
+* **Files.** Shell files (`.sh`, `.bash`) in its own folder and below, unless a part of the path is hidden or a link
+  leads out. Of other regular files it learns if they exist and if they are empty; folders exist, and are empty.
+  Sockets, FIFOs, devices and programs do not exist. If it would run a file that is not read, such as `~/.bashrc` or
+  `prod.env`, the report names the file: set the variables yourself.
+* **Variables** of the environment that the script or these files name. If the name ends like that of a secret
+  (`_API_KEY`, `TOKEN`, `SECRET`, `PASSWORD`, ...) or the value is an address with a password, the variable is set, but
+  its value is not known: a key that depends on it must be given.
+* **The machine**: shared libraries and the tools, read-only; its name and kernel, its time zone. Scripts with `<(...)`
+  or `>(...)` also have a `/proc` of their own processes and mounts.
+* **Limits**: 30 seconds for all runs of the script together, 64 processes, 512 MiB of memory, 64 MiB of files, 1 MiB of
+  each file, of its trace and of its error messages. What it writes is deleted with the sandbox.
+
+## Differences that are not in keys
+
+`ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
 batch, and losses are divided by totals of the whole mini-batch, for any number of ranks and micro-batches. A reward
 function gets the decoded response alone, in a process of its own, with a time limit. All seeds are derived from
 `run.seed`: a run repeats itself, but not verl's run. Where verl's estimators depart from their formulas, ours do not

@@ -20,6 +20,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config_error import config_errors
 from splitppo.dotted_keys import nested
+from splitppo.printable import printable
 
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
 _LONG_NAMES = {"cp": "config-path", "cn": "config-name"}
@@ -55,9 +56,9 @@ def from_verl(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     )
     translation = translate(settings, gpus=options.gpus, drop=options.drop)
     out = sys.stderr if options.output is None else sys.stdout
-    out.write(report_text(translation, settings))
+    out.write(printable(report_text(translation, settings)))
     if undecided := [*_undecided(translation, settings)]:
-        sys.stderr.write("".join(f"error: {sentence}\n" for sentence in undecided))
+        sys.stderr.write(printable("".join(f"error: {sentence}\n" for sentence in undecided)))
         return 1
     text = translated_yaml(translation, settings.source)
     if options.output is None:
@@ -90,6 +91,7 @@ def read_settings(
     engine = engine_of_words(texts)
     settings = Settings(name, VERL_DEFAULTS | age.defaults(engine), SECTIONS)
     settings.from_environment = launch.from_environment
+    settings.unread = launch.unread
     if is_yaml:
         settings.add_yaml(text, name)
     _add_words(settings, _take_options(settings, source, words))

@@ -32,6 +32,9 @@ def report_text(translation: Translation, settings: Settings) -> str:
     lines = [f"{settings.source}: {num_keys} keys: {', '.join(counts) or 'none'}"]
     if settings.from_environment:
         lines.append(f"variables of your environment that it reads: {', '.join(settings.from_environment)}")
+    if settings.unread:
+        what = "files that it runs and that were not read (if they set what its keys depend on, set that yourself)"
+        lines.append(f"{what}: {', '.join(settings.unread)}")
     if settings.age and not settings.asks_age:
         lines.append(settings.age)
     for kind, title in _TITLES.items():

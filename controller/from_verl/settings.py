@@ -31,6 +31,7 @@ class Settings:
     Attributes:
         given: the given keys in order, each with its line in the script; 0 if it has none.
         from_environment: the environment variables that a launch script has read.
+        unread: the files of this machine that a launch script would run, and that were not read.
         age: a sentence on the version of verl whose defaults are taken; "" if the version makes no difference.
         asks_age: True if the user must give the version: no key tells it, and defaults that are not overridden differ.
     """
@@ -39,6 +40,7 @@ class Settings:
         self.source = source
         self.given: dict[str, int] = {}
         self.from_environment: Collection[str] = ()
+        self.unread: Collection[str] = ()
         self.age = ""
         self.asks_age = False
         self._defaults, self._sections = defaults, sections

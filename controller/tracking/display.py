@@ -22,6 +22,7 @@ from controller.validation.result import Accuracy
 from rewards.samples import sample_text
 from splitppo.config import Config
 from splitppo.config.phase_plan import phase_plan
+from splitppo.printable import printable
 
 _VIEWER = "python -m viewer"
 _REFRESH_S = 0.1
@@ -238,13 +239,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
-
-
-def printable(text: str) -> str:
-    """Escapes all control characters of a text except line breaks, so that the text cannot move the cursor."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def _shortened(text: str) -> str:

@@ -22,6 +22,8 @@ from rewards.code.limits import TMP_BYTES
 
 GUEST = Path(__file__).with_name("guest.py")
 NOBODY = 65534
+# A user namespace of its own, with one user and nothing else.
+IN_USER_NAMESPACE = ("--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY))
 # The first uid of sandboxes that root starts; far from the uids of people and containers.
 _FIRST_UID = 2_000_000_000
 _SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
@@ -86,7 +88,7 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
     if is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        command += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+        command += IN_USER_NAMESPACE
     return [*command, *_view(), "--seccomp", str(seccomp_fd), *python_command("/guest.py")]
 
 

@@ -10,7 +10,6 @@ import os
 import secrets
 import select
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,8 +23,7 @@ from rewards.code.cases import Cases
 from rewards.code.frames import ERROR, OK, STARTED, Frames
 from rewards.code.limits import TMP_BYTES, Limit, limits_of_guest, wall_s
 from rewards.code.seccomp import filter_program
-from rewards.code.tree import children_of
-from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, file_system
+from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, end_sandbox, file_system
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.machine.process_tree import kill_tree
 
@@ -109,17 +107,11 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         """Ends all processes of the sandbox, and returns when they have ended."""
-        if not self._config.unsafe and (children := children_of(self._process.pid)):
-            # With the first process of its namespace all others end, and then bubblewrap itself.
-            with suppress(ProcessLookupError):
-                os.kill(children[0], signal.SIGKILL)
-        elif self._process.poll() is None:
-            kill_tree(self._process.pid)
-        try:
-            self._process.wait(_EXIT_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        if self._config.unsafe:
             kill_tree(self._process.pid)
             self._process.wait()
+        else:
+            end_sandbox(self._process)
         for pipe in (self._stdin, self._stdout, self._stderr):
             pipe.close()
         if self._folder is not None:

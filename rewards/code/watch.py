@@ -1,6 +1,8 @@
-"""Measures from outside what all processes of a sandbox use together, and says which limit they exceed."""
+"""Measures from outside what all processes of a sandbox use together, says which limit they exceed, and ends them."""
 
 import os
+import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,13 +10,15 @@ from pathlib import Path
 
 from rewards.code.limits import MAX_FILES, Limit
 from rewards.code.tree import children_of, usage_of
+from splitppo.machine.process_tree import kill_tree
 
 POLL_INTERVAL_S = 0.05
+_EXIT_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the processes of one sandbox may use together; memory includes the files that the sandbox has made.
+    """The resources that all processes of one sandbox may use together; the sandbox's files count as memory.
 
     Attributes:
         num_threads: threads of all processes, without those that are the sandbox's own.
@@ -68,3 +72,18 @@ def file_system(pid: int, bounds: Bounds) -> os.statvfs_result | None:
             if files.f_blocks * files.f_frsize == bounds.file_bytes:
                 return files
     return None
+
+
+def end_sandbox(bubblewrap: subprocess.Popen[bytes]) -> None:
+    """Ends all processes of a sandbox, and returns when they have ended."""
+    if children := children_of(bubblewrap.pid):
+        # With the first process of its namespace all others end, and then bubblewrap itself.
+        with suppress(ProcessLookupError):
+            os.kill(children[0], signal.SIGKILL)
+    elif bubblewrap.poll() is None:
+        kill_tree(bubblewrap.pid)
+    try:
+        bubblewrap.wait(_EXIT_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        kill_tree(bubblewrap.pid)
+        bubblewrap.wait()

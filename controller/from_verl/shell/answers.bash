@@ -2,7 +2,7 @@
 #
 # A command that is a function of its words and its input runs. The words of all others are noted, and where they start
 # verl, that is the launch. They succeed, unless _ASK_FAILING names them, and print a mark, @@LINE@NAME@@, by which
-# everything is known that depends on them.
+# everything is known that depends on them. The lines before this one set the other variables _ASK_*.
 
 PS4=$'\036${BASH_SOURCE-}\037${LINENO}\037${PWD}\037'
 _ASK_ENTRY_POINT='(^|[./])((async_)?main_(ppo|dapo)[a-z_]*|fully_async_main)(\.py)?$'
@@ -53,9 +53,11 @@ _ask_tool() {
       input=$(/tools/mktemp) && /tools/cat >"$input"
       ;;
   esac
+  local word marked=("$input")
+  for word in "${@:2}"; do [[ -f $word ]] && marked+=("$word"); done # a file that is not read has a mark in it
   if [[ $* =~ $_ASK_MARK ]]; then
     echo "${BASH_REMATCH[0]}"
-  elif ! /tools/grep -Eo -m 1 "$_ASK_MARK" "$input"; then
+  elif ! /tools/grep -Eoh -m 1 "$_ASK_MARK" "${marked[@]}"; then
     PATH=/tools "/tools/$1" "${@:2}" <"$input"
   fi
 }

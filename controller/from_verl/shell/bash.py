@@ -1,65 +1,28 @@
-"""Runs a shell script in a sandbox with bash, and records the commands in which the script would start verl.
+"""Runs a launch script with bash in a sandbox, and records the commands in which the script would start verl.
 
-The sandbox has bash, tools whose output follows from their input, and the files that the script reads. The sandbox has
-no network, and files that the script writes are lost. `answers.bash` replaces all other commands.
+What the sandbox records was written by the script, which may write to the same descriptors: it is read as far as it
+has the right form, and believed in nothing else.
 """
 
-import fcntl
-import os
-import platform
 import re
 import shlex
-import shutil
-import subprocess
-import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from rewards.code.bubblewrap import NoSandbox, is_root, isolated, shared_libraries
-from splitppo.config import ConfigError
+from controller.from_verl.shell.sandbox import ANSWERS, new_records, run_bash, text_of
+from controller.from_verl.shell.step import Step
+from controller.from_verl.shell.visible import LimitExceeded, Visible
+from rewards.code.bubblewrap import NoSandbox
 
-_ANSWERS = Path(__file__).with_name("answers.bash")
-_TOOLS = """
-awk basename cat cut date dirname env expr find grep head ls mkdir mktemp mv printf readlink realpath rm sed seq sort
-tail tee touch tr uname uniq wc xargs
-"""
-# The sandbox shows the files that these commands name.
-_READERS = ("source", ".", "bash", "sh", "[", "[[", "test", "ls", "cat")
-_LIMIT_S = 10
-_PROC = ("--proc", "/proc")  # for <(...); containers often forbid it
-_MESSAGE = re.compile(r"[^:]*: line (\d+): (.*)")
-_FIRST_FD = 200  # scripts use low numbers
-# The first process waits for all others: when it ends, bubblewrap kills them.
-_FIRST_PROCESS = (
-    f'ulimit -t {_LIMIT_S} -f 4096; BASH_ENV=/answers.bash bash "$@"; status=$?;'
-    " while kill -s 0 -- -1 2>/dev/null; do :; done; exit $status"
-)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command that bash ran in a script: file and line, working folder, and the command's text after expansion."""
-
-    file: str
-    line: int
-    folder: str
-    text: str
-
-    @property
-    def words(self) -> list[str]:
-        """The words of the command, split as a shell splits them."""
-        try:
-            return shlex.split(self.text)
-        except ValueError:
-            return self.text.split()
-
-    @property
-    def name(self) -> str:
-        """The first word of the command, which is the program; "" if the command has no words."""
-        return next(iter(self.words), "")
+LIMIT_S = 30.0  # for all runs of one script together
+_ANSWERS_TEXT = Path(__file__).with_name("answers.bash").read_text(encoding="utf-8")
+_MESSAGE = re.compile(r"[^:]*: line ([0-9]{1,9}): (.*)")
+_NUMBER = re.compile("[0-9]{1,9}")
+_MAX_PROGRAMS = 200
 
 
 @dataclass(frozen=True)
@@ -79,26 +42,25 @@ class BashRun:
     messages: list[tuple[int, str]]
 
 
-@dataclass
 class Bash:
-    """Runs one shell script in a sandbox, which shows the files and folders that the script reads, read-only.
+    """Runs one launch script in sandboxes, each with what `visible` allows, until a limit of time for all of them.
 
-    Attributes:
+    Args:
+        text: the text of the script.
         now_s: the time that `date` prints in the sandbox, in seconds since 1970.
-        shown: the options of bubblewrap that show a file or folder in the sandbox, by path.
-        programs: the programs that the script calls by their paths; these programs are replaced, too.
-        sandbox: the command line of bubblewrap.
+        limit_s: the time that all runs together may take, in seconds.
 
-    Raises:
+    Raises (each run):
         NoSandbox: bubblewrap is not installed, or cannot start here.
-        ConfigError: the script does not end in time.
+        LimitExceeded: the script exceeds a limit, or the runs together that of time.
     """
 
-    script: Path
-    now_s: int
-    shown: dict[str, list[str]] = field(default_factory=dict)
-    programs: set[str] = field(default_factory=set)
-    sandbox: list[str] = field(default_factory=lambda: _sandbox())
+    def __init__(self, script: Path, text: str, now_s: int, limit_s: float = LIMIT_S) -> None:
+        self.visible = Visible(script, text)
+        self._script, self._now_s, self._limit_s = script, now_s, limit_s
+        self._ends_s = time.monotonic() + limit_s
+        self._programs: set[str] = set()  # that the script calls by their paths; they are replaced, too
+        self._has_proc = True
 
     def run(
         self,
@@ -106,116 +68,84 @@ class Bash:
         failing: Collection[str] = (),
         arguments: Sequence[str] = (),
         *,
+        given: Mapping[str, str] | None = None,
         passed: Collection[int] = (),
         strict: bool = False,
     ) -> BashRun:
         """Runs the script until a run needs no further files or programs in the sandbox; returns the last run's record.
 
         Args:
-            environment: the environment variables of the script.
+            environment: the variables that the script gets if it names them.
             failing: the replaced commands (LINE@NAME) that fail.
             arguments: the arguments of the script.
+            given: further variables, which the script gets in any case.
             passed: the lines of the script whose tests succeed.
             strict: runs the script with `set -u`.
         """
-        settings = {"NOW": self.now_s, "STRICT": "u" if strict else "", "FAILING": f" {' '.join(failing)} "}
+        settings = {"NOW": self._now_s, "STRICT": "u" if strict else "", "FAILING": f" {' '.join(failing)} "}
         settings |= {"PASSED": f" {' '.join(map(str, passed))} "}
         while True:
-            settings["PROGRAMS"] = " ".join(self.programs)
-            result = self._once(environment, settings, arguments)
-            files = dict(_files_of(result.steps, self.shown))
-            programs = _programs_of(result.steps) - self.programs
-            if not files and not programs:
+            settings["PROGRAMS"] = " ".join(sorted(self._programs))
+            result = self._once({**self.visible.variables(environment), **(given or {})}, settings, arguments)
+            has_more_places = self.visible.add(result.steps, result.messages)
+            programs = _programs_of(result.steps) - self._programs
+            if not has_more_places and not programs:
                 return result
-            self.shown |= files
-            self.programs |= programs
+            self._programs |= programs
+            if len(self._programs) > _MAX_PROGRAMS:
+                raise LimitExceeded(f"{self._script.name} calls more than {_MAX_PROGRAMS} programs by their paths")
 
-    def _once(self, environment: Mapping[str, str], settings: Mapping[str, Any], arguments: Sequence[str]) -> BashRun:
-        with tempfile.TemporaryFile() as trace, tempfile.TemporaryFile() as notes, tempfile.TemporaryFile() as errors:
-            fds = [fcntl.fcntl(file, fcntl.F_DUPFD, _FIRST_FD) for file in (trace, notes)]
-            variables = {"LANG": "C.UTF-8", **environment, "PATH": "/bin", "BASH_XTRACEFD": str(fds[0])}
-            variables |= {f"_ASK_{name}": str(value) for name, value in {**settings, "NOTES_FD": fds[1]}.items()}
-            command = [*self.sandbox, *self._files(), "--", "/bin/bash", "-c", _FIRST_PROCESS, "bash", str(self.script)]
-            try:
-                subprocess.run(
-                    [*command, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env=variables,
-                    pass_fds=fds,
-                    timeout=_LIMIT_S,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as late:
-                raise ConfigError(f"{self.script.name} has not ended after {_LIMIT_S} s in bash") from late
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            lines = _text(errors).splitlines()
-            if lines and lines[0].startswith("bwrap: "):
-                if "proc" in lines[0] and _PROC[0] in self.sandbox:
-                    self.sandbox = [option for option in self.sandbox if option not in _PROC]
-                    return self._once(environment, settings, arguments)
-                raise NoSandbox(lines[0])
-            launches, calls = _read_notes(_text(notes).split("\0")[:-1])
-            messages = [(int(match[1]), match[2]) for match in map(_MESSAGE.match, lines) if match]
-            return BashRun(launches, calls, [*_read_trace(_text(trace))], messages)
-
-    def _files(self) -> Iterator[str]:
-        yield from ("--dir", str(Path.cwd()))
-        for options in self.shown.values():
-            yield from options
-        yield from ("--ro-bind", str(self.script.absolute()), str(self.script.absolute()), "--chdir", str(Path.cwd()))
-
-
-def _sandbox() -> list[str]:
-    """Returns the command line of bubblewrap that starts a sandbox with bash and the tools."""
-    options = [*isolated(platform.node()), *(() if is_root() else ("--unshare-user",)), *shared_libraries()]
-    options += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
-    options += [*_PROC, "--symlink", "/proc/self/fd", "/dev/fd", "--tmpfs", "/tmp"]  # noqa: S108
-    options += ["--ro-bind-try", "/etc/localtime", "/etc/localtime", "--ro-bind", str(_ANSWERS), "/answers.bash"]
-    for name, place in [("bash", "/bin/bash"), *((name, f"/tools/{name}") for name in _TOOLS.split())]:
-        if (program := shutil.which(name)) is not None:
-            options += ["--ro-bind", os.path.realpath(program), place]
-    return [*options, "--symlink", "bash", "/bin/sh", "--symlink", "/tools/env", "/usr/bin/env"]
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+    def _once(self, variables: Mapping[str, str], settings: Mapping[str, Any], arguments: Sequence[str]) -> BashRun:
+        if time.monotonic() > self._ends_s:
+            raise LimitExceeded(
+                f"{self._script.name} needs more runs in bash than fit into {self._limit_s:g} s: what it passes to verl"
+                " depends on too many commands, tests or files"
+            )
+        answers = "".join(f"_ASK_{name}={shlex.quote(str(value))}\n" for name, value in settings.items())
+        with new_records() as records:
+            run_bash(
+                self.visible, answers + _ANSWERS_TEXT, variables, arguments, records, self._ends_s, proc=self._has_proc
+            )
+            lines = text_of(records.errors).splitlines()
+            launches, calls = _read_notes(text_of(records.notes).split("\0")[:-1])
+            steps = [*_read_trace(text_of(records.trace))]
+        if lines and lines[0].startswith("bwrap: ") and not steps:
+            if "proc" in lines[0] and self._has_proc:  # containers often forbid to mount it
+                self._has_proc = False
+                return self._once(variables, settings, arguments)
+            raise NoSandbox(lines[0])
+        messages = [(int(match[1]), match[2]) for match in map(_MESSAGE.match, lines) if match]
+        return BashRun(launches, calls, steps, messages)
 
 
 def _read_notes(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str]]:
-    """Parses the fields that `answers.bash` wrote into (commands that start verl, replaced commands as LINE@NAME)."""
+    """Parses the fields that `answers.bash` wrote into (commands that start verl, replaced commands as LINE@NAME).
+
+    Each note has a kind, the line, the number of words, and these words. The first note of another form ends them.
+    """
     launches: list[tuple[int, list[str]]] = []
     calls: list[str] = []
     rest = iter(fields)
-    for kind, line, num_words in zip(rest, rest, rest, strict=True):
+    for kind in rest:
+        line, num_words = next(rest, ""), next(rest, "")
+        if not _NUMBER.fullmatch(line) or not _NUMBER.fullmatch(num_words):
+            break
         words = [*islice(rest, int(num_words))]
+        if len(words) < int(num_words):
+            break
         if kind == "launch":
             launches.append((int(line), words))
-        else:
-            calls.append(f"{line}@{words[0]}")
+        elif words:
+            calls.append(f"{int(line)}@{words[0]}")
     return launches, calls
 
 
 def _read_trace(text: str) -> Iterator[Step]:
+    """Yields the commands of a trace; PS4 in answers.bash says how bash separates them and their parts."""
     entries = [entry.split("\x1f", 3) for entry in re.split("\x1e+", text)]
     for file, line, folder, command in (fields for fields in entries if len(fields) == 4):  # the last may be cut off
-        if file and file != "/answers.bash" and not command.startswith("_ask_is_"):
+        if file and file != ANSWERS and _NUMBER.fullmatch(line) and not command.startswith("_ask_is_"):
             yield Step(file, int(line), folder, command.rstrip("\n"))
-
-
-def _files_of(steps: Sequence[Step], shown: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each file or folder of this machine that the commands read, with the bubblewrap options that show it."""
-    for step in steps:
-        words = step.words
-        if words and (words[0] in _READERS or words[0].endswith(".sh")):
-            for word in words if words[0].endswith(".sh") else words[1:]:
-                place = os.path.normpath(Path(step.folder, word))
-                if place not in shown and not place.startswith("/dev/") and os.access(place, os.R_OK):
-                    yield place, ["--dir", place] if Path(place).is_dir() else ["--ro-bind", place, place]
 
 
 def _programs_of(steps: Sequence[Step]) -> set[str]:
@@ -223,5 +153,5 @@ def _programs_of(steps: Sequence[Step]) -> set[str]:
     return {
         word
         for word in (step.name for step in steps)
-        if re.fullmatch(r"[\w./~+-]*/[\w.+-]+", word) and not word.endswith(".sh")
+        if re.fullmatch(r"[\w./~+-]{0,200}/[\w.+-]{1,200}", word, re.ASCII) and not word.endswith(".sh")
     }

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from controller.from_verl.shell.bash import Bash, BashRun
+from controller.from_verl.shell.bash import LIMIT_S, Bash, BashRun
+from controller.from_verl.shell.visible import LimitExceeded, is_of_scripts
 from rewards.code.bubblewrap import NoSandbox
 from splitppo.config import ConfigError
 
@@ -19,8 +20,15 @@ _UNBOUND = re.compile(r"\$?(\w+): unbound variable")
 _SIMPLE_TESTS = ("[", "[[", "test")
 _TESTS = (*_SIMPLE_TESTS, "_ask_tested", "((")
 _MAX_TESTS = 8  # nested in each other
-# Variables of the environment that change bash and the linker; the script does not get them.
-_OF_BASH = re.compile(r"BASH.*|PATH|PS4|PWD|OLDPWD|SHLVL|SHELLOPTS|POSIXLY_CORRECT|LD_.*|LC_.*|LANG|_")
+# A variable or an argument that a script may read.
+_NAME = re.compile("[1-9][0-9]?|[A-Za-z_][A-Za-z0-9_]{0,99}")
+_MAX_UNSET = 500
+# How verl itself says what it was given, without running anything.
+HOW_TO_RESOLVE = (
+    "give verl's own configuration instead: where verl is installed, add --cfg job --resolve to the arguments of"
+    " main_ppo (often: bash {script} --cfg job --resolve > resolved.yaml), then"
+    " python -m controller from-verl resolved.yaml"
+)
 
 
 @dataclass(frozen=True)
@@ -39,38 +47,47 @@ class Word:
 
 @dataclass(frozen=True)
 class Launch:
-    """The arguments that a script passes to verl, and the environment variables that these arguments depend on."""
+    """The arguments that a script passes to verl, and what of this machine these arguments depend on.
+
+    Attributes:
+        from_environment: the environment variables that the arguments depend on.
+        unread: the files of this machine that the script would run, and that were not read.
+    """
 
     words: list[Word]
     from_environment: Collection[str]
+    unread: Collection[str] = ()
 
 
-def read_script(file: Path, text: str, environment: Mapping[str, str], now: datetime) -> Launch:
+def read_script(
+    file: Path, text: str, environment: Mapping[str, str], now: datetime, *, limit_s: float = LIMIT_S
+) -> Launch:
     """Runs a launch script in a sandbox and returns the arguments that the script passes to `verl.trainer.main_ppo`.
 
-    The script itself gets no arguments.
+    The script itself gets no arguments. All its runs together take at most `limit_s` seconds.
 
     Raises:
-        ConfigError: bash cannot run here, the script does not start verl or starts two runs, or a branch depends on
-            a command that cannot be run.
+        ConfigError: bash cannot run here, the script exceeds a limit, does not start verl or starts two runs, or a
+            branch depends on a command that cannot be run.
     """
     try:
-        return _Reader(file, text, environment, now).launch()
+        return _Reader(file, text, environment, Bash(file, text, int(now.timestamp()), limit_s)).launch()
     except NoSandbox as error:
         raise ConfigError(
-            f"bash cannot run {file.name} here: {error} (docs/deployment.md says what it needs); without it, paste the"
-            " arguments of main_ppo: python -m controller from-verl - key=value ..."
+            f"bash cannot run {file.name} here: {error} (docs/deployment.md says what it needs);"
+            f" {HOW_TO_RESOLVE.format(script=file.name)}"
         ) from error
+    except LimitExceeded as error:
+        raise ConfigError(f"{error}; {HOW_TO_RESOLVE.format(script=file.name)}") from error
 
 
 class _Reader:
     """Runs one launch script several times with different variables and results, and finds its arguments for verl."""
 
-    def __init__(self, file: Path, text: str, environment: Mapping[str, str], now: datetime) -> None:
-        self._file, self._text = file, text
-        self._environment = {name: value for name, value in environment.items() if not _OF_BASH.fullmatch(name)}
-        self._bash = Bash(file, int(now.timestamp()))
+    def __init__(self, file: Path, text: str, environment: Mapping[str, str], bash: Bash) -> None:
+        self._file, self._text, self._environment, self._bash = file, text, environment, bash
         self._words: list[str] = []
+        self._passing: dict[frozenset[int], BashRun] = {}  # by the lines whose tests were made to succeed
 
     def launch(self) -> Launch:
         run = self._bash.run(self._environment)
@@ -81,8 +98,10 @@ class _Reader:
         unset = self._unset()
         own = [Word("", line, why) for word, why in unset.items() if not word]
         words = [self._word(word, line, unset.get(word, "")) for word in self._words]
-        names = _having_effect([*self._environment], lambda group: _words(self._with_marks(group)), self._words)
-        return Launch([*words, *own], names)
+        visible = self._bash.visible
+        named = [*visible.variables(self._environment)]
+        names = _having_effect(named, lambda group: _words(self._with_marks(group)), self._words)
+        return Launch([*words, *own], names, [*visible.unread])
 
     def _word(self, word: str, line: int, unset: str) -> Word:
         key = _key(word)
@@ -111,28 +130,37 @@ class _Reader:
             return self._mistake(line, why)
         last = run.steps[-1] if run.steps else None
         ended = f" before it ends in line {last.line}" if last and last.text.startswith("exit") else ""
+        unread = ", ".join(self._bash.visible.unread)
+        not_read = f" (not read: {unread}; only shell files in its folder are)" if unread else ""
         return ConfigError(
-            f"{self._file.name} starts no verl.trainer.main_ppo{ended}; expected python -m verl.trainer.main_ppo"
+            f"{self._file.name} starts no verl.trainer.main_ppo{ended}{not_read}; expected python -m"
+            " verl.trainer.main_ppo"
         )
 
     def _mistake(self, line: int | str, sentence: str) -> ConfigError:
         return ConfigError(f"{self._file.name}, line {line}: {sentence}")
 
-    def _check_tests(self, run: BashRun, passed: Sequence[int] = ()) -> None:
+    def _check_tests(self, run: BashRun, passed: frozenset[int] = frozenset()) -> None:
         """Checks that the arguments for verl depend on no test of an unknown value; else ConfigError.
 
         A mark stands for the unknown value, and a test of a mark fails. If the test succeeded, the script would have to
-        pass the same arguments, or not to start verl.
+        pass the same arguments, or not to start verl. Each set of tests is made to succeed once.
         """
+        tests: dict[tuple[int, str], str] = {}
         for step in run.steps:
-            call = _CALL.search(step.text)
-            if call and step.name in _TESTS and step.line not in passed:
-                lines = [*passed, step.line]
-                other = self._bash.run(self._environment, passed=lines)
-                holds_already = [s for s in run.steps if s.line != step.line or s.name not in _TESTS] == other.steps
-                can_be_passed = step.name in _SIMPLE_TESTS and not holds_already and len(lines) <= _MAX_TESTS
-                if not can_be_passed or _words(other) not in (None, self._words):
-                    raise self._mistake(step.line, f"which branch is taken is not known, as {_why(call)}")
+            if step.name in _TESTS and step.line not in passed and (reason := _why_branch(step.text)):
+                tests.setdefault((step.line, step.name), reason)
+        for (line, name), reason in tests.items():
+            lines = passed | {line}
+            is_new = lines not in self._passing
+            if is_new:
+                self._passing[lines] = self._bash.run(self._environment, passed=sorted(lines))
+            other = self._passing[lines]
+            holds_already = [s for s in run.steps if s.line != line or s.name not in _TESTS] == other.steps
+            can_be_passed = name in _SIMPLE_TESTS and not holds_already and len(lines) <= _MAX_TESTS
+            if not can_be_passed or _words(other) not in (None, self._words):
+                raise self._mistake(line, f"which branch is taken is not known, as {reason}")
+            if is_new:
                 self._check_tests(other, lines)
 
     def _check_calls(self, calls: Sequence[str]) -> None:
@@ -168,10 +196,14 @@ class _Reader:
         names: list[str] = []
         while True:
             run = self._run_with(dict.fromkeys(names, ""), strict=True)
-            unbound = {match[1] for _, message in run.messages if (match := _UNBOUND.fullmatch(message))}
-            if unbound <= {*names}:
+            matches = [_UNBOUND.fullmatch(message) for _, message in run.messages]
+            unbound = {match[1] for match in matches if match}
+            new = sorted(name for name in unbound - {*names} if _NAME.fullmatch(name) and is_of_scripts(name))
+            if not new:
                 return names
-            names += sorted(unbound - {*names})
+            names += new
+            if len(names) > _MAX_UNSET:
+                raise LimitExceeded(f"{self._file.name} reads more than {_MAX_UNSET} variables that are set nowhere")
 
     def _with_marks(self, names: Sequence[str]) -> BashRun:
         return self._run_with({name: f"@@{name}@@" for name in names})
@@ -181,7 +213,7 @@ class _Reader:
         variables = {name: value for name, value in values.items() if not name.isdigit()}
         last = max([0, *(int(name) for name in values if name.isdigit())])
         arguments = [values.get(str(place), "") for place in range(1, last + 1)]
-        return self._bash.run(self._environment | variables, arguments=arguments, strict=strict)
+        return self._bash.run(self._environment, arguments=arguments, given=variables, strict=strict)
 
 
 def _having_effect(
@@ -214,4 +246,17 @@ def _key(word: str) -> str:
 
 
 def _why(call: re.Match[str]) -> str:
-    return f"{call[2]} in line {call[1]} would have to be run"
+    """Returns the reason why a value is not known, from the mark in it: a secret, a file, or a command."""
+    line, name = call.groups()
+    if name.startswith("$"):
+        return f"{name[1:]} looks like a secret, whose value no script gets"
+    return f"{name} is not read" if line == "0" else f"{name} in line {line} would have to be run"
+
+
+def _why_branch(text: str) -> str:
+    """Returns the reason why the result of a test is not known; "" if it is.
+
+    A secret is there, and equal to nothing that a script has: its test has the result that it would have.
+    """
+    calls = [call for call in _CALL.finditer(text) if not call[2].startswith("$")]
+    return _why(calls[0]) if calls else ""

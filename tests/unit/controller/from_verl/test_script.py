@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -216,28 +218,35 @@ def test_a_script_without_a_run_is_refused(script: str, fact: str) -> None:
     assert fact in mistake(script)
 
 
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user of the machine reaches: root starts bubblewrap as another one."""
+    with tempfile.TemporaryDirectory(prefix="splitppo-bwrap-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 def bwrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program of its name."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "bwrap").write_text(f"#!/bin/bash\n{script}\n")
-    (folder / "bin" / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    (folder / "bwrap").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_without_bubblewrap_the_words_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bwrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2\nexit 1", monkeypatch)
+def test_without_bubblewrap_the_configuration_that_verl_prints_can_be_given(
+    tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bwrap(shared_folder, "echo 'bwrap: No permissions to create new namespace' >&2\nexit 1", monkeypatch)
     assert "No permissions to create new namespace" in mistake(f"{RUN} a=1")
     monkeypatch.setenv("PATH", str(tmp_path))
     sentence = mistake(f"{RUN} a=1")
     assert "bubblewrap (bwrap) is not installed" in sentence
-    assert "python -m controller from-verl - key=value ..." in sentence
+    assert "bash run.sh --cfg job --resolve > resolved.yaml" in sentence
 
 
-def test_a_container_may_forbid_to_mount_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_may_forbid_to_mount_proc(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shutil.which("bwrap")
-    bwrap(
-        tmp_path,
-        f'[[ " $* " != *" --proc "* ]] || {{ echo "bwrap: cannot mount proc" >&2; exit 1; }}\nexec {real} "$@"',
-        monkeypatch,
-    )
-    assert words(f"{RUN} a=1") == ["a=1"]
+    find = 'while [[ $1 != --args ]]; do A+=("$1"); shift; done\nexec 9</proc/self/fd/$2\n'
+    check = 'if grep -qz -x -- --proc <&9; then echo "bwrap: cannot mount proc" >&2; exit 1; fi\n'
+    bwrap(shared_folder, f'{find}{check}exec {real} "${{A[@]}}" "$@"', monkeypatch)
+    assert words(f"exec > >(tee log)\n{RUN} a=1") == ["a=1"]

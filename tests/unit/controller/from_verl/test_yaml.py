@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from controller.from_verl.command import read_settings
 from controller.from_verl.translation import Translation, translate
@@ -38,6 +39,17 @@ def test_interpolations_are_resolved_with_verls_defaults_behind_them(tmp_path: P
     assert translation.values["actor.ppo_mini_batch_size"] == 512
     assert translation.values["critic.ppo_epochs"] == 2
     assert translation.values["run.dir"] == "out/p/e"
+
+
+def test_the_configuration_that_hydra_prints_resolved_is_read_as_the_one_with_interpolations(tmp_path: Path) -> None:
+    tree = OmegaConf.create(HYDRA)
+    del tree["defaults"]
+    tree = OmegaConf.merge({"trainer": {"experiment_name": "e"}}, tree)
+    OmegaConf.resolve(tree)
+    resolved = OmegaConf.to_yaml(tree)
+    assert "${" not in resolved
+    expected = yaml_settings(tmp_path, HYDRA, "trainer.experiment_name=e")
+    assert yaml_settings(tmp_path, resolved).values == expected.values
 
 
 def test_what_a_yaml_leaves_to_be_given_is_not_given(tmp_path: Path) -> None:

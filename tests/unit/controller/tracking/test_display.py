@@ -10,13 +10,14 @@ import sys
 import pytest
 from rich.console import Console
 
-from controller.tracking.display import Display, open_display, printable, sparkline
+from controller.tracking.display import Display, open_display, sparkline
 from controller.tracking.summary import Summary, ThisStart, Validation
 from controller.validation.result import Accuracy
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config.subsections.phases import Phase
+from splitppo.printable import printable
 
 SAMPLE = {
     "data_source": "sort_letters",
