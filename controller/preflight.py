@@ -18,6 +18,7 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.row_values import is_missing
 from controller.data.sampled_prompts import SampledPrompts
+from controller.data.tied_weights import check_tied_weights
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.memory.model_shape import is_linear, read_tensor_shapes
 from controller.ppo.advantages.registry import try_estimator
@@ -362,6 +363,8 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
     if "vision_config" in entries and "_vl" in kind:  # of others transformers may have a text model: a worker knows
         raise ConfigError(f"{key} is a vision-language model ({kind}); only text models can be trained")
     _check_weights(model, key)
+    if key != "critic.model" and (folder := Path(model).expanduser()).is_dir():  # a value model has no output layer
+        check_tied_weights(folder, entries, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
     longest = config.data.longest_row
     if longest > sizes.get("max_position_embeddings", longest):

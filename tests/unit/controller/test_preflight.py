@@ -56,6 +56,20 @@ def test_weights_that_are_missing_or_torn_are_refused_with_their_key(tmp_path: P
         load_inputs(config)
 
 
+@pytest.mark.parametrize("key", ["actor", "critic"])
+def test_an_output_layer_that_a_policys_config_ties_must_be_the_embedding(tmp_path: Path, make: Any, key: str) -> None:
+    folder = Path(write_model(tmp_path / "other"))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 20, "tie_word_embeddings": True}))
+    rows = {"model.embed_tokens.weight": np.zeros((2, 2)), "lm_head.weight": np.ones((2, 2))}
+    save_file(rows, folder / "model.safetensors")
+    config = make(**{f"{key}__model": str(folder)})
+    if key == "critic":  # a value model has no output layer
+        load_inputs(config)
+        return
+    with pytest.raises(ConfigError, match=r"^actor\.model: config\.json in .* ties lm_head\.weight to"):
+        load_inputs(config)
+
+
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_moments_are_offloaded_from_gpus_alone(make: Any, role: str) -> None:
     sentence = rf"^{role}\.optimizer_offload needs GPUs \(services\.{role}\.devices\)$"
