@@ -1,26 +1,21 @@
 """Renders chat messages with a model's Jinja template to the text that the model sees, as transformers does."""
 
-import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from controller.data.row_values import check_text
+from controller.data.template_process import Template
 from splitppo.config import ConfigError
 from splitppo.config_error import config_errors
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
 Tools = Sequence[Mapping[str, Any]]  # JSON schemas
+_RENDERED_AT_A_TIME = 32
 
 
 def as_messages(prompt: Prompt) -> Messages:
@@ -38,7 +33,7 @@ class ChatTemplate:
         source: the text of the template.
     """
 
-    template: jinja2.Template | None = None
+    template: Template | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
 
@@ -70,20 +65,65 @@ class ChatTemplate:
             ValueError: there are no messages, a message has no role or content, the template refuses the messages, or
                 writes a text that cannot be encoded.
         """
+        [text] = self.render_all([(prompt, tools)], add_generation_prompt=add_generation_prompt)
+        if isinstance(text, ValueError):
+            raise text
+        return text
+
+    def render_all(
+        self, prompts: Sequence[tuple[Prompt, Tools]], *, add_generation_prompt: bool = True
+    ) -> list[str | ValueError]:
+        """Renders prompts, each with its tools, as `render` does; in the place of a text is the error if there is none.
+
+        The list ends with the first error.
+        """
+        texts: list[str | ValueError] = []
+        for start in range(0, len(prompts), _RENDERED_AT_A_TIME):
+            texts += self._render_some(prompts[start : start + _RENDERED_AT_A_TIME], add_generation_prompt)
+            if isinstance(texts[-1], ValueError):
+                break
+        return texts
+
+    def _render_some(
+        self, prompts: Sequence[tuple[Prompt, Tools]], add_generation_prompt: bool
+    ) -> Iterator[str | ValueError]:
+        given = []
+        wrong: list[ValueError] = []
+        for prompt, tools in prompts:
+            try:
+                given.append(self._plain(prompt, tools, add_generation_prompt))
+            except ValueError as error:
+                wrong = [error]
+                break
+        variables = [each for each in given if not isinstance(each, str)]
+        assert self.template is not None or not variables
+        rendered = iter(self.template.render_all(variables) if self.template is not None and variables else ())
+        for each in given:
+            text = each if isinstance(each, str) else _checked(next(rendered))
+            yield text
+            if isinstance(text, ValueError):
+                return
+        yield from wrong
+
+    def _plain(self, prompt: Prompt, tools: Tools, add_generation_prompt: bool) -> str | dict[str, Any]:
+        """Returns the text of a prompt that no template renders, else the variables of the template."""
         if isinstance(prompt, str):
             return prompt
         _check_messages(prompt)
         if self.template is None:
             return "\n".join(_plain_content(message) for message in prompt)
         given = {"messages": prompt, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
-        try:
-            text = self.template.render({"documents": None, **given, **self.variables})
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
-        try:
-            return check_text(text)
-        except ValueError as error:
-            raise ValueError(f"the chat template writes a text that has no tokens: {error}") from error
+        return {"documents": None, **given, **self.variables}
+
+
+def _checked(rendered: str | jinja2.TemplateError) -> str | ValueError:
+    """Returns what a template has written, or what is wrong with it."""
+    if isinstance(rendered, jinja2.TemplateError):
+        return ValueError(f"the chat template refuses the messages: {rendered}")
+    try:
+        return check_text(rendered)
+    except ValueError as error:
+        return ValueError(f"the chat template writes a text that has no tokens: {error}")
 
 
 def load_chat_template(
@@ -130,29 +170,9 @@ def detect_tool_format(source: str) -> Literal["hermes", "qwen3_coder", "llama3_
     return "llama3_json" if '"name": function name, "parameters"' in source else None
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """The Jinja block `{% generation %}`, which marks text of the assistant for training; rendered as its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def _compile(template: str, source: Path) -> jinja2.Template:
-    """Compiles a chat template in jinja2's sandbox, with the settings, filters and functions of transformers."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=time.strftime)
+def _compile(template: str, source: Path) -> Template:
     with config_errors(jinja2.TemplateError, before=f"{source}: the chat template is not valid Jinja: "):
-        return environment.from_string(template)
-
-
-def _raise_exception(message: str) -> str:
-    raise jinja2.TemplateError(message)
+        return Template(template)
 
 
 def _check_messages(messages: Messages) -> None:

@@ -14,7 +14,6 @@ from controller.data.prompt_files import NeedsTruth, PromptRow, Split, always_ne
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import ConfigError, DataConfig
-from splitppo.config_error import config_errors
 from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
@@ -208,7 +207,7 @@ def load_prompts(
     """
     key, limit = f"data.{split}_files", config.max_prompt_length
     rows = read_rows(config, split, needs_truth)
-    texts = [_render(row, config.prompt_key, tokenizer, tools_of(row.data_source)) for row in rows]
+    texts = _rendered(rows, config.prompt_key, tokenizer, tools_of)
     for row, text in zip(rows, texts, strict=True):
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(f"{row.place}: the prompt has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
@@ -254,9 +253,14 @@ def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer, tools: Tools) -> str:
-    with config_errors(ValueError, before=f"{row.place}: column {prompt_key!r}: "):
-        return tokenizer.chat_template.render(row.prompt, tools)
+def _rendered(rows: Sequence[PromptRow], prompt_key: str, tokenizer: Tokenizer, tools_of: ToolsOf) -> list[str]:
+    rendered = tokenizer.chat_template.render_all([(row.prompt, tools_of(row.data_source)) for row in rows])
+    texts = []
+    for row, text in zip(rows, rendered, strict=False):  # the last one of fewer is an error
+        if isinstance(text, ValueError):
+            raise ConfigError(f"{row.place}: column {prompt_key!r}: {text}") from text
+        texts.append(text)
+    return texts
 
 
 def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArray[np.int32]:

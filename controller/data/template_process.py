@@ -1,0 +1,214 @@
+"""Renders chat templates in a process of its own, with limits on time and memory.
+
+A chat template is a program that comes with a model. In jinja2's sandbox it can open nothing, but loop and allocate
+without end. So one process renders for the controller: a template that takes more than MAX_S seconds of processor time
+ends the process, and the next call starts another. What it says back is text alone.
+"""
+
+import atexit
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rewards.channel import LENGTH_BYTES, framed
+
+MAX_S = 4  # of processor time, for one request
+MAX_BYTES = 2**30  # of memory, beside what the process has at its start
+MAX_CHARACTERS = 2**26  # of a rendered text
+_TEXT, _ERROR = b"t", b"e"
+_EXIT_LIMIT_S = 1.0
+
+
+class Template:
+    """A chat template, which the process renders.
+
+    Raises:
+        jinja2.TemplateError: the source is not valid Jinja, or takes too much time or memory.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        [answer] = _ask(pickle.dumps((source, [None])), 1)
+        if isinstance(answer, jinja2.TemplateError):
+            raise answer
+
+    def render_all(self, each: Sequence[Mapping[str, Any]]) -> list[str | jinja2.TemplateError]:
+        """Renders the template once with each of these mappings of variables, which can be pickled.
+
+        The list ends with the first error: the template fails, or takes too much time or memory.
+        """
+        try:
+            request = pickle.dumps((self._source, [*map(dict, each)]))
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            return [jinja2.TemplateError(f"a value of them cannot be sent to the process that renders: {error}")]
+        return _ask(request, len(each))
+
+
+class _Renderer:
+    """The process, as its parent sees it."""
+
+    def __init__(self) -> None:
+        call = f"from controller.data.template_process import serve; serve({MAX_S}, {MAX_BYTES})"
+        self._process = subprocess.Popen(
+            # The process has the same import path as this one.
+            [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C does not reach it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self.parent = os.getpid()
+        self.is_running = True
+
+    def ask(self, request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
+        """Sends a request, and returns the answers to it, up to the first error."""
+        answers: list[str | jinja2.TemplateError] = []
+        try:
+            self._requests.write(framed(request))
+            self._requests.flush()
+            while len(answers) < num_answers and not (answers and isinstance(answers[-1], jinja2.TemplateError)):
+                kind = _read(self._answers, 1)
+                text = _read_message(self._answers).decode(errors="surrogatepass")
+                answers.append(text if kind == _TEXT else jinja2.TemplateError(text))
+        except (EOFError, OSError):
+            self.is_running = False
+            answers.append(jinja2.TemplateError(self._why_it_ended()))
+        return answers
+
+    def close(self) -> None:
+        """Ends the process."""
+        for stream in (self._requests, self._answers):
+            with suppress(OSError):
+                stream.close()
+        try:
+            self._process.wait(_EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _why_it_ended(self) -> str:
+        status = self._process.wait()
+        if status == -signal.SIGXCPU:
+            return f"it takes more than {MAX_S} s of processor time"
+        return f"the process that renders it ended with status {status}"
+
+
+_lock = threading.Lock()
+_renderers: list[_Renderer] = []  # at most one
+
+
+def _ask(request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
+    """Sends a request to the process, which is started if there is none."""
+    with _lock:
+        if _renderers and _renderers[0].parent != os.getpid():  # this process was forked, and that one is not its own
+            _renderers.clear()
+        if not _renderers:
+            _renderers.append(_Renderer())
+        is_answered = False
+        try:
+            answers = _renderers[0].ask(request, num_answers)
+            is_answered = _renderers[0].is_running
+        finally:
+            if not is_answered:  # also after Ctrl-C: the next request must not get the answers to this one
+                close()
+        return answers
+
+
+@atexit.register
+def close() -> None:
+    """Ends the process, if there is one; the next template starts another."""
+    while _renderers:
+        _renderers.pop().close()
+
+
+def serve(max_s: int, max_bytes: int) -> None:
+    """Answers requests on standard input until it ends; the main function of the process."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + max_bytes, resource.RLIM_INFINITY))
+    while True:
+        try:
+            request = _read_message(requests)
+        except EOFError:
+            return
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit_s = int(used.ru_utime + used.ru_stime) + 1 + max_s
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
+        for kind, text in _answers(request):
+            answers.write(kind + framed(text.encode(errors="surrogatepass")))
+        answers.flush()
+
+
+def _answers(request: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yields (_TEXT, the rendered text) for each mapping of variables, until (_ERROR, why there is none)."""
+    try:
+        source, each = pickle.loads(request)  # noqa: S301 - of the controller
+        template = _compiled(source)
+        for variables in each:
+            text = "" if variables is None else template.render(variables)
+            if len(text) > MAX_CHARACTERS:
+                raise jinja2.TemplateError(f"it writes more than {MAX_CHARACTERS:,} characters")
+            yield _TEXT, text
+    except jinja2.TemplateError as error:
+        yield _ERROR, str(error)
+    except MemoryError:
+        yield _ERROR, "it takes too much memory"
+    except Exception as error:  # noqa: BLE001 - the template may raise anything
+        yield _ERROR, f"{type(error).__name__}: {error}"
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> jinja2.Template:
+    """Compiles a chat template in jinja2's sandbox, with the settings, filters and functions of transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=time.strftime)
+    return environment.from_string(source)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """The Jinja block `{% generation %}`, which marks text of the assistant for training; rendered as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _read_message(stream: IO[bytes]) -> bytes:
+    return _read(stream, int.from_bytes(_read(stream, LENGTH_BYTES)))
+
+
+def _read(stream: IO[bytes], num_bytes: int) -> bytes:
+    content = stream.read(num_bytes)
+    if len(content) < num_bytes:
+        raise EOFError
+    return content
