@@ -299,7 +299,8 @@ def test_each_response_ends_once(max_batch_size: int) -> None:
 
 def test_responses_are_told_in_the_step_in_which_they_end_the_same_in_every_run() -> None:
     def reports() -> list[list[tuple[int, int]]]:
-        steps = steps_of(backend(build(), list(range(8)), 24), random_prompts([3] * 6), [list(range(4)) for _ in range(6)])
+        rollout, seeds = backend(build(), stop=range(8), max_batch_size=24), [list(range(4)) for _ in range(6)]
+        steps = steps_of(rollout, random_prompts([3] * 6), seeds)
         return [[(response.index, len(response.tokens)) for response in step.ended] for step in steps]
 
     steps = reports()
