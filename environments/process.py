@@ -27,10 +27,11 @@ from environments.loops import EnvironmentFailed
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Setup
 from environments.tool_calls.json_calls import call_of
 from environments.tools import reason_of
-from rewards.channel import LENGTH_BYTES, Channel, end_with, framed
+from rewards.channel import LENGTH_BYTES, Channel, framed
 from rewards.returned import plain, score_and_fields
 from splitppo.config.subsections.multi_turn import is_file_and_name
 from splitppo.config_error import ConfigError
+from splitppo.machine.parent import end_with
 
 _HEARTBEAT_S = 0.5  # between two signs of life
 _MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run

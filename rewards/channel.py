@@ -13,8 +13,10 @@ import socket
 import sys
 from contextlib import suppress
 
+from splitppo.machine.parent import end_with, signal_at_end_of_parent
+
 LENGTH_BYTES = 8
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
 
 
 def framed(content: bytes) -> bytes:
@@ -59,20 +61,15 @@ def work(serve: str, connection: int, memory: int, controller_pid: int) -> None:
     """Runs `serve`, the main function of a child process of the controller, until the controller has ended.
 
     `serve` is "module:function". The function is called with a `Channel` and with the pickled arguments in the
-    controller's first message. `connection` and `memory` are file descriptors.
+    controller's first message. `connection` and `memory` are file descriptors. A process that is stopped goes on when
+    the controller ends, and then ends, too.
     """
+    signal_at_end_of_parent(signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=connection), mmap.mmap(memory, 0), controller_pid)
     with suppress(EOFError, ConnectionError):
         arguments = pickle.loads(channel.receive())  # noqa: S301 - of the controller
         pkgutil.resolve_name(serve)(channel, *arguments)
-
-
-def end_with(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process a signal when its parent ends, for whatever reason; uses prctl."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def run_with(parent_pid: int) -> None:

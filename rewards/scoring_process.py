@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rewards.channel import Channel, end_with
+from rewards.channel import Channel
 from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
 from rewards.returned import plain, score_and_fields
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
 from rewards.token_scores import read_step_scores, read_token_scores
 from splitppo.config_error import ConfigError
+from splitppo.machine.parent import end_with
 
 # In place of the number of the call that a process is working on: a call for several samples; no call yet.
 UNKNOWN_POSITION = -1

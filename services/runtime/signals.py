@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from splitppo.machine.parent import signal_at_end_of_parent
+
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,7 +42,11 @@ def ignore_signals() -> None:
 
 
 def hold_lifeline() -> None:
-    """Starts a thread that ends this process when standard input ends, because the launcher has then ended."""
+    """Ends this process when standard input ends, because the launcher has then ended, and when its parent ends.
+
+    A thread watches standard input. The kernel watches the parent, torchrun: it also ends a process that is stopped.
+    """
+    signal_at_end_of_parent(signal.SIGKILL)
 
     def watch() -> None:
         while os.read(0, 4096):

@@ -23,6 +23,7 @@ from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
 from rewards.code.tree import children_of
 from splitppo.file_lock import try_lock
+from splitppo.machine.parent import signal_at_end_of_parent
 
 log = logging.getLogger("controller.tracking.trackers")
 
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
 
 def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
     """Sends a run's steps to these trackers until standard input has ended; returns 0 if all got everything, else 1."""
+    signal_at_end_of_parent(signal.SIGCONT)  # if it is stopped then, it goes on, and ends
     folder, is_ending = run.folder, threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops all processes of a run stops the controller, too
         signal.signal(number, signal.SIG_IGN)

@@ -27,7 +27,7 @@ from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError, RewardConfig
 from splitppo.config.subsections.code import CodeConfig
 from tests.support import hostile_code
-from tests.support.groups import PROJECT, wait_until
+from tests.support.groups import PROJECT, is_alive, wait_until
 from tests.support.hostile_code import answer
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -290,15 +290,19 @@ asyncio.run(main())
 
 
 @needs_bubblewrap
-def test_sandboxes_end_with_a_controller_that_is_killed_also_in_the_middle_of_a_program() -> None:
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_sandboxes_end_with_a_controller_that_is_killed_also_in_the_middle_of_a_program(are_stopped: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, cwd=PROJECT) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == b"here\n"
         pids = runners(controller.pid)
         # Bubblewrap and guest of two that wait and of a third one, and its program.
         wait_until(lambda: len(guests(pids)) >= 7)
+        if are_stopped:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
         controller.kill()
-    wait_until(lambda: not guests(pids))
+    wait_until(lambda: not guests(pids) and not any(is_alive(pid) for pid in pids))
 
 
 UNSAFE = """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,12 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.end_reason import read_end_reason
+from splitppo.machine.process_tree import find_processes
 from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config
 from tests.support.checkpoints import DAMAGES
-from tests.support.groups import Group, is_alive, wait_until
+from tests.support.groups import PROJECT, Group, is_alive, wait_until
 from tests.support.ports import is_loopback, listening
 from tests.support.seeds import shifted
 
@@ -184,6 +187,35 @@ def test_every_rank_ends_when_the_launcher_goes_whose_file_has_no_line_of_a_log(
     orphaned.group.process.stdin.close()
     orphaned.group.wait_ended()
     assert not any(is_alive(pid) for pid in orphaned.group.pids)
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from tests.support.groups import Group
+file, folder = map(Path, sys.argv[1:])
+group = Group("tests.integration.runtime.toy", file, folder, "critic", num_processes=2, overrides=(), lifeline=True)
+print(group.process.pid, *group.wait_ready().pids, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "stopped", [*(pytest.param(one, marks=pytest.mark.extended) for one in ("torchrun", "ranks")), "all"]
+)
+def test_a_stopped_group_ends_with_a_launcher_that_is_killed(tmp_path: Path, stopped: str) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(write_config(tmp_path, 2)), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=PROJECT) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        for pid in {"torchrun": pids[:1], "ranks": pids[1:], "all": pids}[stopped]:
+            os.kill(pid, signal.SIGSTOP)
+        launcher.kill()
+    try:
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), what="the end of the group")
+    finally:
+        for process in find_processes(pids):
+            process.kill()
 
 
 def test_every_rank_ends_when_torchrun_is_killed_and_no_folder_is_left(
