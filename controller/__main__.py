@@ -22,6 +22,7 @@ try:
     from splitppo.config.threads import crowding
     from splitppo.config_error import did_you_mean
     from splitppo.machine.cores import permitted_cores
+    from splitppo.machine.standard_streams import open_standard_streams
     from splitppo.printable import printable
 except ModuleNotFoundError as missing:
     sys.stderr.write(_NO_PACKAGE.format(sys.executable, missing.name))
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
+    open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

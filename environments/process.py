@@ -25,6 +25,7 @@ from environments.chat import Chat, ConversationOver, TookTooLong, ToolCall, Tur
 from environments.loading import Loaded, Parse, load_environments, load_parser, load_servers
 from environments.loops import EnvironmentFailed
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Setup
+from environments.output import bounded_output
 from environments.tool_calls.json_calls import call_of
 from environments.tools import reason_of
 from rewards.channel import LENGTH_BYTES, Channel, framed
@@ -44,7 +45,7 @@ def serve(channel: Channel, setup: Setup) -> None:
     used.
     """
     end_with(channel.controller_pid)
-    os.dup2(2 if setup.output is None else os.open(setup.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 1)
+    os.dup2(2 if setup.output is None else bounded_output(setup.output), 1)
     os.dup2(1, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with asyncio.Runner() as runner:  # sessions with servers live in its loop

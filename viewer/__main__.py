@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvicorn
 
+from splitppo.machine.standard_streams import open_standard_streams
 from viewer.app import make_app
 from viewer.files import Unreadable
 from viewer.one_file import export
@@ -34,6 +35,7 @@ _USER_ERROR, _WAIT_S = 2, 0.5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until Ctrl-C; returns the exit status, 2 for a mistake of the user, which is told in one sentence."""
+    open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["export"]:
         return export.main(arguments[1:])

@@ -15,6 +15,7 @@ from splitppo.config.worker_digest import worker_digest
 from splitppo.config_error import sentence_of
 from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.machine.cores import permitted_cores
+from splitppo.machine.standard_streams import open_standard_streams
 
 CLOSED_TORCHRUN = ("-m", "services.runtime.group.torchrun")
 
@@ -46,6 +47,7 @@ def start_group_unless_rank(role_name: RoleName) -> None:
     torchrun starts `services.<role>.num_processes` ranks, divided by `nnodes`. For bad input this process exits with 2
     and one sentence.
     """
+    open_standard_streams()
     if "RANK" in os.environ:
         return
     try:
