@@ -1,10 +1,11 @@
 """Checks, before a run starts, that its conversations can be held: environments, chat template, way to call tools."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from controller.data.chat_template import Tools, detect_tool_format
+from controller.data.environment_text import EnvironmentText
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import ToolsOf, no_tools
 from controller.data.row_values import check_texts
@@ -70,7 +71,8 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
     """Loads the user's environments and tools in a process, which ends; returns the schemas of a data source's tools.
 
     Raises:
-        ConfigError: a file of the user's cannot be used, or the chat template does not take the tools.
+        ConfigError: a file of the user's cannot be used, the chat template does not take the tools, or a schema spells
+            a special token.
     """
     section = config.rollout.multi_turn
     if not section.environments:
@@ -78,7 +80,27 @@ def load_tools(config: Config, tokenizer: Tokenizer) -> ToolsOf:
     schemas = _load(config, section, tool_format_of(config, tokenizer))
     if any(schemas.values()):
         check_tools(config, tokenizer)
+        check_schemas(schemas, tokenizer)
     return lambda source: schemas.get(source, schemas.get("default", ()))
+
+
+def check_schemas(schemas: Mapping[str, Tools], tokenizer: Tokenizer) -> None:
+    """Checks that no schema of a tool, which may be of somebody else's server, spells a special token.
+
+    Raises:
+        ConfigError: one does; in a prompt it would end the turn, or begin another role's.
+    """
+    encoder = EnvironmentText(tokenizer)
+
+    def check(text: str) -> None:
+        if token := encoder.spelled(text):
+            raise ValueError(f"it spells {token!r}, which is a special token of the model")
+
+    for name, tools in schemas.items():
+        for tool in tools:
+            place = f"rollout.multi_turn.environments.{name}: the schema of the tool {tool['function']['name']!r}: "
+            with config_errors(ValueError, before=place):
+                check_texts(tool, check)
 
 
 async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> str:

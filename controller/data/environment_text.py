@@ -55,6 +55,11 @@ class EnvironmentText:
         """Puts BREAK between the characters of each special token that a clean text spells."""
         return self._tokens.sub(lambda match: BREAK.join(match[0]), text)
 
+    def spelled(self, text: str) -> str | None:
+        """Returns the first special token that a text has as the tokenizer sees it; None if it has none."""
+        ids = self._special(self.encode(clean(text)))
+        return self._backend.id_to_token(ids[0]) if ids else None
+
     def harmless(self, encode: Callable[[Write], Tokens], plain: Tokens) -> tuple[Write, Tokens]:
         """Finds the first way to write texts by which they give no special token; returns it and the tokens.
 

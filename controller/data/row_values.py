@@ -5,7 +5,7 @@ a mapping means that there is no such key, wherever the row comes from.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _MAX_DEPTH = 100
@@ -44,18 +44,19 @@ def check_text(text: str) -> str:
     return text
 
 
-def check_texts(value: Any, depth: int = 0) -> int:
+def check_texts(value: Any, check: Callable[[str], object] = check_text, depth: int = 0) -> int:
     """Checks all texts in a value, at any depth, keys included; returns how many characters they have together.
 
     Raises:
-        ValueError: `check_text` refuses a text, or mappings and lists lie in each other more than 100 deep.
+        ValueError: `check` refuses a text, or mappings and lists lie in each other more than 100 deep.
     """
     if depth > _MAX_DEPTH:
         raise ValueError(f"mappings and lists lie in each other more than {_MAX_DEPTH} deep")
     if isinstance(value, str):
-        return len(check_text(value))
+        check(value)
+        return len(value)
     if isinstance(value, Mapping):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):
-        return sum(check_texts(item, depth + 1) for item in value)
+        return sum(check_texts(item, check, depth + 1) for item in value)
     return 0

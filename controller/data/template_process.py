@@ -71,6 +71,7 @@ class _Renderer:
             [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # threads take memory, if unused
             start_new_session=True,  # Ctrl-C does not reach it
         )
         assert self._process.stdin is not None
