@@ -20,7 +20,7 @@ try:
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
     from splitppo.config.threads import crowding
-    from splitppo.config_error import did_you_mean
+    from splitppo.config_error import did_you_mean, sentence_of
     from splitppo.machine.cores import permitted_cores
     from splitppo.machine.standard_streams import open_standard_streams
     from splitppo.printable import printable
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {printable(str(error))}\n")
         return 2
     except OSError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {sentence_of(error)}\n")
         return 1
     except ModuleNotFoundError as error:
         sys.stderr.write(_NO_PACKAGE.format(sys.executable, error.name))

@@ -14,6 +14,7 @@ from services.engine import hf_folder
 from services.engine.checkpoint import HF_FOLDER, write_hf_weights
 from services.engine.model.adapter_checkpoint import copy_adapter
 from services.engine.shards import read_entries
+from splitppo.config_error import sentence_of
 from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         export(options.checkpoint, options.output, adapter=options.adapter)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {sentence_of(error)}\n")
         return 2
     sys.stdout.write(f"{options.output}\n")
     return 0

@@ -95,7 +95,7 @@ def check_can_be_saved(config: PreTrainedConfig) -> None:
     with TemporaryDirectory() as folder:
         write_config(config, torch.float32, Path(folder))
         try:
-            model_without_weights(Path(folder))
+            _build(Path(folder))
         except Exception as error:  # wrong sizes in a config may raise anything in transformers
             raise ValueError(f"a checkpoint of this model could not be exported: {sentence_of(error)}") from error
 
@@ -153,11 +153,18 @@ def model_without_weights(folder: Path) -> Any:
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
+    try:
+        return _build(folder)
+    except Exception as error:  # wrong sizes in a config may raise anything in transformers
+        raise ValueError(f"{folder / 'config.json'}: {sentence_of(error)}") from error
+
+
+def _build(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder)
     architecture = (config.architectures or ["none"])[0]
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
-        raise ValueError(f"{folder / 'config.json'}: transformers has no architecture {architecture!r}")
+        raise ValueError(f"transformers has no architecture {architecture!r}")
     with torch.device("meta"):
         return model_class(config)
 

@@ -60,7 +60,7 @@ class WireError(Exception):
     """The base class of errors that are sent from a service to its caller as a gRPC status.
 
     `str()` is one sentence that begins with the location (role, rank, step, method); `message` is the sentence without
-    the location.
+    the location, in one line. An error without a message says what its class stands for.
     """
 
     code: ClassVar[StatusCode]
@@ -76,7 +76,8 @@ class WireError(Exception):
 
     def __init__(self, message: str, place: Place = Place()) -> None:
         super().__init__(message)
-        self.message = " ".join(message.split()).encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+        one_line = " ".join(message.split()) or self.__doc__ or self.reason
+        self.message = one_line.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.place = place
 
     def __str__(self) -> str:
@@ -200,7 +201,7 @@ def wire_error(error: BaseException, place: Place = Place()) -> WireError:
         return error.at(place)
     for meant, ours in _MEANINGS.items():
         if isinstance(error, meant):
-            return ours(str(error).strip() or ours.__doc__ or ours.reason, place)
+            return ours(str(error), place)
     return Internal(describe(error), place)
 
 

@@ -9,6 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import Internal, OutOfMemory, Place, WireError, wire_error
+from splitppo.user_file import describe
 
 _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 
@@ -60,7 +61,7 @@ def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireE
         return OutOfMemory(f"out of memory: {error}", here)
     if isinstance(error, WireError) or repairs:
         return wire_error(error, here)
-    return Internal(f"{type(error).__name__}: {error}", here)
+    return Internal(describe(error), here)
 
 
 class OptimizerStepCounter:

@@ -24,6 +24,7 @@ from services.runtime.failures.record import Failure, read_failure, read_text, w
 from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
+from splitppo.user_file import describe
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class PeerWatch:
         """Writes the failure of a rank to the group's store and the log; rank 0 also answers the callers."""
         if error is not None and not is_peer_loss(error):
             hangs = isinstance(error, RankHangs)
-            self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
+            self._record(f"it hangs: {error}" if hangs else describe(error), place)
             log.error("failed in %s: %s", place, error, exc_info=None if hangs else error)
         if self._context.rank == 0:
             cause = self._cause(error, place)

@@ -19,6 +19,7 @@ from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from splitppo import failpoints
 from splitppo.config.section import RoleName
+from splitppo.config_error import sentence_of
 from splitppo.manifest import Manifest, describe_files, read_manifest, verify_files, write_manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
 from splitppo.v1 import worker_pb2
@@ -138,4 +139,4 @@ def storage_errors(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f"{error.strerror}: {error.filename2 or error.filename or directory}"
-        raise StorageFailed(str(error) if error.strerror is None else where) from error
+        raise StorageFailed(sentence_of(error) if error.strerror is None else where) from error

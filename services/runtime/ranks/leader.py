@@ -48,6 +48,7 @@ from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.clock import unix_ns
 from splitppo.rpc.errors import Internal, OutOfMemory, Place, Unavailable, WireError, wire_error
+from splitppo.user_file import describe
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class Leader:
             self.failure.end_group(error, call.place)
         log.error("%s failed in the engine", command.method, exc_info=error)
         if (command.commits and has_stepped) or command.repairs:
-            self.worker.mark_dirty(f"{command.method} failed half-way ({type(error).__name__}: {error})")
+            self.worker.mark_dirty(f"{command.method} failed half-way ({describe(error)})")
         answer = engine_error(error, has_stepped=has_stepped, repairs=command.repairs)
         if isinstance(answer, OutOfMemory) and torch.cuda.is_available():
             torch.cuda.empty_cache()

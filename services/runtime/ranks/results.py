@@ -5,6 +5,7 @@ from services.runtime.state.command_call import CommandCall
 from services.runtime.state.worker import Worker
 from splitppo import failpoints
 from splitppo.rpc.errors import Internal
+from splitppo.user_file import describe
 from splitppo.v1 import worker_pb2
 
 
@@ -42,7 +43,7 @@ def keep_result(
     except Exception as error:
         if not command.sets_step:
             raise
-        because = f"{command.method} is in no ledger ({type(error).__name__}: {error})"
+        because = f"{command.method} is in no ledger ({describe(error)})"
         worker.mark_dirty(because)
         raise Internal(because) from error
     if command.repairs:

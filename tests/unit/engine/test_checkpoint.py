@@ -363,6 +363,18 @@ def test_what_no_checkpoint_could_give_back_is_refused_before_training() -> None
         check_can_be_saved(config)
 
 
+def test_a_config_that_transformers_cannot_build_any_more_ends_an_export_in_one_sentence(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_engine(policy).save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+    config = tmp_path / "part" / "huggingface" / "config.json"
+    config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": "maybe"'))
+    assert export.main(["--checkpoint", str(tmp_path / "part"), "--output", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'out' / 'config.json'}: Validation error for field 'use_cache'")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_value_model_from_a_language_model_exports_as_a_token_classifier(tmp_path: Path, tied: bool) -> None:
     engine = updated(save_policy(tmp_path / "policy", tie_word_embeddings=tied), "value")

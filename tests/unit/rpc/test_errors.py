@@ -81,6 +81,10 @@ def test_any_exception_arrives_as_one_line_that_says_something(error: Exception,
     assert str(over_the_wire(wire_error(error, Place(role="actor")))) == sentence
 
 
+def test_an_error_without_a_message_says_what_its_kind_stands_for() -> None:
+    assert errors.StorageFailed("").message == " ".join((errors.StorageFailed.__doc__ or "").split())
+
+
 def test_a_strangers_client_reads_reason_and_place_from_the_error_info() -> None:
     ((key, value),) = status_of(errors.OutOfMemory("no memory", PLACE)).trailing_metadata
     status = status_pb2.Status.FromString(value)
