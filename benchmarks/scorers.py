@@ -1,4 +1,4 @@
-r"""CPU seconds of each built-in scorer for the worst of many hostile responses of 64 kB.
+r"""CPU seconds of each built-in scorer for the worst of many hostile responses of 128 kB.
 
     python -m benchmarks.scorers [--limit-s 2]
 
@@ -17,9 +17,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-RESPONSE_CHARACTERS = 64_000
+from rewards.scorers.math_equivalence import normalise
+from rewards.scorers.math_writing import rewritten
+
+RESPONSE_CHARACTERS = 128_000
 # Of each scorer: marks, an answer around which they stand (with a place for them), and a ground truth.
-_IN_MATH = ("\\", "{", "}", " ", "1", ",111", "(", r"\text{ ", r"\frac{", ".")
+_IN_MATH = ("\\", "{", "}", " ", "1", ",111", "(", r"\text{ ", r"\frac{", ".", "°", r"\bf ", r"\overline{3}", "cm ")
 MARKS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "competition_math": (("\\", r"\boxed", "{", "}", "$", "\n", " "), r"\boxed{%s}", "5"),
     "exact_match": (("<answer>", "</answer>", "the ", " ", ".", "A"), "<answer>%s</answer>", {"target": "5"}),
@@ -41,12 +44,16 @@ def hostile_responses(marks: tuple[str, ...], answer: str) -> Iterator[tuple[str
             yield f"{shape} {first!r} {second!r} in {place!r}", place % f"1{text}x"[:RESPONSE_CHARACTERS]
 
 
+def _rewrite(text: str) -> str:
+    return normalise(rewritten(text))
+
+
 def slowest(module: str, limit_s: float | None) -> tuple[float, str]:
     """Returns the most CPU seconds that a response took, and its name."""
     marks, answer, truth = MARKS[module]
     rule = import_module(f"rewards.scorers.{module}")
     is_scorer = module != "math_equivalence"
-    score = partial(rule.compute_score, module, ground_truth=truth) if is_scorer else rule.normalise
+    score = partial(rule.compute_score, module, ground_truth=truth) if is_scorer else _rewrite
     worst = 0.0, ""
     for name, response in hostile_responses(marks, answer):
         begun_s = time.process_time()

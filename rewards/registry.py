@@ -41,6 +41,7 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "EleutherAI/hendrycks_math",
     ),
     "rewards.scorers.math_dapo:compute_score": ("math_dapo", "math", "math_dapo_reasoning", "aime*"),
+    "rewards.scorers.math_dapo:compute_boxed_score": ("math_dapo_boxed",),
     "rewards.scorers.numina:compute_score": (
         "numina_aops_forum",
         "numina_synthetic_math",

@@ -5,6 +5,8 @@
 import re
 from typing import Any, Literal
 
+from rewards.scorers.math_writing import SCALES
+
 Method = Literal["strict", "flexible"]
 
 # An answer stands at the end; looking at no more keeps the search cheap on long responses.
@@ -12,10 +14,9 @@ _TAIL_CHARACTERS = 300
 # At most one minus and one dollar sign, in either order; at least one digit.
 _SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
 # A number that continues as an expression, a list or in words is another number: "1/2" is not 1.
-_SCALE = r"(?i:k\b| ?(?:hundred|thousand|million|billion|trillion|dozen)\b)"
-_MARKED_NUMBER = re.compile(
-    rf"#### ({_SIGNED}(?: ?(?:[-+*/^=x×÷;]|(?<=,)|(?:or|and|to)\b) ?{_SIGNED}|:{_SIGNED}| [0-9]++/[0-9]++|{_SCALE})*)"
-)
+_SCALE = rf"(?i:k\b| ?(?:{SCALES})\b)"
+_FURTHER = rf" ?(?:[-+*/^=x×÷;]|(?<=,)|(?:or|and|to)\b) ?{_SIGNED}|:{_SIGNED}| {_SIGNED}(?:/[0-9]++)?"
+_MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?:{_FURTHER}|{_SCALE})*)")
 _NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){_SCALE}?")
 
 

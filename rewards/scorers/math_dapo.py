@@ -11,6 +11,7 @@ from typing import Any
 
 # An answer stands at the end; looking at no more keeps the search cheap on long responses.
 _TAIL_CHARACTERS = 300
+_BOX_TAIL_CHARACTERS = 100  # of a box, as in verl
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _NO_ANSWER = "[INVALID]"
 
@@ -21,8 +22,36 @@ def compute_score(
     """Scores a response 1 or -1 (`score`), with `acc`, True if right, and `pred`, the normalised answer."""
     answers = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
     pred = normalise(answers[-1] if answers else _NO_ANSWER)
-    is_right = ground_truth is not None and pred == normalise(str(ground_truth))
+    return _scored(pred, is_right=ground_truth is not None and pred == normalise(str(ground_truth)))
+
+
+def compute_boxed_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> dict[str, float | bool | str]:
+    r"""Scores as `compute_score`, but without "Answer:" the last \boxed in the last 100 characters is the answer.
+
+    A box is compared with the ground truth as it stands, without normalisation, as in verl after its version 0.9.
+    """
+    scored = compute_score(data_source, solution_str, ground_truth)
+    box = _last_box(solution_str[-_BOX_TAIL_CHARACTERS:]) if scored["pred"] == _NO_ANSWER else None
+    if box is None:
+        return scored
+    return _scored(box, is_right=ground_truth is not None and box == str(ground_truth))
+
+
+def _scored(pred: str, *, is_right: bool) -> dict[str, float | bool | str]:
     return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
+
+
+def _last_box(text: str) -> str | None:
+    r"""Returns the content of the last "\boxed{" up to its closing brace; None if one of them is missing."""
+    _, box, content = text.rpartition("\\boxed{")
+    num_open = 1
+    for place, mark in enumerate(content if box else ""):
+        num_open += (mark == "{") - (mark == "}")
+        if num_open == 0:
+            return content[:place]
+    return None
 
 
 # The order counts, because one text may be part of another.

@@ -11,17 +11,18 @@ import re
 import threading
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import accumulate
 
-from math_verify import verify
-
+from rewards.scorers.math_values import are_small, is_same
+from rewards.scorers.math_writing import rewritten
 from rewards.scorers.symbolic import within_budget
-from rewards.scorers.work_left import UNIT_POWER, UNIT_WORD, is_name, leaves_work, parsed, plain_latex
+from rewards.scorers.work_left import UNIT_AS_TEXT, is_name, leaves_work, parsed, plain_latex
 
 _MATH_VERIFY_LIMIT_S = 5  # for each of three calls
 _MAX_CHARACTERS = 1000  # in an answer; twice the length of the truth, if that is more
 _MAX_SYMBOLIC_CHARACTERS = 1000  # for longer texts sympy takes seconds; the longest answer of MATH has 159
+_MAX_DEPTH = 40  # of brackets; the parser takes seconds for hundreds
 _MAX_FACTORS = 3  # small letters in a row; more are a word
-_DECIMAL_PLACES = 12  # to which a decimal must equal a fraction or a root; with math-verify's 6, 3.141593 equals pi
 
 # math-verify logs each comparison that it gives up on.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -34,7 +35,7 @@ def is_equivalent(answer: str, truth: str) -> bool:
     """
     if len(answer) > max(_MAX_CHARACTERS, 2 * len(truth)):
         return False
-    answer, truth = (_MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text) for text in (answer, truth))
+    answer, truth = (_MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", rewritten(text)) for text in (answer, truth))
     first, second = _number(answer), _number(truth)
     if first and second:
         return Decimal(first) == Decimal(second)
@@ -54,24 +55,24 @@ def is_spelt_alike(answer: str, truth: str) -> bool:
 @within_budget(_MATH_VERIFY_LIMIT_S)
 def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
     """Returns True if math-verify finds two answers equal; False also if math-verify gives up."""
-    if max(len(answer), len(truth)) > _MAX_SYMBOLIC_CHARACTERS:
+    if max(len(answer), len(truth)) > _MAX_SYMBOLIC_CHARACTERS or max(map(_depth, (answer, truth))) > _MAX_DEPTH:
         return False
     limit_s = _MATH_VERIFY_LIMIT_S if threading.current_thread() is threading.main_thread() else None
     answer, truth = (plain_latex(_number(text) or text) for text in (answer, truth))
+    parsed_truth, parsed_answer = (parsed(text, limit_s) for text in (truth, answer))
+    if not (parsed_truth and parsed_answer and are_small(parsed_truth) and are_small(parsed_answer)):
+        return False
     if leaves_work(answer, truth, limit_s):
         return False
-    parsed_truth, parsed_answer = (parsed(text, limit_s) for text in (truth, answer))
-    if not (parsed_truth and parsed_answer):
+    try:
+        return any(is_same(first, second, limit_s) for first in parsed_truth for second in parsed_answer)
+    except Exception:  # noqa: BLE001 - sympy raises many kinds if parts do not fit together
         return False
-    return bool(
-        verify(
-            parsed_truth,
-            parsed_answer,
-            float_rounding=_DECIMAL_PLACES,
-            allow_set_relation_comp=True,  # an interval and the inequality that describes it are the same set
-            timeout_seconds=limit_s,
-        )
-    )
+
+
+def _depth(text: str) -> int:
+    """Returns how deep the brackets of a text are nested, at least."""
+    return max(accumulate((mark in "([{") - (mark in ")]}") for mark in text), default=0)
 
 
 def _number(text: str) -> str | None:
@@ -128,9 +129,9 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\^\{?\\circ\}?", ""),
     (r"\\\$|\$", ""),
     (r"\.\s*$", ""),
-    (rf"(?<=\S)\\text\{{ \s*+{UNIT_WORD}[^{{}}\d]*\}}{UNIT_POWER}$", ""),  # a unit behind a number
+    (UNIT_AS_TEXT, ""),
     (r"\\text(?:bf|rm|it)?\{([^{}]*)\}", r"\1"),
-    (r"\\?%", ""),
+    (r"(?<=[\d.})])\s*\\?%(?!\s*[\w\\({])", ""),
     (r"(?<=\d)\{,\}(?=\d)", ","),
     (r"(?<![\d])\.(?=\d)", "0."),
     (r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s+(?=\d{3}(?!\d))", ""),  # "1 2" is not 12, and "1 000" is 1000

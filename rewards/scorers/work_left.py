@@ -15,20 +15,17 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, extrac
 from math_verify import LatexExtractionConfig, parse
 from sympy import Add, Float, I, MatAdd, MatMul, Mul, Pow, Rational, S, Symbol, UnevaluatedExpr, expand_mul
 
+from rewards.scorers.math_writing import UNIT, UNIT_WORD
+
 _NORMALISATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
 _LATEX = LatexExtractionConfig(normalization_config=_NORMALISATION)
 _MAX_POWER_BITS = 100_000  # a power of numbers with more is not computed
 
-# Units behind a value: "\text{ cm}^2", " square units" or "cm". A word that joins or changes values is no unit.
-UNIT_WORD = (
-    r"(?!(?:or|and|nor|but|not|is|to|through|versus|either|maybe|plus|minus|times\s+\S+|over|negative|mod|(?:in )?base"
-    r"|half|halves|thirds|dozen|hundred|thousand|[mbtr]+illion|squared|cubed|factorial)\b)"
-)
-_UNIT_WORD = rf"{UNIT_WORD}(?!(?:pi|sqrt|inf|percent|percentage|pct)\b)"
+# Units behind a value: "\text{ cm}^2", " square units" or "cm".
 UNIT_POWER = r"(?:(?<=[a-zA-Z.]\})\^\{?\d\}?)?"
+UNIT_AS_TEXT = rf"(?<=[^\s=,])\s*\\(?:text|mbox|mathrm)\s*\{{\s*+{UNIT}\s*\}}{UNIT_POWER}\s*$"
 _UNIT = re.compile(
-    rf"(?<=[^\s=,])\s*\\(?:text|mbox|mathrm)\s*\{{\s*+{_UNIT_WORD}[^{{}}\d]*\}}{UNIT_POWER}\s*$"
-    rf"|(?<=[\d}}])(?:(?:\s+{_UNIT_WORD}[A-Za-z]{{2,}}\.?)+|\s+[mgshLl]|(?:[ckm]m|kg|ft|mph))\s*$"
+    rf"{UNIT_AS_TEXT}|(?<=[\d}}])(?:(?:\s+(?=[^\W\d_]{{2}}){UNIT_WORD})+|\s+[mgshLl]|(?:[ckm]m|kg|ft|mph))\s*$"
 )
 _EXPONENT = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
 _MIXED_NUMBER = re.compile(r"(?<![\d.^})\]_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
@@ -40,8 +37,8 @@ _TOKEN = re.compile(
 )
 # The tokens that any value may have.
 _WRITING = re.compile(
-    r"[0-9.,;:+\-*/^(){}\[\]&%π√∞×·÷−°]|\\[ ,;:\\{}%]|\\mathbb.+|\\(?:begin|end)\{[pbB]?matrix\}"
-    r"|\\(?:frac|sqrt|pi|cdot|times|div|pm|infty|cup|emptyset|varnothing|circ|degree|text|mbox|math(?:rm|bf)|textbf|quad"
+    r"[0-9.,;:+\-*/^(){}\[\]&%π√∞×·−°]|\\[ ,;:\\{}%]|\\mathbb.+|\\(?:begin|end)\{[pbB]?matrix\}"
+    r"|\\(?:frac|sqrt|pi|cdot|times|pm|infty|cup|emptyset|varnothing|circ|degree|text|mbox|math(?:rm|bf)|textbf|quad"
     r"|[bB]igg?[lr]?|displaystyle|left|right)",
     re.DOTALL,
 )
@@ -97,6 +94,8 @@ def _is_written_like(answer: str, truth: str) -> bool:
     in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
     tokens = _TOKEN.findall(_value(answer))
     others = {token for token in tokens if not (_WRITING.fullmatch(token) or token.lower() in in_truth)}
+    if ":" in tokens and not in_truth & {":", "/", r"\frac"}:
+        others.add(":")  # a ratio may be a fraction, but "30:2" for 15 is a division
     relations = set(filter(_RELATION.fullmatch, others))
     if relations and (_SET.match(value) or any(map(_RELATION.fullmatch, in_truth))):
         others -= relations

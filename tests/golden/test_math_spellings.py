@@ -174,6 +174,119 @@ WRONG = [
     (r"-1 \cdot 5", "-5"),
 ]
 
+# Each with a truth of the same value: signs, fonts, brackets, degrees, times, decimals and units, as people type them.
+TYPED_OTHERWISE = [
+    ("72°", "72"),
+    ("72", "72°"),
+    (r"72\degree", r"72^\circ"),
+    (r"72^{\degree}", "72"),
+    ("20°, 70°", "20,70"),
+    (r"72^\circ\text{ clockwise}", r"72^\circ"),
+    (r"\varnothing", r"\emptyset"),
+    ("∅", r"\{\}"),
+    (r"\bigl(3,4\bigr)", "(3,4)"),
+    (r"\Bigg[\frac12,3\Bigg)", r"\left[\frac{1}{2},3\right)"),
+    (r"\lbrace 2,1\rbrace", r"\{1,2\}"),
+    (r"41 \text{ percent}", r"41\%"),
+    ("41 percent", "41"),
+    (r"41\%", r"41 \text{ percent}"),
+    (r"33\frac13\%", r"33\frac{1}{3}\%"),
+    ("6-1i", "6-i"),
+    ("6.0 + 1.0i", "6+i"),
+    ("-1i", "-i"),
+    (r"0.\overline{6}", r"\frac23"),
+    (r"\frac16", r"0.1\overline{6}"),
+    (r"-3.\overline{3}", r"-\frac{10}{3}"),
+    (r"0.\dot{1}4285\dot{7}", r"\frac17"),
+    ("0.1666...", r"\frac{1}{6}"),
+    (r"0.2727\ldots", r"\frac{3}{11}"),
+    ("9:15 AM", r"9\!:\!15 \text{ a.m.}"),
+    (r"\text{9:15 pm}", r"9:15\,\mathrm{p.m.}"),
+    ("$9:15 PM$", r"9:15\text{ p.m.}"),
+    (r"\bf 8", "8"),
+    (r"{\bf 8}", "8"),
+    (r"\boldsymbol{8}", "8"),
+    (r"\displaystyle\frac12", "0.5"),
+    ("½", r"\frac12"),
+    ("-3¾", r"-\frac{15}{4}"),
+    ("８", "8"),
+    ("（１，－２）", "(1,-2)"),
+    ("x²+1", "x^2+1"),
+    ("10⁻³", r"\frac{1}{1000}"),
+    ("3×10⁴", "30000"),
+    ("−8", "-8"),
+    ("2√3", r"2\sqrt3"),
+    ("π/2", r"\frac{\pi}{2}"),
+    ("x ≤ 3", r"x\le 3"),
+    (r"8\text{ m/s}", "8"),
+    (r"8 \text{ miles per hour}", "8"),
+    (r"8\text{cm}^2", "8"),
+    (r"8\text{ red marbles}", "8"),
+    (r"8\text{ months}", "8"),
+    (r"\text{8 quarters}", "8"),
+    (r"2^{-98}", r"\frac{1}{2^{98}}"),
+    ("0.333333333333", r"\frac13"),
+    (r"1.60\times 10^{-19}", r"1.6\times 10^{-19}"),
+    (r"\frac{\sqrt{6}-\sqrt2}{4}", r"\frac{\sqrt2(\sqrt3-1)}{4}"),
+]
+# Each is near its truth, or begins with it.
+NEARLY = [
+    (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"),
+    (r"\frac{1}{18!}", r"\frac{1}{19!}"),
+    (r"(\frac34)^{150}", r"(\frac34)^{151}"),
+    (r"6.6\times10^{-34}", r"1.05\times10^{-34}"),
+    ("e^{-400}", "e^{-401}"),
+    ("1-2^{-300}", "1-2^{-301}"),
+    (r"\sqrt2-2^{-300}", r"\sqrt2-2^{-301}"),
+    (r"\frac{\pi}{2^{60}}", r"\frac{\pi}{2^{61}}"),
+    ("10^{-20}", "0"),
+    ("2^{-98}i", "2^{-99}i"),
+    ("2^{-98}x", "2^{-99}x"),
+    ("x+2^{-98}", "x+2^{-99}"),
+    ("(2^{-98},1)", "(2^{-99},1)"),
+    (r"\{2^{-98},1\}", r"\{2^{-99},1\}"),
+    ("[2^{-98},1)", "[2^{-99},1)"),
+    (r"\begin{pmatrix}2^{-98}\\1\end{pmatrix}", r"\begin{pmatrix}2^{-99}\\1\end{pmatrix}"),
+    (r"x\le 2^{-98}", r"x\le 2^{-99}"),
+    ("1.4142135623", r"\sqrt2"),
+    (r"0.\overline{34}", r"\frac13"),
+    ("0.33...", r"\frac13"),
+    (r"0.\overline{3}", "0.3"),
+    ("5%7", "5"),
+    ("5%7", "57"),
+    (r"30\div 2", "15"),
+    ("30÷2", "15"),
+    ("30:2", "15"),
+    (r"5\text{ tenths}", "5"),
+    ("5 tenths", "5"),
+    (r"5\text{ twelfths}", "5"),
+    (r"5\text{ lakh}", "5"),
+    (r"5\text{ quadrillion}", "5"),
+    (r"5\text{ gross}", "5"),
+    (r"5\text{ doubled}", "5"),
+    (r"5\text{ twice}", "5"),
+    (r"5\text{ rounded up}", "5"),
+    (r"5\text{ (wrong)}", "5"),
+    (r"5\text{, or so}", "5"),
+    (r"5\text{?}", "5"),
+    (r"5\text{ cm or six}", "5"),
+    (r"5\text{ cm is incorrect}", "5"),
+    ("73°", "72"),
+    ("½", "2"),
+    ("2½", "1"),
+    ("x²", "2x"),
+    ("10⁻³", "103"),
+    ("９", "8"),
+    ("9:15 PM", "9:15 AM"),
+    (r"\bf 6", "5"),
+    (r"\bigl(1,2\bigr]", "(1,2)"),
+    (r"\varnothing", "0"),
+    ("6+1i", "6-i"),
+    ("11i", "i"),
+    (r"f\circ g", "fg"),
+    (r"\text{5 or 6}", "5"),
+]
+
 
 @pytest.mark.extended
 def test_other_spellings_of_a_truth_are_right() -> None:
@@ -185,3 +298,16 @@ def test_other_spellings_of_a_truth_are_right() -> None:
 
 def test_forms_that_leave_work_or_say_another_thing_are_wrong() -> None:
     assert [pair for pair in WRONG if compute_score("lighteval/MATH", rf"\boxed{{{pair[0]}}}", pair[1])] == []
+
+
+def is_right(pair: tuple[str, str]) -> bool:
+    answer, truth = pair
+    return compute_score("lighteval/MATH", rf"\boxed{{{answer}}}", truth) == 1.0
+
+
+def test_what_is_typed_otherwise_is_right() -> None:
+    assert [pair for pair in TYPED_OTHERWISE if not is_right(pair)] == []
+
+
+def test_what_is_nearly_the_truth_is_wrong() -> None:
+    assert [pair for pair in NEARLY if is_right(pair)] == []

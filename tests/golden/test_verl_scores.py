@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rewards.registry import load_scorer
 from rewards.scorers import exact_match, math_dapo, numina
 
 
@@ -40,6 +41,31 @@ def test_dapo_gives_one_or_minus_one_and_says_what_the_answer_was(
 ) -> None:
     scored = math_dapo.compute_score("math_dapo", response, truth)
     assert scored == {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
+
+
+@pytest.mark.parametrize(
+    ("response", "is_right", "pred"),
+    [
+        (r"So it is \boxed{34}.", True, "34"),
+        (r"So it is \boxed{35}.", False, "35"),
+        (r"\boxed{35} or \boxed{34}", True, "34"),
+        (r"\boxed{34 }", False, "34 "),
+        (r"\boxed{\frac{68}{2}}", False, r"\frac{68}{2}"),
+        (r"\boxed{35} Answer: 34", True, "34"),
+        (r"Answer: 35 \boxed{34}", False, "3534"),
+        (r"Answer: \boxed{34}", True, "34"),
+        (r"\boxed{34}" + " and so on" * 10, False, "[INVALID]"),
+        (r"\boxed{34} \boxed{3", False, "[INVALID]"),
+        (r"\boxed 34", False, "[INVALID]"),
+        ("34", False, "[INVALID]"),
+    ],
+)
+def test_dapo_of_verl_after_0_9_takes_the_last_box_where_no_answer_is_marked(
+    response: str, is_right: bool, pred: str
+) -> None:
+    scored = math_dapo.compute_boxed_score("math_dapo", response, "34")
+    assert scored == {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
+    assert load_scorer("math_dapo_boxed").function is math_dapo.compute_boxed_score
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_every_scorer_is_tried() -> None:
     assert modules == set(MARKS) - {"math_equivalence"}  # a part of two scorers
 
 
-def test_no_repeated_marks_of_64_kb_keep_a_scorer_busy() -> None:
+def test_no_repeated_marks_of_128_kb_keep_a_scorer_busy() -> None:
     command = [sys.executable, "-m", "benchmarks.scorers", "--limit-s", str(LIMIT_S)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     last_response = finished.stdout[-200:]
