@@ -151,6 +151,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, lo
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.turns
 	$(PY) -m benchmarks.conversations
+	$(PY) -m benchmarks.crashing_tools
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
 	$(PY) -m benchmarks.tool_calls

@@ -41,6 +41,7 @@ class Answer:
         notes: numbers of `Chat.note`, for metrics.
         num_calls: the calls that the turn has, bad ones and those that were not made included.
         num_bad_calls, num_tool_errors, num_timeouts: how many of them were no call of a tool, failed, took too long.
+        num_crashes: how many of the calls that failed ended their process.
         text: the turn up to its first call.
         calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
@@ -57,6 +58,7 @@ class Answer:
     num_bad_calls: int = 0
     num_tool_errors: int = 0
     num_timeouts: int = 0
+    num_crashes: int = 0
     text: str = ""
     calls: tuple[Mapping[str, Any], ...] = ()
     tool_error: str = ""

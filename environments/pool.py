@@ -10,16 +10,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, Self
 
 from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
 from environments.record import Replay
-from environments.worker import EnvironmentProcess, ProcessLost
+from environments.worker import SERVE, EnvironmentProcess, ProcessLost
 from rewards.code.limits import num_sandboxes
+from rewards.forks import Template
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
-from splitppo.config_error import config_errors
+from splitppo.config_error import ConfigError
 
+_KEY = "rollout.multi_turn.environments"
+_MAX_STARTS = 3  # processes in a row that were killed while they loaded the user's files
+_MAX_WARY_WORKERS = 8  # processes, once code of a conversation has ended one
+_WARY_CONVERSATIONS = 16  # in each of them, if they suffice
 _MAX_LOST = 3  # processes that a conversation may lose before it is repeated alone
 
 
@@ -43,24 +49,52 @@ class EnvironmentProcesses:
         self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
         code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes(code) // self._num_workers)})
         self._setup = Setup(config, tool_format, output, code)
-        self._processes = [EnvironmentProcess(self._setup)]
-        self._may_be_alone = asyncio.Semaphore(self._num_workers)
+        self._template = Template(SERVE)
+        self._processes = [self._new_process()]
+        self._max_workers = self._num_workers
+        self._may_be_alone = asyncio.Semaphore(max(self._num_workers, _MAX_WARY_WORKERS))
         self._alone: set[EnvironmentProcess] = set()
         self._schemas: Mapping[str, Schemas] = {}
         self._is_open = True
 
     async def __aenter__(self) -> Self:
         """Loads the user's files in one process; the others start when they are needed."""
-        with config_errors(ProcessLost, before="rollout.multi_turn.environments: a process that loaded them "):
-            self._schemas = await self._processes[0].load()
+        try:
+            self._schemas = await self._load()
+        except BaseException:
+            await self.__aexit__()
+            raise
         self._setup = replace(self._setup, is_start=False)
-        self._processes += [EnvironmentProcess(self._setup) for _ in range(self._num_workers - 1)]
+        self._processes += [self._new_process() for _ in range(self._num_workers - 1)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Ends all processes, also in the middle of a call."""
         self._is_open = False
         await asyncio.gather(*(process.end() for process in (*self._processes, *self._alone)))
+        self._template.end()
+
+    async def _load(self) -> Mapping[str, Schemas]:
+        """Loads the user's files in the first process; one that is killed by a signal is replaced.
+
+        Raises:
+            ConfigError: a file cannot be used, or ends its process.
+            ChildProcessError: process after process is killed.
+        """
+        for _ in range(_MAX_STARTS):
+            try:
+                return await self._processes[0].load()
+            except ProcessLost as lost:
+                reason = str(lost)
+                if lost.signal is None:
+                    raise ConfigError(f"{_KEY}: a process that loaded them {reason}") from lost
+                self._processes = [self._new_process()]
+        raise ChildProcessError(
+            f"{_KEY}: {_MAX_STARTS} processes that loaded them ended, one by one; the last {reason}"
+        )
+
+    def _new_process(self) -> EnvironmentProcess:
+        return EnvironmentProcess(self._setup, self._template)
 
     def schemas_of(self, data_source: str) -> Schemas:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
@@ -78,17 +112,27 @@ class EnvironmentProcesses:
         return data_source if data_source in self._setup.config.environments else "default"
 
     def free(self) -> EnvironmentProcess:
-        """Returns the process for a conversation: that with the fewest, and if there are others none that is stuck."""
+        """Returns the process for a conversation: that with the fewest, and if there are others none that is stuck.
+
+        Once code of a conversation has ended a process, there are more of them, so that the next one that ends takes
+        fewer conversations with it.
+        """
         self._check_open()
-        self._processes = [EnvironmentProcess(self._setup) if process.lost else process for process in self._processes]
-        return min(self._processes, key=lambda process: (process.num_stuck > 0, process.num_open))
+        if any(process.was_ended for process in self._processes):
+            self._max_workers = max(self._num_workers, _MAX_WARY_WORKERS)
+        self._processes = [self._new_process() if process.lost else process for process in self._processes]
+        best = min(self._processes, key=lambda process: (process.num_stuck > 0, process.num_open))
+        if best.num_open < _WARY_CONVERSATIONS or len(self._processes) >= self._max_workers:
+            return best
+        self._processes.append(self._new_process())
+        return self._processes[-1]
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[EnvironmentProcess]:
         """Gives a new process in which nothing else runs."""
         async with self._may_be_alone:
             self._check_open()
-            self._alone.add(process := EnvironmentProcess(self._setup))
+            self._alone.add(process := self._new_process())
             try:
                 yield process
             finally:
@@ -115,6 +159,7 @@ class Episode:
     _turns: list[Said | None] = field(default_factory=list)
     _answers: list[Answer] = field(default_factory=list)
     _skipped: dict[tuple[int, int], str] = field(default_factory=dict)
+    _num_ended: int = 0  # calls that have ended a process in which nothing else ran
     _process: EnvironmentProcess | None = None
     _number: int = 0
 
@@ -154,25 +199,53 @@ class Episode:
         """Has the latest turn answered, however many processes it takes.
 
         What ran when a process was lost may have been the cause, so it is repeated alone; after a first SIGKILL, which
-        mostly comes from outside, with all others. What is lost again when it is alone is the cause: a call of a tool
-        gets a reply that says so and is not made again, all else ends the conversation.
+        mostly comes from outside, with all others. If a process gave no sign of life, all that was in it is repeated
+        alone, so that several calls that hang are found at the same time. What is lost again when it is alone is the
+        cause: a call of a tool gets a reply that says so and is not made again, all else ends the conversation, and so
+        does a second such call.
         """
-        num_lost, is_alone, answer = 0, False, None
+        num_lost, is_alone = 0, False
         turn = len(self._turns)
-        while answer is None:
+        while True:
             try:
                 answer = await (self._ask_alone() if is_alone else self._ask())
             except ProcessLost as lost:
                 self._process = None
-                num_lost += 1
+                num_lost += lost.may_be_cause
                 if not is_alone:
-                    may_be_cause = lost.was_running and (num_lost > 1 or "SIGKILL" not in str(lost))
-                    is_alone = may_be_cause or num_lost >= _MAX_LOST
+                    is_suspect = lost.was_running and (num_lost > 1 or lost.signal != SIGKILL)
+                    is_alone = is_suspect or lost.is_hang or num_lost >= _MAX_LOST
+                elif lost.call == NO_CALL and not lost.was_running and num_lost < 2 * _MAX_LOST:
+                    continue  # it was lost while it started, or between two calls
                 elif lost.call == NO_CALL or (turn, lost.call) in self._skipped:
-                    answer = self._failed(f"it {lost}")
+                    return self._failed(f"it {lost}")
                 else:
+                    is_alone = False
                     self._skipped[turn, lost.call] = str(lost)
-        return answer
+                    self._num_ended += 1
+                    if self._num_ended > 1:
+                        return self._over(lost)
+            else:
+                num_crashes, _ = self._num_skipped()
+                return replace(answer, num_crashes=num_crashes)
+
+    def _num_skipped(self) -> tuple[int, int]:
+        """Returns how many calls of the latest turn are not made again because they ended their process, or hung."""
+        replies = [reply for (turn, _), reply in self._skipped.items() if turn == len(self._turns)]
+        num_hung = replies.count(TIMED_OUT)
+        return len(replies) - num_hung, num_hung
+
+    def _over(self, lost: ProcessLost) -> Answer:
+        """Returns the last answer of a conversation whose calls have ended processes again; it has not failed."""
+        num_crashes, num_hung = self._num_skipped()
+        return Answer(
+            is_over=True,
+            num_calls=lost.call,
+            num_tool_errors=num_crashes,
+            num_timeouts=num_hung,
+            num_crashes=num_crashes,
+            tool_error=f"a second call {lost}",
+        )
 
     async def _ask(self) -> Answer:
         if self._process is None or self._process.lost:

@@ -6,13 +6,16 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from signal import SIGKILL, Signals
 
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Schemas, Setup
+from rewards.forks import Template
 from rewards.process import ProcessEnded, WorkerProcess
 from splitppo.config_error import ConfigError
 
 log = logging.getLogger(__name__)
 
+SERVE = "environments.process:serve"  # what the process runs
 _START_LIMIT_S = 120.0  # importing the user's files
 _GRACE_S = 2.0  # added to a call's time limit before a process that gives no sign of life is killed
 
@@ -25,11 +28,20 @@ class ProcessLost(Exception):
         reason: what follows "it".
         was_running: True if code of this conversation ran at that moment, so that it may be the cause.
         call: the number of the call that was made for it; NO_CALL: none.
+        signal: the signal that ended the process; None: none did.
+        may_be_cause: True if code of this conversation ran, or of none, so that nobody knows whose it was.
     """
 
     reason: str
     was_running: bool = False
     call: int = NO_CALL
+    signal: Signals | None = None
+    may_be_cause: bool = True
+
+    @property
+    def is_hang(self) -> bool:
+        """True if the process was killed because it gave no sign of life."""
+        return self.reason == TIMED_OUT
 
 
 class EnvironmentProcess:
@@ -41,16 +53,18 @@ class EnvironmentProcess:
         num_open: the conversations in it.
         num_stuck: the calls in it that took too long and still run.
         lost: why it has ended; empty: it has not.
+        was_ended: True if code of a conversation may have ended it: not by SIGKILL, which mostly comes from outside.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, template: Template) -> None:
         self.num_open = 0
         self.num_stuck = 0
         self.lost = ""
+        self.was_ended = False
         self._limit_s = setup.config.timeout_s + _GRACE_S
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Sequence[Answer]]] = {}
-        self._worker = WorkerProcess("environments.process:serve", (setup,), pickle.loads, _START_LIMIT_S, 2 * MARKS)
+        self._worker = WorkerProcess(SERVE, (setup,), pickle.loads, _START_LIMIT_S, 2 * MARKS, template)
         self._life: asyncio.Task[None] | None = None
         self._loaded: asyncio.Future[Mapping[str, Schemas]] | None = None
 
@@ -113,20 +127,26 @@ class EnvironmentProcess:
                 answers = self._waiting.get(reply.conversation)
                 if answers is not None and not answers.done():
                     answers.set_result(reply.answers)
-        except (TimeoutError, ProcessEnded) as error:
-            self._lose(str(error) or TIMED_OUT)
+        except (TimeoutError, ProcessEnded, ChildProcessError) as error:
+            self._lose(str(error) or TIMED_OUT, error.signal if isinstance(error, ProcessEnded) else None)
             log.warning("an environment process is replaced: it %s", self.lost)
         finally:
             self._lose("has been replaced")
             await self._worker.end()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, signal: Signals | None = None) -> None:
         self.lost = self.lost or reason
         if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_exception(ProcessLost(reason))
+            self._loaded.set_exception(ProcessLost(reason, signal=signal))
         marks = self._worker.shared
-        for conversation, answers in self._waiting.items():
-            place = conversation % MARKS
-            if not answers.done():
-                lost = ProcessLost(reason, was_running=bool(marks[MARKS + place]), call=marks[place])
-                answers.set_exception(lost)
+        places = {number: number % MARKS for number, answers in self._waiting.items() if not answers.done()}
+        running = {number for number, place in places.items() if marks[MARKS + place]}
+        self.was_ended |= bool(running) and signal != SIGKILL
+        for number, place in places.items():
+            was_running = number in running
+            may_be_cause = was_running or not running
+            self._waiting[number].set_exception(
+                ProcessLost(
+                    reason, was_running=was_running, call=marks[place], signal=signal, may_be_cause=may_be_cause
+                )
+            )

@@ -4,24 +4,31 @@ import asyncio
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rewards.channel import LENGTH_BYTES, framed
+from rewards.forks import Forked, Template, ends_within, start_python
 
 _END_LIMIT_S = 5.0  # until a process that was killed is gone
 _EXIT_LIMIT_S = 1.0  # until a process that has closed its socket is gone
 
 
 class ProcessEnded(Exception):
-    """Raised if a scoring process ended before it answered; the message completes the sentence "it ..."."""
+    """Raised if a scoring process ended before it answered; the message completes the sentence "it ...".
+
+    Attributes:
+        signal: the signal that ended it; None: none did.
+    """
+
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__(_how_it_ended(exit_code))
+        self.signal = signal.Signals(-exit_code) if exit_code is not None and exit_code < 0 else None
 
 
 @dataclass(eq=False)
@@ -37,6 +44,7 @@ class WorkerProcess:
         decode: turns the bytes of a message into a value.
         start_limit_s: the largest number of seconds from the start to the report.
         num_shared_bytes: the size of the memory that both processes see.
+        template: what the process is forked from; None: it is started anew.
 
     Attributes:
         shared: that memory.
@@ -48,8 +56,9 @@ class WorkerProcess:
     decode: Callable[[bytes], Any]
     start_limit_s: float
     num_shared_bytes: int = mmap.PAGESIZE
+    template: Template | None = None
     is_loaded: bool = False
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | Forked | None = None
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def __post_init__(self) -> None:
@@ -62,15 +71,11 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             fds = theirs.fileno(), self._memory.fileno()
-            call = f"from rewards.channel import work; work({self.serve!r}, *{fds}, {os.getpid()})"
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a process may end with its thread
-                # The process has the same import path as this one.
-                [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-                # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
-                start_new_session=True,
-            )
+            if self.template is None:
+                call = f"from rewards.channel import work; work({self.serve!r}, *{fds}, {os.getpid()})"
+                self._process = start_python(call, fds)
+            else:
+                self._process = await self.template.fork(*fds)
         self._streams = await asyncio.open_unix_connection(sock=ours)
         self._streams[1].write(framed(pickle.dumps(self.arguments)))
 
@@ -111,7 +116,7 @@ class WorkerProcess:
         if process is None:
             return None
         try:
-            has_ended = await asyncio.to_thread(_ends_within, process.pid, limit_s)
+            has_ended = await asyncio.to_thread(ends_within, process.pid, limit_s)
         finally:
             for kill in (os.killpg, os.kill):
                 with suppress(ProcessLookupError):
@@ -133,23 +138,10 @@ class WorkerProcess:
                 length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
                 return self.decode(await reader.readexactly(length))
         except (EOFError, ConnectionError) as error:
-            raise ProcessEnded(_how_it_ended(await self.end(_EXIT_LIMIT_S))) from error
+            raise ProcessEnded(await self.end(_EXIT_LIMIT_S)) from error
         except BaseException:
             await self.end()
             raise
-
-
-def _ends_within(pid: int, limit_s: float) -> bool:
-    """Waits up to `limit_s` seconds for a child process to end; returns True if it has ended.
-
-    The ended process stays a zombie, so no other process gets its pid.
-    """
-    descriptor, poller = os.pidfd_open(pid), select.poll()
-    try:
-        poller.register(descriptor, select.POLLIN)
-        return bool(poller.poll(limit_s * 1000))
-    finally:
-        os.close(descriptor)
 
 
 def _how_it_ended(exit_code: int | None) -> str:

@@ -13,7 +13,8 @@ from splitppo.batch import Batch, Column
 
 log = logging.getLogger(__name__)
 
-_COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts")
+_WORTH_A_LINE = 0.1  # of the time of a step
+_COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
 
 
 class EnvironmentsFailed(Exception):
@@ -31,7 +32,8 @@ class Conversation:
         extra: further fields from the environment, which become metrics like those of scorers.
         messages: the chat messages after the prompt, those of the policy included.
         num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
-            `num_tool_errors` raised, `num_timeouts` took too long.
+            `num_tool_errors` raised, `num_timeouts` took too long; `num_crashes` of those that raised ended their
+            process.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
         last_turn: the policy's last turn as text, calls of tools included.
         is_truncated: True if the conversation did not fit into the response.
@@ -48,6 +50,7 @@ class Conversation:
     num_bad_calls: int = 0
     num_tool_errors: int = 0
     num_timeouts: int = 0
+    num_crashes: int = 0
     tool_error: str = ""
     last_turn: str = ""
     is_truncated: bool = False
@@ -141,3 +144,18 @@ def conversation_metrics(conversations: Objects, response_mask: Column | None = 
     metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
     metrics["environment/num_truncated"] = float(sum(one.is_truncated for one in own))
     return metrics | {"environment/num_lost": float(sum(bool(one.lost) for one in own))}
+
+
+def waited_for(metrics: Mapping[str, float]) -> str:
+    """Returns a sentence on how long a step waited for its environments, and why; empty if it is not worth one.
+
+    It is worth one if a call ended its process or took too long, or from 1 s and a tenth of the step on.
+    """
+    step_s = metrics.get("timing_s/step", 0.0)
+    waited_s = metrics.get("timing_s/wait_replies", metrics.get("timing_s/environment", 0.0))
+    numbers = {"ended their process": "environment/num_crashes", "took too long": "environment/num_timeouts"}
+    counts = {what: int(metrics.get(name, 0)) for what, name in numbers.items()}
+    causes = [f"{count} {'call' if count == 1 else 'calls'} {what}" for what, count in counts.items() if count]
+    if not causes and waited_s < max(1.0, _WORTH_A_LINE * step_s):
+        return ""
+    return f"{waited_s:.3g} of {step_s:.3g} s for environments" + (f": {', '.join(causes)}" if causes else "")

@@ -325,7 +325,7 @@ class _Row:
         """Returns the conversation, which is over."""
         final = dict(next((answer.final for answer in self.answers if answer.final is not None), {}))
         notes = {name: value for answer in self.answers for name, value in answer.notes.items()}
-        counts = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts")
+        counts = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
         return Conversation(
             turn_rewards=tuple(self.rewards),
             turn_ends=tuple(self.ends),

@@ -82,6 +82,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("response_length/sampled/{mean,max,min}", "tokens", "of a response, without those of tools and environments"),
         ("environment/num_bad_calls", "calls", "of unknown tools, or with wrong arguments"),
         ("environment/num_{tool_errors,timeouts}", "calls", "that raised; that took longer than timeout_s"),
+        ("environment/num_crashes", "calls", "of those that raised: that ended their process"),
         ("environment/num_truncated", "conversations", "that did not fit into data.max_response_length"),
         ("environment/num_lost", "conversations", "whose environment failed: they score 0, nothing is learned of them"),
         ("timing_s/environment", "s", "in which at least one environment or tool was at work"),

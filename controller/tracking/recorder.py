@@ -1,12 +1,14 @@
 """Collects spans, timings and metrics of each step of a run, and writes each step's line of metrics.jsonl once."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from controller.conversations.conversation import waited_for
 from controller.ppo.scores import Scores
 from controller.tracking.display import Display
 from controller.tracking.record.run_record import RunRecord
@@ -19,6 +21,8 @@ from controller.workers.client import Traffic, WorkerClient
 from controller.workers.span import Span
 from splitppo.clock import unix_s
 from splitppo.config import Config
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -180,6 +184,8 @@ class Recorder:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)
             self._display.step(step, metrics)
+            if waited := waited_for(metrics):
+                log.info("step %d waited %s", step, waited)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.write(step, metrics)

@@ -109,9 +109,39 @@ async def test_a_tool_that_ends_its_process_costs_its_own_call_only(
         *(reply(other, call("lookup", key="c")) for other in others),
     )
     assert contents(answer) == ["the value of a", expected, "the value of b"]
-    assert (answer.num_timeouts, answer.num_tool_errors) == (0, 1)
+    assert (answer.num_timeouts, answer.num_tool_errors, answer.num_crashes) == (0, 1, 1)
     assert replies == [["the value of c"]] * 3
     assert await reply(ending, call("add", a=1)) == ["3"]
+
+
+async def test_a_conversation_whose_calls_end_processes_again_is_over(pool: EnvironmentProcesses) -> None:
+    ending, other = await started(pool, "t"), await started(pool, "t")
+    assert await reply(ending, call("trouble", kind="leave")) == ["ended its process with code 3"]
+    assert await reply(ending, call("add", a=1)) == ["3"]
+    answer = await ending.say(call("lookup", key="a") + call("trouble", kind="leave"), "stop")
+    assert (answer.is_over, answer.lost, answer.messages) == (True, "", ())
+    assert (answer.num_calls, answer.num_tool_errors, answer.num_crashes) == (2, 1, 1)
+    assert answer.tool_error == "a second call ended its process with code 3"
+    assert await reply(other, call("add", a=1)) == ["3"]
+
+
+@pytest.mark.extended
+async def test_calls_that_hold_their_process_up_are_found_together(tmp_path: Path) -> None:
+    async with processes({"t": tools(write(tmp_path, TOOLS), *ALL)}, timeout_s=0.5) as pool:
+        episodes = [await started(pool, "t") for _ in range(3)]
+        held = call("trouble", kind="hold")
+        replies = await asyncio.gather(*(reply(one, held) for one in episodes[:2]), reply(episodes[2], call("pid")))
+        assert replies[:2] == [["timed out"]] * 2
+        again = await episodes[0].say(held, "stop")
+    assert (again.is_over, again.num_timeouts, again.num_crashes, again.lost) == (True, 1, 0, "")
+
+
+async def test_many_calls_that_end_their_process_at_once_cost_no_other_call(pool: EnvironmentProcesses) -> None:
+    episodes = [await started(pool, "t") for _ in range(24)]
+    calls = [call("trouble", kind="leave") if place % 6 == 0 else call("add", a=place) for place in range(24)]
+    replies = await asyncio.gather(*(reply(*pair) for pair in zip(episodes, calls, strict=True)))
+    ended = ["ended its process with code 3"]
+    assert replies == [ended if place % 6 == 0 else [str(place + 2)] for place in range(24)]
 
 
 async def test_a_call_that_cancels_itself_is_a_tool_error(pool: EnvironmentProcesses) -> None:

@@ -149,6 +149,58 @@ async def test_a_process_with_a_stuck_call_gets_no_new_conversation_and_ends(tmp
         assert await reply(await started(pool, "t"), call("pid")) != [pid]
 
 
+STARTED = """
+import os, signal, threading
+from pathlib import Path
+
+LIVES = Path(__file__).with_suffix(".lives")
+with LIVES.open("a") as file:
+    file.write("x")
+if LIVES.stat().st_size < %d:
+    os.kill(os.getpid(), signal.%s)
+
+def template() -> str:
+    \"\"\"Says from what this process was forked: its pid, its threads, and whether it has gRPC.\"\"\"
+    proc = Path(f"/proc/{os.getppid()}")
+    return f"{os.getppid()} {len(list((proc / 'task').iterdir()))} {'grpc' in (proc / 'maps').read_text()}"
+"""
+
+
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSEGV"])
+async def test_a_process_that_is_killed_while_it_loads_is_replaced(tmp_path: Path, signal_name: str) -> None:
+    path = write(tmp_path, STARTED % (3, signal_name))
+    async with processes({"t": tools(path, "template")}) as pool:
+        assert len(await reply(await started(pool, "t"), call("template"))) == 1
+    assert path.with_suffix(".lives").read_text() == "xxx"
+
+
+async def test_processes_that_are_always_killed_while_they_load_are_no_mistake_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    pool = processes({"t": tools(write(tmp_path, STARTED % (1000, "SIGKILL")), "template")})
+    with pytest.raises(ChildProcessError, match=r"3 processes that loaded them ended, .* was killed by signal 9"):
+        await pool.__aenter__()
+
+
+async def test_processes_are_forked_from_one_with_one_thread_and_without_grpc(tmp_path: Path) -> None:
+    async with processes({"t": tools(write(tmp_path, STARTED % (0, "SIGKILL")), "template")}) as pool:
+        (said,) = await reply(await started(pool, "t"), call("template"))
+    assert said.split()[1:] == ["1", "False"]
+    assert ended(int(said.split()[0]))
+
+
+async def test_a_template_that_is_killed_costs_nothing(tmp_path: Path) -> None:
+    async with processes({"t": tools(write(tmp_path, STARTED % (0, "SIGKILL")), "template")}) as pool:
+        episode = await started(pool, "t")
+        before = (await episode.say("none", "stop")).messages
+        (said,) = await reply(await started(pool, "t"), call("template"))
+        os.kill(int(said.split()[0]), signal.SIGKILL)
+        assert await asyncio.to_thread(ended, int(said.split()[0]))
+        (again,) = await reply(await started(pool, "t"), call("template"))
+        assert again.split()[0] != said.split()[0]
+        assert before == ()
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> tuple[Path, EnvironmentProcesses]:
     """A log, and processes with the tools and the parser of one file."""

@@ -17,6 +17,7 @@ from controller.conversations.conversation import (
     EnvironmentsFailed,
     check_lost,
     conversation_metrics,
+    waited_for,
     without_lost,
 )
 from controller.conversations.environments import Environments
@@ -385,3 +386,23 @@ def test_metrics_are_declared() -> None:
     assert metrics["response_length/sampled/max"] == 3.0
     assert metrics["environment/num_timeouts"] == 2.0
     assert conversation_metrics(objects([None, None])) == {}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (
+            {"timing_s/wait_replies": 99.04, "environment/num_crashes": 22.0, "environment/num_timeouts": 3.0},
+            "99 of 120 s for environments: 22 calls ended their process, 3 calls took too long",
+        ),
+        ({"timing_s/wait_replies": 0.25, "environment/num_crashes": 1.0}, "0.25 of 120 s for environments: 1 call"),
+        ({"timing_s/wait_replies": 13.0, "environment/num_crashes": 0.0}, "13 of 120 s for environments"),
+        ({"timing_s/environment": 13.0}, "13 of 120 s for environments"),
+        ({"timing_s/wait_replies": 11.0, "timing_s/environment": 100.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_step_says_how_long_it_waited_for_environments_and_why(metrics: dict[str, float], expected: str) -> None:
+    said = waited_for({"timing_s/step": 120.0, **metrics})
+    assert said.startswith(expected)
+    assert bool(said) == bool(expected)
