@@ -31,10 +31,11 @@ left out as a whole. A key that the table does not name, of a later version or o
 * Bash itself runs a script, in a [sandbox](#what-a-launch-script-gets): with tools such as `basename` and `sed`, and
   without a network. All other commands are skipped. If a word or a branch depends on a skipped command, on a file that
   is not read, or on a variable that is not set, one sentence gives the line, and the key or variable to set.
-* Defaults are those of `--verl-version`, or of the version that the keys tell. If no key tells it, the command asks
-  for `--verl-version` (exit code 1). Up to 0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was
-  0.001, and there was no dual clip. With Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and
-  0.5, and the actor's in 0.4.1: the report says so, and `--verl-version` takes these defaults.
+* Defaults are those of `--verl-version`, of the checkout of verl that the file lies in (`verl/version/version`), or
+  of the version that the keys tell. If nothing tells it, the command asks for `--verl-version` (exit code 1). Up to
+  0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was 0.001, and there was no dual clip. With
+  Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and 0.5, and the actor's in 0.4.1: the report
+  says so, and `--verl-version` takes these defaults.
 * `--gpus 6:2` sets the GPUs of actor and critic. In verl both models use all GPUs; here each has its own, so that
   both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines.
   `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
@@ -95,7 +96,10 @@ calls of [code answers](rewards.md#code-answers), also if root starts it ([ADR 0
 batch, and losses are divided by totals of the whole mini-batch, for any number of ranks and micro-batches. A reward
 function gets the decoded response alone, in a process of its own, with a time limit. All seeds are derived from
 `run.seed`: a run repeats itself, but not verl's run. Where verl's estimators depart from their formulas, ours do not
-([ADR 033](adr/033-estimators.md)). Estimators that compare samples are refused if a prompt has only one.
+([ADR 033](adr/033-estimators.md)). Estimators that compare samples are refused if a prompt has only one; with grpo
+and rloo the advantages are the scores then.
+
+`python -m benchmarks.verl_scripts CLONE` translates the launch scripts of all releases in a clone of verl, and counts.
 """
 
 _NAMES = (

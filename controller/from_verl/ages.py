@@ -7,14 +7,13 @@ keys of a launch tell the version of verl.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from controller.from_verl.run import VerlRun
-from controller.from_verl.settings import Settings
+from controller.from_verl.settings import LATEST, Settings, Version
 from splitppo.config import ConfigError
 
-Version = tuple[int, ...]  # 0.4.0 is (0, 4)
-LATEST: Version = (0, 9)
 # The last version with other defaults that change results.
 _LAST_OLD: Version = (0, 3)
 _ACTOR = "actor_rollout_ref.actor"
@@ -64,7 +63,7 @@ class Age:
     Attributes:
         version: the version, (0, 4) for 0.4.0; None if the keys fit several versions, and the latest is assumed.
         why: the reason, as the end of a sentence.
-        is_given: True if the user gave the version.
+        is_given: True if the user gave the version, or a checkout of verl has it.
     """
 
     version: Version | None
@@ -89,7 +88,7 @@ class Age:
         last = (0, 4, 1) if self.version else _LAST_OLD
         others = Age(last).defaults(engine)
         open_keys = (key for key in others if key not in settings.given and VerlRun(settings).has_use_for(key))
-        keys = ", ".join(key for key in open_keys if settings.value(key) != others[key])
+        keys = ", ".join(key for key in open_keys if settings.value(key) != settings.resolved(others[key]))
         if not keys or self.is_given:
             return ""
         if self.version:
@@ -114,6 +113,21 @@ def age_of_release(text: str) -> Age:
         raise ConfigError(f"--verl-version: expected 0.1 to {_name(LATEST)}, got {text!r}")
     minor, patch = int(release[1]), int(release[2] or 0)
     return Age((0, minor, patch) if patch else (0, minor), "as --verl-version says", is_given=True)
+
+
+def age_of_checkout(source: Path) -> Age:
+    """Returns the version of the checkout of verl that a script or YAML file lies in; an unknown version if in none.
+
+    verl keeps its release number in the file verl/version/version.
+    """
+    for folder in source.absolute().parents:
+        try:
+            release = (folder / "verl" / "version" / "version").read_text(encoding="utf-8").strip()
+            version = age_of_release(release).version
+        except (OSError, UnicodeDecodeError, ConfigError):  # ConfigError: a later release than this table knows
+            continue
+        return Age(version, f"the file lies in verl {release}", is_given=True)
+    return Age(None)
 
 
 def age_of_words(words: Sequence[str]) -> Age:

@@ -8,10 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from controller.from_verl.ages import age_of_release, age_of_words, age_of_yaml, engine_of_words
-from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
+from controller.from_verl.ages import (
+    Age,
+    age_of_checkout,
+    age_of_release,
+    age_of_words,
+    age_of_yaml,
+    engine_of_words,
+)
+from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS, row_of
 from controller.from_verl.report import report_text, yaml_text
-from controller.from_verl.settings import Settings
+from controller.from_verl.settings import LATEST, Settings
 from controller.from_verl.shell.script import Launch, Word, read_script
 from controller.from_verl.translation import Translation, translate
 from splitppo.atomic_write import write_atomically
@@ -87,9 +94,12 @@ def read_settings(
     launch = Launch([], ()) if is_yaml or not text else read_script(source, text, environment, now)
     words = [*launch.words, *(Word(override, 0) for override in overrides)]
     texts = [word.text for word in words]
-    age = age_of_release(verl_version) if verl_version else age_of_yaml(text) if is_yaml else age_of_words(texts)
+    age = age_of_release(verl_version) if verl_version else age_of_checkout(source) if text else Age(None)
+    if age.version is None:
+        age = age_of_yaml(text) if is_yaml else age_of_words(texts)
     engine = engine_of_words(texts)
     settings = Settings(name, VERL_DEFAULTS | age.defaults(engine), SECTIONS)
+    settings.version = age.version or LATEST
     settings.from_environment = launch.from_environment
     settings.unread = launch.unread
     if is_yaml:
@@ -135,7 +145,8 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
     config = re.sub("^(one_step_off|fully_async)_ppo", "ppo", options.get("config-name", "").removesuffix(".yaml"))
     if config and config not in ("ppo_trainer", "ppo_megatron_trainer"):
         file = Path(options.get("config-path", ".")) / f"{config}.yaml"
-        place = file if file.is_file() else source.parent / file
+        places = (file, source.parent / file, source.parent / "config" / file.name)  # the last is Hydra's usual folder
+        place = next(filter(Path.is_file, places), file)
         if not place.is_file():
             raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this command where it is")
         settings.add_yaml(_read(place), place.name)
@@ -146,8 +157,16 @@ def _add_words(settings: Settings, words: Sequence[Word]) -> None:
     """Adds Hydra overrides to the settings, the last one wins; ConfigError if only unknown values set a key."""
     names = [_key(word) for word in words if not word.unknown]
     for word in words:
-        if not word.unknown or _key(word) not in names:
+        if word.unknown and _is_not_needed(_key(word)):
+            settings.add_override(f"{_key(word)}=null", word.line)
+        elif not word.unknown or _key(word) not in names:
             settings.add_override(_known(settings, word), word.line)
+
+
+def _is_not_needed(key: str) -> bool:
+    """Returns True if verl's key needs no counterpart, whatever its value is."""
+    row = row_of(key)
+    return row is not None and row.outcome == "not needed"
 
 
 def _known(settings: Settings, word: Word) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.from_verl.keys_engines import ENGINES, SPEED, any_engine, rest_of_engines
 from controller.from_verl.keys_rollout import ENGINE_OPTIONS, TOOL_FILES
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, same_as
+from controller.from_verl.row import Noted, NotNeeded, NotSupported, Row, Section, needless, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 
@@ -34,9 +34,33 @@ def _limit(value: Any, _: VerlRun) -> Any:
 def _gen_batch(value: Any, run: VerlRun) -> Any:
     if value in (None, run.value("data.train_batch_size")):
         raise NotNeeded("same value as data.train_batch_size")
-    if not run.value("algorithm.filter_groups.enable"):
-        raise NotSupported("without filter_groups.enable a step trains on all its prompts: set data.train_batch_size")
-    return value
+    if run.value("algorithm.filter_groups.enable"):
+        return value
+    if _trains_on_gen_batch(run):
+        raise NotNeeded("without filter_groups.enable a step trains on all these prompts: it is data.train_batch_size")
+    if num_of(run.value("data.train_batch_size"), "data.train_batch_size") % num_of(value, "data.gen_batch_size"):
+        raise NotSupported("a divisor of data.train_batch_size")
+    raise NotNeeded("only how many prompts verl reads at a time")
+
+
+def _trains_on_gen_batch(run: VerlRun) -> bool:
+    """Returns True if verl's step has data.gen_batch_size prompts, and not data.train_batch_size.
+
+    That is so in its trainers up to 0.8, and in 0.9 without `trainer.use_v1`, if no group of samples is filtered.
+    """
+    is_v1 = run.settings.version >= (0, 9) and run.value("trainer.use_v1")
+    has_size = run.value("data.gen_batch_size") is not None
+    return has_size and not is_v1 and not run.value("algorithm.filter_groups.enable") and not _is_fully_async(run)
+
+
+def _is_fully_async(run: VerlRun) -> bool:
+    return any(key.startswith("async_training.") for key in run.settings.given)
+
+
+def _train_batch(value: Any, run: VerlRun) -> Any:
+    if not _trains_on_gen_batch(run):
+        return value
+    return Noted(run.value("data.gen_batch_size"), "data.gen_batch_size: without filter_groups.enable a step has these")
 
 
 def _reward_model(value: Any, run: VerlRun) -> Any:
@@ -61,7 +85,7 @@ def _pool(value: Any, run: VerlRun) -> Any:
 def _data(data: Section) -> Iterator[Row]:
     folder = "~/data/rlhf/gsm8k"
     yield from data.all_taken(_files, train_files=f"{folder}/train.parquet", val_files=f"{folder}/test.parquet")
-    yield data.taken("train_batch_size", 1024)
+    yield data.taken("train_batch_size", 1024, _train_batch)
     yield data.changed("gen_batch_size", "gen_batch_size", "only with algorithm.filter_groups.enable", _gen_batch)
     yield from data.all_taken(max_prompt_length=512, max_response_length=512, prompt_key="prompt")
     sources = needless(["data_source"], "the column has this name", "rename the column to data_source")

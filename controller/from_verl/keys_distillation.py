@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from controller.from_verl.keys_rollout import ENGINE_OPTIONS
 from controller.from_verl.keys_trained import ACTOR
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, only_if, same_as
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, if_rewarded, needless, only_if, same_as
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 
@@ -67,7 +67,6 @@ def _rows(distillation: Section) -> Iterator[Row]:
     loss = Section(_LOSS, "teacher")
     if_on = partial(only_if, lambda _, run: bool(run.value("distillation.enabled")), "distillation.enabled is false")
     if_top_k = only_if(lambda _, run: signal_of(run) == "top_k", "only with loss_mode forward_kl_topk")
-    if_rewards = only_if(lambda _, run: not run.is_taught_alone, "verl uses it with use_task_rewards only")
     yield distillation.checked("enabled", "a teacher; each needs a model_path, several need keys", _enabled)
     signals = "a policy gradient is in the advantages, all else in the loss"
     yield loss.changed("use_policy_gradient", "signal", signals, if_on(_signal), False)
@@ -75,7 +74,7 @@ def _rows(distillation: Section) -> Iterator[Row]:
     yield loss.renamed("topk", "top_k", 32, if_on(if_top_k))
     yield loss.renamed("log_prob_min_clamp", "log_prob_min", None, if_on(if_top_k))
     yield loss.renamed("loss_max_clamp", "max_abs", None, if_on())
-    yield loss.renamed("distillation_loss_coef", "coef", 1.0, if_on(if_rewards))
+    yield loss.renamed("distillation_loss_coef", "coef", 1.0, if_on(if_rewarded()))
     alone = if_on(lambda value, _: not value)
     yield loss.changed("use_task_rewards", "only", "use_task_rewards: false", alone, True)
     own_loss = "its loss is the actor's here: set actor_rollout_ref.actor.{}"

@@ -8,7 +8,17 @@ from typing import Any, get_args
 
 from controller.from_verl.keys_engines import ENGINES, NO_REPLAY, any_engine, compute_dtype, rest_of_engines
 from controller.from_verl.keys_trained import ACTOR, rank_of_adapters, trained
-from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, none_if_same_as, one_of, only_if
+from controller.from_verl.row import (
+    Convert,
+    NotNeeded,
+    NotSupported,
+    Row,
+    Section,
+    if_rewarded,
+    none_if_same_as,
+    one_of,
+    only_if,
+)
 from controller.from_verl.run import VerlRun
 from splitppo.config.section import KlEstimator
 from splitppo.config.subsections.policy_loss import LOSS_MODES, PolicyLossConfig
@@ -59,15 +69,16 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield losses.not_needed(f"rollout_correction.{_OF_CORRECTION}", "algorithm.rollout_correction sets it")
     yield losses.unsupported("*", _LOSSES)
     yield actor.unsupported("tis_imp_ratio_cap", "rollout_is: token in algorithm.rollout_correction", -1)
-    yield actor.taken("entropy_coeff", 0)
+    yield actor.taken("entropy_coeff", 0, if_rewarded())
     entropy, fork = Section(ACTOR, "algorithm.adaptive_entropy"), "of Skywork-OR1's fork of verl"
-    yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", note=fork)
+    yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", convert=if_rewarded(), note=fork)
     for key in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff"):
         yield entropy.taken(key, note=fork)
     yield actor.not_needed("use_rollout_log_probs", "algorithm.rollout_correction.bypass_mode")
     measured = "{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing}"
     yield actor.not_needed(measured, "actor/entropy is always measured")
-    yield from actor.all_taken(use_kl_loss=False, kl_loss_coef=0.001)
+    yield actor.taken("use_kl_loss", False, if_rewarded())
+    yield actor.taken("kl_loss_coef", 0.001)
     yield actor.taken("kl_loss_type", "low_var_kl", one_of(get_args(KlEstimator)))
     yield actor.unsupported("router_replay.mode", NO_REPLAY, "disabled")
     yield actor.not_needed("router_replay.{record_file,replay_file}", "only with router_replay.mode")

@@ -33,6 +33,7 @@ ENGINE_OPTIONS = (
 )
 TOOL_FILES = ("tool_config_path", "function_tool_path")
 ENVIRONMENTS = "name your functions or an environment of your own in rollout.multi_turn.environments"
+_OTHER_DISTRIBUTION = "sampled by temperature, top_p and top_k alone: the trainer's log-probs know no other change"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
 _with_vllm = partial(only_if, lambda _, run: run.uses_vllm, "only with rollout.backend vllm")
@@ -59,6 +60,8 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     always = "rollouts are always sampled"
     sampled = needless((True,), always, f"{always}; for greedy validation set evaluation.temperature to 0")
     yield rollout.checked("do_sample", "true is not needed, false not supported", sampled)
+    yield rollout.unsupported("repetition_penalty", _OTHER_DISTRIBUTION, 1, 1.0)
+    yield rollout.unsupported("{min_p,presence_penalty,frequency_penalty}", _OTHER_DISTRIBUTION, 0, 0.0)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
     size, divisor = "tensor_model_parallel_size", "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, if_rewarded, one_of, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.section import KlEstimator
@@ -123,7 +123,8 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield algorithm.changed("adv_estimator", "adv_estimator", "a teacher alone asks no estimator", _estimator, "gae")
-    yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_kl_in_reward=False)
+    yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True)
+    yield algorithm.taken("use_kl_in_reward", False, if_rewarded())
     gdpo = only_if(lambda _, run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
     yield from algorithm.all_taken(gdpo, gdpo_reward_keys=None, gdpo_reward_weights=None)
     yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
@@ -205,7 +206,8 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.not_needed(f"v1.sampler.{buffer}", "a step trains on the rollouts that it samples")
     yield trainer.not_needed("v1.sync", "a section without keys")
     yield trainer.not_needed("balance_batch", "rows are always divided evenly by tokens")
-    yield trainer.not_needed("{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
+    yield trainer.not_needed("use_v1", "a step samples and learns as in both of verl's trainers", True)
+    yield trainer.not_needed("{use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
     checkpoints = "{del_local_ckpt_after_load,remove_previous_ckpt_in_save,esi_redundant_time}"
     yield trainer.not_needed(checkpoints, "checkpoint.keep")
 

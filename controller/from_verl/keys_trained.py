@@ -18,7 +18,7 @@ from controller.from_verl.keys_engines import (
     is_short_type,
     rest_of_engines,
 )
-from controller.from_verl.row import Convert, NotNeeded, NotSupported, Row, Section, none_if_same_as, only_if
+from controller.from_verl.row import Convert, Noted, NotNeeded, NotSupported, Row, Section, none_if_same_as, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.sections.models import is_dropout
@@ -45,6 +45,10 @@ _OPTIMIZER = {
     "the rate of a resumed run is that of its step": "use_checkpoint_opt_param_scheduler",
     SPEED: "use_layer_wise_distributed_optimizer use_precision_aware_optimizer",
 }
+_BEFORE_0_7_1 = (
+    "here, as in verl since 0.7.1, also divided by the number of sequences: the gradient has another scale, which AdamW"
+    " evens out, but grad_clip does not"
+)
 _EVERYTHING = ["model", "optimizer", "extra"]
 
 
@@ -167,6 +171,8 @@ class _Trained:
                 f"{', '.join(SEQUENCE_LOSSES)} are always aggregated by seq-mean-token-mean, here and in verl; but"
                 " verl 0.9.1 aggregates gspo as set"
             )
+        if value == "seq-mean-token-sum-norm" and run.settings.version < (0, 7, 1):
+            return Noted(value, _BEFORE_0_7_1)
         return value
 
 

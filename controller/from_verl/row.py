@@ -29,6 +29,14 @@ class NotSupported(Exception):
 
 
 @dataclass(frozen=True)
+class Noted:
+    """The result of a conversion of a value of verl that the report lists as changed, with this note."""
+
+    value: Any
+    note: str
+
+
+@dataclass(frozen=True)
 class Row:
     """The rule that translates one key of verl into SplitPPO, or all verl keys that match a pattern.
 
@@ -189,6 +197,11 @@ def only_if(condition: Convert, why_not: str, convert: Convert = lambda value, _
         return convert(value, run)
 
     return converted
+
+
+def if_rewarded(convert: Convert = lambda value, _: value) -> Convert:
+    """Makes a conversion for terms of the loss that verl leaves out if a teacher is alone."""
+    return only_if(lambda _, run: not run.is_taught_alone, "verl uses it with use_task_rewards only", convert)
 
 
 def _joined(section: str, key: str) -> str:

@@ -13,6 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from splitppo.config import ConfigError
 from splitppo.dotted_keys import leaves, nested
 
+Version = tuple[int, ...]  # 0.4.0 is (0, 4)
+LATEST: Version = (0, 9)
 # The value of a key that verl requires.
 MISSING = "???"
 # The files that a defaults list may name: their keys are in the table.
@@ -32,6 +34,7 @@ class Settings:
         given: the given keys in order, each with its line in the script; 0 if it has none.
         from_environment: the environment variables that a launch script has read.
         unread: the files of this machine that a launch script would run, and that were not read.
+        version: the version of verl that the keys are for, such as (0, 4); the latest if nothing tells it.
         age: a sentence on the version of verl whose defaults are taken; "" if the version makes no difference.
         asks_age: True if the user must give the version: no key tells it, and defaults that are not overridden differ.
     """
@@ -41,6 +44,7 @@ class Settings:
         self.given: dict[str, int] = {}
         self.from_environment: Collection[str] = ()
         self.unread: Collection[str] = ()
+        self.version: Version = LATEST
         self.age = ""
         self.asks_age = False
         self._defaults, self._sections = defaults, sections
@@ -110,6 +114,12 @@ class Settings:
                 raw = raw.get(part, {}) if isinstance(raw, dict) else {}
             why = str(error).splitlines()[0]
             raise ConfigError(f"{self.source}: {key} is {raw}, which cannot be resolved: {why}; give {key}") from error
+
+    def resolved(self, value: Any) -> Any:
+        """Returns a value with its interpolations resolved by the keys of this configuration."""
+        tree = self._tree.copy()
+        OmegaConf.update(tree, "value", value, force_add=True)
+        return OmegaConf.select(tree, "value")
 
     def number(self, key: str) -> float:
         """Returns the final value of a verl key; ConfigError that names the key unless it is a finite number."""

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
 from controller.from_verl.keys_distillation import teachers_of
-from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Row, Rule
+from controller.from_verl.row import NO_DEFAULT, Noted, NotNeeded, NotSupported, Row, Rule
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
 from splitppo.config import Config, ConfigError
@@ -139,6 +139,8 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
     except NotSupported as instead:
         outcome: Outcome = "to be decided" if instead.changes_results else "not supported"
         return Finding(key, value, outcome, str(instead), row=row.key)
+    if isinstance(new, Noted):
+        return Finding(key, value, "changed", new.note, row.to, new.value, row.key)
     note = row.note if row.outcome == "changed" else ""
     finding = Finding(key, value, row.outcome, note, row.to, new, row.key)
     return replace(finding, outcome="taken") if finding.keeps_value else finding
@@ -168,15 +170,28 @@ def _place(result: Translation, run: VerlRun) -> None:
     why = "--gpus" if run.requested else in_verl
     on_cpu, ahead = run.value("trainer.device") == "cpu", run.value("rollout.nnodes") if groups.rollout else 1
     several = (nodes != 1 or ahead != 1 or run.teacher_nodes > 1) and not run.requested
-    comments = {"num_processes": why, "address": "of rank 0; other machines need services.security"}
+    comments = {
+        "num_processes": why,
+        "address": "of rank 0; other machines need services.security",
+        "master_addr": "the name of machine 0 of the group: put yours",
+        "devices": "of each machine" if several else "",
+    }
     start = 0
     for place, (role, count) in enumerate(groups.ranks().items(), 7001):
         group: dict[str, Any] = {"num_processes": count}
+        of_machine = {"rollout": "rollout", "reward": "distillation"}.get(role, "trainer")
+        on_each = int(run.value(f"{of_machine}.n_gpus_per_node"))
+        of_verl = {"rollout": ahead, "reward": run.teacher_nodes or 1}.get(role, nodes)
+        machines = _num_machines(count, int(of_verl), on_each) if several else 1
         if several:
             group["address"] = f"127.0.0.1:{place}"
-        elif not on_cpu:
-            group["devices"] = list(range(start, start + count))
-        start += 0 if groups.shared and role == "actor" else count
+        if machines > 1:
+            group |= {"nnodes": machines, "master_addr": f"{role}-0"}
+        each = count // machines
+        first = start if start + each <= on_each or not several else 0
+        if not on_cpu:
+            group["devices"] = list(range(first, first + each))
+        start = first + (0 if groups.shared and role == "actor" else each)
         if role == "rollout":
             result.set("services.rollout", group, "of its own, as in verl")
             continue
@@ -187,6 +202,13 @@ def _place(result: Translation, run: VerlRun) -> None:
     if several:
         result.set("services.launch", "external", "you start the groups on your machines: docs/hosts.md")
     _place_frozen_models(result, run)
+
+
+def _num_machines(count: int, nodes: int, per_node: int) -> int:
+    """Returns on how many machines `count` ranks are: all of verl's if they divide the ranks, else as few as can."""
+    if count % nodes == 0 and count // nodes <= per_node:
+        return nodes
+    return next(number for number in range(-(-count // per_node), count + 1) if count % number == 0)
 
 
 def _place_frozen_models(result: Translation, run: VerlRun) -> None:

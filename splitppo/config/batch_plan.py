@@ -26,6 +26,8 @@ def batch_plan(config: Config) -> str:
         _check_top_k(config)
     prompts, samples = config.data.train_batch_size, config.rollout.n
     lines = [f"step: {prompts} prompts x {samples} samples = {prompts * samples} responses"]
+    if samples == 1 and "groups_B" in config.algorithm.needs:
+        lines.append(f"{config.algorithm.adv_estimator}: a prompt has one sample to compare: advantages are the scores")
     filters = config.algorithm.filter_groups
     if filters.enable:
         most = filters.max_num_gen_batches

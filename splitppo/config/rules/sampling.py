@@ -4,8 +4,12 @@ from splitppo.config.schema import Config
 
 
 def groups_have_several_samples(config: Config) -> None:
-    """Checks that `rollout.n` is at least 2 if the estimator of advantages compares the responses to one prompt."""
-    if "groups_B" in config.algorithm.needs and config.rollout.n < 2:
+    """Checks that `rollout.n` is at least 2 if the estimator of advantages compares the responses to one prompt.
+
+    With one response, those of grpo and rloo are its score, as in verl.
+    """
+    has_meaning = config.algorithm.adv_estimator in ("grpo", "rloo")
+    if "groups_B" in config.algorithm.needs and config.rollout.n < 2 and not has_meaning:
         raise ValueError(
             f"algorithm.adv_estimator {config.algorithm.adv_estimator} compares the samples of a prompt: expected"
             f" rollout.n of at least 2, got {config.rollout.n}"

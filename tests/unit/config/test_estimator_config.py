@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from splitppo.config.batch_plan import batch_plan
 from splitppo.config.subsections.estimator import NEEDS
 from tests.support.configs import load, mistake
 
@@ -31,13 +32,19 @@ def file(tmp_path: Path) -> Path:
 
 def test_estimators_that_compare_samples_are_refused_with_one_sample(tmp_path: Path) -> None:
     assert set(NEEDS) - set(GROUPS) == {"gae", "reinforce_plus_plus", "remax"}
-    for name in GROUPS:
+    for name in set(GROUPS) - {"grpo", "rloo"}:
         keys = [f"algorithm.adv_estimator={name}"]
         keys += ["algorithm.gdpo_reward_keys=[acc]"] if name == "gdpo" else []
         assert mistake(tmp_path, *keys) == (
             f"algorithm.adv_estimator {name} compares the samples of a prompt: expected rollout.n of at least 2, got 1"
         )
         assert load(tmp_path, *keys, "rollout.n=2").roles == ("actor",)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_without_a_second_sample_the_advantages_are_the_scores_as_the_plan_says(tmp_path: Path, name: str) -> None:
+    config = load(tmp_path, f"algorithm.adv_estimator={name}")
+    assert f"{name}: a prompt has one sample to compare: advantages are the scores" in batch_plan(config)
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "remax"])

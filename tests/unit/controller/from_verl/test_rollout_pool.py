@@ -81,8 +81,10 @@ def test_rollouts_on_several_machines_are_left_to_who_starts_the_groups(tmp_path
     config = config_of(tmp_path, *SEPARATE, GRPO, machines)
     groups = (config.services.actor, config.services.of("rollout"))
     assert config.services.launch == "external"
-    assert [group.devices for group in groups] == [(), ()]
-    assert [group.num_processes for group in groups] == ([6, 4] if machines.startswith("rollout") else [12, 2])
+    ahead_on_two = machines.startswith("rollout")
+    assert [group.num_processes for group in groups] == ([6, 4] if ahead_on_two else [12, 2])
+    assert [group.nnodes for group in groups] == ([1, 2] if ahead_on_two else [2, 1])
+    assert all(len(group.devices) == group.num_processes // group.nnodes for group in groups)
 
 
 def test_decoupled_weights_replace_the_bypass(tmp_path: Path) -> None:

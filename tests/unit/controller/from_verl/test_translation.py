@@ -213,7 +213,9 @@ def test_gpus_are_divided(
 def test_several_machines_are_left_to_who_starts_the_groups(tmp_path: Path) -> None:
     config = config_of(tmp_path, "trainer.nnodes=2")
     assert config.services.launch == "external"
-    assert (config.services.actor.num_processes, config.services.critic.num_processes) == (12, 4)
+    actor, critic = config.services.actor, config.services.critic
+    assert (actor.num_processes, critic.num_processes, actor.nnodes, critic.nnodes) == (12, 4, 2, 2)
+    assert (actor.devices, critic.devices) == (tuple(range(6)), (6, 7))
 
 
 def test_dynamic_sampling_is_taken_with_its_generations(tmp_path: Path) -> None:
