@@ -133,7 +133,11 @@ _NAMES = (
 METRICS = (
     ("critic/{score,rewards,advantages,returns,values}/{mean,max,min}", "the same; scores of all responses"),
     ("critic/{vf_explained_var,vf_loss,vf_clipfrac,vpred_mean,grad_norm,lr}", "the same"),
-    ("actor/{pg_loss,pg_clipfrac,pg_clipfrac_lower,ppo_kl,entropy,kl_loss,kl_coef,grad_norm,lr}", "the same"),
+    ("actor/{pg_loss,pg_clipfrac,pg_clipfrac_lower,ppo_kl,kl_loss,kl_coef,grad_norm,lr}", "the same"),
+    (
+        "actor/entropy",
+        "the same, but measured in the update and per token; verl's is measured before it, by `loss_agg_mode`",
+    ),
     ("actor/{reward_kl_penalty,reward_kl_penalty_coeff}", "the same"),
     ("{response_length,response_length_non_aborted,prompt_length}/{mean,max,min,clip_ratio}", "the same"),
     ("response/aborted_ratio", "the same"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.from_verl.run import VerlRun
-from controller.from_verl.settings import LATEST, Settings, Version
+from controller.from_verl.settings import LATEST, NEXT, Settings, Version
 from splitppo.config import ConfigError
 
 # The last version with other defaults that change results.
@@ -35,8 +35,8 @@ _OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
     ("ppo_megatron_trainer", _FIRST, _LAST_OLD, {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
     ("ppo_megatron_trainer", (0, 4, 1), (0, 4), {f"{_ACTOR}.optim.lr_decay_style": "linear"}),
     ("ppo_megatron_trainer", (0, 4, 1), (0, 5), {"critic.optim.lr_decay_style": "linear", "critic.optim.lr": 1e-6}),
-    ("veomni", (0, 7), LATEST, {f"{model}.optim.lr_scheduler_type": "cosine" for model in (_ACTOR, "critic")}),
-    ("torchtitan", (0, 7), LATEST, {f"{model}.optim.decay_type": "linear" for model in (_ACTOR, "critic")}),
+    ("veomni", (0, 7), NEXT, {f"{model}.optim.lr_scheduler_type": "cosine" for model in (_ACTOR, "critic")}),
+    ("torchtitan", (0, 7), NEXT, {f"{model}.optim.decay_type": "linear" for model in (_ACTOR, "critic")}),
 )
 
 # Keys since 0.4. Of verl's own scripts for 0.4 to 0.9, 99 in 100 set at least one.
@@ -109,8 +109,8 @@ def age_of_release(text: str) -> Age:
         ConfigError: the text is no release number of verl.
     """
     release = re.match(r"v?0\.(\d+)(?:\.(\d+)|\.|$)", text)
-    if not release or not 1 <= int(release[1]) <= LATEST[1]:
-        raise ConfigError(f"--verl-version: expected 0.1 to {_name(LATEST)}, got {text!r}")
+    if not release or not 1 <= int(release[1]) <= NEXT[1]:
+        raise ConfigError(f"--verl-version: expected 0.1 to {_name(NEXT)}, got {text!r}")
     minor, patch = int(release[1]), int(release[2] or 0)
     return Age((0, minor, patch) if patch else (0, minor), "as --verl-version says", is_given=True)
 

@@ -15,6 +15,8 @@ from splitppo.dotted_keys import leaves, nested
 
 Version = tuple[int, ...]  # 0.4.0 is (0, 4)
 LATEST: Version = (0, 9)
+# After LATEST, in development: its scores are known, and the keys that it has in common with LATEST.
+NEXT: Version = (0, 10)
 # The value of a key that verl requires.
 MISSING = "???"
 # The files that a defaults list may name: their keys are in the table.

@@ -12,9 +12,11 @@ from controller.from_verl.keys import ROWS, row_of
 from controller.from_verl.keys_distillation import teachers_of
 from controller.from_verl.row import NO_DEFAULT, Noted, NotNeeded, NotSupported, Row, Rule
 from controller.from_verl.run import VerlRun
-from controller.from_verl.settings import Settings
+from controller.from_verl.settings import NEXT, Settings
 from splitppo.config import Config, ConfigError
 
+# The data sources that verl scores by math_dapo.
+_DAPO_SOURCES = ("math_dapo", "math", "math_dapo_reasoning", "aime*")
 _ESTIMATOR = "algorithm.adv_estimator"
 Outcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
 
@@ -220,6 +222,9 @@ def _place_frozen_models(result: Translation, run: VerlRun) -> None:
         result.set("teacher.models", teachers)
         result.set("teacher.dtype", "bf16", "of the computation, as in verl's engine")
         result.set("placement.teacher", "reward" if run.teacher_nodes else "auto")
+    if run.settings.version >= NEXT and not result.values.get("reward.custom_function_path"):
+        boxed = {source: [{"name": "math_dapo_boxed"}] for source in _DAPO_SOURCES}
+        result.set("reward.scorers", boxed, "as verl scores these after 0.9")
     if run.is_taught_alone:
         result.set("algorithm.filter_groups.enable", False)
         result.set("reward.overlong_buffer.enable", False)

@@ -158,6 +158,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("training/phase", "1", "which of algorithm.phases the step belongs to, from 1; 0: to none"),
         ("val/accuracy", "1", "mean over all validation responses of acc, or of the reward where there is no acc"),
         ("val-core/<source>/<variable>/mean@<n>", "1", "mean over n responses per prompt, then over prompts"),
+        ("val-core/<source>/<variable>/{best,maj}@<n>/{mean,std}", "1", "of all n responses, bootstrapped"),
         ("val-aux/<source>/<variable>/{mean,std}@<n>", "1", "mean and deviation of n responses, over prompts"),
         ("val-aux/<source>/<variable>/{best,worst,maj}@<n>/{mean,std}", "1", "of n responses, bootstrapped"),
     ),

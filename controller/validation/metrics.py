@@ -41,11 +41,12 @@ def accuracy_by_source(scores: Scores) -> Accuracy:
 
 
 def validation_metrics(scores: Scores) -> dict[str, float]:
-    """Computes the metrics val/accuracy, val-core/<source>/<acc or reward>/mean@N, and val-aux/... from scores.
+    """Computes the metrics val/accuracy, val-core/<source>/<acc or reward>/..., and val-aux/... from scores.
 
     Each metric is computed per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N, the
-    number of responses per prompt. The variable in val-core is "acc", or the reward without "acc". The majority is the
-    score of the most frequent answer; answers are compared by the field "pred".
+    number of responses per prompt. As in verl, val-core has mean, best and majority of all N responses, of the variable
+    "acc", or of the reward without "acc"; val-aux has the rest. The majority is the score of the most frequent answer;
+    answers are compared by the field "pred".
     """
     core = _core_variables(scores)
     prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -56,10 +57,16 @@ def validation_metrics(scores: Scores) -> dict[str, float]:
         for variable in {core[source]: None, **{name: None for answer in answers for name in answer}}:
             is_core = variable == core[source]
             for name, value in _prompt_metrics(answers, variable, 0.0 if is_core else None).items():
-                section = "val-core" if is_core and name.startswith("mean@") else "val-aux"
+                section = "val-core" if is_core and _is_core_metric(name, len(answers)) else "val-aux"
                 collected[f"{section}/{source}/{variable}/{name}"].append(value)
     metrics = {name: float(np.mean(values)) for name, values in collected.items()}
     return {"val/accuracy": accuracy_by_source(scores).overall, **metrics}
+
+
+def _is_core_metric(name: str, num_samples: int) -> bool:
+    """Returns True for the metrics that verl has in val-core: mean, best and majority of all responses of a prompt."""
+    kind, _, n = name.partition("/")[0].partition("@")
+    return kind == "mean" or (kind in ("best", "maj") and int(n) == num_samples)
 
 
 def _variables(scores: Scores) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def test_a_run_that_gets_no_better_ends_early_and_its_policy_can_be_validated_al
     sampled = folder.metrics[-1]
     assert sampled["actor/lr"] == before[-1]["actor/lr"]
     assert sampled["val/accuracy"] == folder.summary["validation"]["after"]["overall"]
-    assert {"val-core/letters/reward/mean@2", "val-aux/letters/reward/best@2/mean"} <= sampled.keys()
+    assert {"val-core/letters/reward/mean@2", "val-core/letters/reward/best@2/mean"} <= sampled.keys()
     rows = [json.loads(line) for line in (folder.path / f"rollouts/val_only/{last}.jsonl").read_text().splitlines()]
     assert sum(row["score"] for row in rows) / len(rows) == pytest.approx(sampled["val/accuracy"])
     assert len(rows) == 2 * 8

@@ -378,7 +378,7 @@ def test_a_metric_that_validation_cannot_give_is_refused(
     val = {"data__val_files": write_rows(tmp_path / "val.jsonl", "sort_letters"), "evaluation__n": 2}
     with pytest.raises(ConfigError, match=f"^{key.replace('__', '.')}: .*{sentence}"):
         load_inputs(make(**val, **{key: metric}))
-    for known in ("val/accuracy", "val-core/sort_letters/reward/mean@2", "val-aux/sort_letters/reward/best@2/mean"):
+    for known in ("val/accuracy", "val-core/sort_letters/reward/mean@2", "val-core/sort_letters/reward/best@2/mean"):
         load_inputs(make(**val, **{key: known}))
 
 

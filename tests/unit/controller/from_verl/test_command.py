@@ -78,7 +78,7 @@ def test_nothing_is_written_until_what_changes_results_is_decided(
         (("--gpus", "99999999999:1"), "--gpus 99999999999:1: expected at most 65536 GPUs of a group"),
         (("--gpus", "8:0"), "--gpus 8:0: expected at least one GPU for each of actor and critic"),
         (("--gpus", "6:2", "algorithm.adv_estimator=grpo"), "has no critic; expected 8:0"),
-        (("--verl-version", "1.0"), "--verl-version: expected 0.1 to 0.9, got '1.0'"),
+        (("--verl-version", "1.0"), "--verl-version: expected 0.1 to 0.10, got '1.0'"),
         (("no-override",), "'no-override' is no override of Hydra's"),
         (("trainer.critic_warmup=soon",), "trainer.critic_warmup: expected a number, got 'soon'"),
         (("data.max_prompt_length=-1",), "data.max_prompt_length"),

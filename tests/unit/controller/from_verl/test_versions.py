@@ -65,6 +65,14 @@ def test_up_to_0_8_a_step_without_filters_has_the_prompts_of_a_generation() -> N
     assert new.values["data.train_batch_size"] == 512
 
 
+def test_after_0_9_the_last_box_is_an_answer_of_dapos_data_sources() -> None:
+    scorers = of_version("0.10").values["reward.scorers"]
+    assert scorers["math_dapo"] == scorers["aime*"] == [{"name": "math_dapo_boxed"}]
+    assert "reward.scorers" not in of_version("0.9").values
+    own = ("custom_reward_function.path=mine.py",)
+    assert "reward.scorers" not in of_version("0.10", *own).values
+
+
 def test_a_teacher_alone_leaves_out_entropy_and_kl() -> None:
     teacher = "distillation.teacher_models={one: {key: a, model_path: t}}"
     alone = ("distillation.enabled=True", teacher, "distillation.distillation_loss.use_task_rewards=False")
