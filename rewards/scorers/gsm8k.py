@@ -15,7 +15,9 @@ _TAIL_CHARACTERS = 300
 _SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
 # A number that continues as an expression, a list or in words is another number: "1/2" is not 1.
 _SCALE = rf"(?i:k\b| ?(?:{SCALES})\b)"
-_FURTHER = rf" ?(?:[-+*/^=x×÷;]|(?<=,)|(?:or|and|to)\b) ?{_SIGNED}|:{_SIGNED}| {_SIGNED}(?:/[0-9]++)?"
+_BLANK = r"[ \t]"
+_SIGN = r"(?:[-+*/^=x×÷;~|&]|(?<=,)|(?:or|and|to)\b)"
+_FURTHER = rf"{_BLANK}*+{_SIGN}{_BLANK}*+{_SIGNED}|:{_SIGNED}|{_BLANK}++{_SIGNED}(?:/[0-9]++)?"
 _MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?:{_FURTHER}|{_SCALE})*)")
 _NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){_SCALE}?")
 

@@ -9,7 +9,7 @@ from rewards.scorers.competition_math import last_boxed
 from rewards.scorers.math_equivalence import is_equivalent
 
 _ANSWER = re.compile(r"\banswers?\s*(?::|is\b:?|are\b:?)\s*", re.IGNORECASE)
-_END_OF_SENTENCE = re.compile(r"\.(?=\s|$)|\n")
+_END_OF_SENTENCE = re.compile(r"(?<!\.)\.(?=\s|$)|\n")
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:

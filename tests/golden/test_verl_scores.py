@@ -107,6 +107,9 @@ def test_exact_match_says_which_ground_truth_it_needs(truth: object) -> None:
         ("Hence the answer is: 3.5 and no more", "3.5", 0.0),
         ("The answer is 3.5. It is exact.", "3.5", 1.0),
         ("Answer: 4\nDone", "4", 1.0),
+        ("The answer is 0.333...", r"\frac13", 1.0),
+        ("The answer is 60°.", "60", 1.0),
+        ("The answer is 5 tenths.", "5", 0.0),
         ("The answer is 3. No, the answer is **4**.", "4", 1.0),
         (r"The answers are \(2\)", "2", 1.0),
         ("The answer is 5}{7", "5", 0.0),  # a brace ends nothing there
