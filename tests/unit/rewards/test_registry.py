@@ -104,7 +104,7 @@ def test_a_scoring_process_imports_neither_the_controller_nor_anything_heavy() -
     imported = set(modules.stdout.split())
     assert not {"numpy", "torch", "grpc", "pydantic", "math_verify", "controller"} & imported
     ours = {name for name in imported if name.startswith("splitppo.")}
-    assert ours == {"splitppo.config_error", "splitppo.user_file"}
+    assert ours == {f"splitppo.{name}" for name in ("config_error", "user_file", "machine", "machine.parent")}
 
 
 @pytest.mark.parametrize("answer", [r"\boxed{None}", "#### None", "Answer: None", "None", "nan"])
