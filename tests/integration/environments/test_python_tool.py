@@ -35,9 +35,14 @@ def of_user(uid: str) -> list[str]:
     return [line for line in lines if f'guest.py {{"uid": {uid}' in line]
 
 
-def guests(pid: int) -> list[str]:
-    """Returns the processes of sandboxes of a process's children."""
-    return [line for child in children_of(pid) for line in of_user(user_of(child))]
+def environment_processes(controller: int) -> list[int]:
+    """Returns the processes that are forked from a child of the controller's."""
+    return [forked for template in children_of(controller) for forked in children_of(template)]
+
+
+def guests(controller: int) -> list[str]:
+    """Returns the processes of sandboxes of a controller's environment processes."""
+    return [line for process in environment_processes(controller) for line in of_user(user_of(process))]
 
 
 def user_of(pid: int) -> str:
@@ -147,7 +152,7 @@ def test_no_sandbox_outlives_a_process_that_is_killed(victim: str) -> None:
     with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, cwd=PROJECT) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == b"here\n"
-        [process] = children_of(controller.pid)
+        [process] = environment_processes(controller.pid)
         wait_until(lambda: len(of_user(user_of(process))) >= 3)  # bubblewrap, guest, program
         before = of_user(user_of(process))
         os.kill(controller.pid if victim == "controller" else process, signal.SIGKILL)
