@@ -135,9 +135,10 @@ def test_sampling_parameters_reach_the_engine(alone: Alone) -> None:
     for kind in ("top_k_1", "nucleus"):
         assert found[kind] == found["greedy"], kind
     assert found["cut"] == found["cut_by_policy"]
-    agreeing = [a == b for a, b in zip(found["cold"], found["greedy"], strict=True)]
+    # So cold that a difference of 1e-5 in a log-prob may tell two tokens apart that are almost as likely.
+    agreeing = [a == b for a, b in zip(found["cold"], found["cold_by_policy"], strict=True)]
     assert np.mean(agreeing) > 0.8
-    assert len({tuple(row) for row in found["hot"]}) > 28
+    assert found["hot"] == found["hot_by_policy"] != found["greedy"]
 
 
 def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(shared_engine: Found) -> None:
