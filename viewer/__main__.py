@@ -25,6 +25,7 @@ import uvicorn
 
 from splitppo.machine.standard_streams import open_standard_streams
 from viewer.app import make_app
+from viewer.connections import BACKLOG, Connection
 from viewer.files import Unreadable
 from viewer.one_file import export
 from viewer.run import Run, find_runs
@@ -71,7 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"{len(runs)} run{'s' * (len(runs) != 1)}: http://{name}:{port}/#token={token}\n")
     sys.stdout.flush()
     logging.basicConfig(level=logging.WARNING)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        backlog=BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
     server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])

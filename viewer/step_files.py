@@ -15,6 +15,9 @@ from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
 MAX_UNPACKED_BYTES, MAX_TABLE_BYTES = 1 << 30, 1 << 28
+# Of what a page gets: each value takes some 30 bytes of memory, and up to 6 for each byte of a text.
+MAX_VALUES, MAX_TEXT_BYTES = 1 << 24, 1 << 27
+MAX_READ_VALUES = 1 << 26
 _BATCH_ROWS = 256
 MAX_TOKENS = 1_000_000
 SCALARS = (
@@ -158,16 +161,54 @@ def _parquet(folder: RunDir, kind: str, step: int) -> Iterator[tuple[str, Any]]:
 def _table(file: str, reader: Any, names: Sequence[str]) -> Any:
     """Reads those of some columns that are there.
 
-    A text that stands for many rows is small in the file: what has become of it is counted on the way.
+    What comes out is bounded, not what lies in the file: there, a value that stands for many rows is stored once. So
+    only kinds of columns are read that hold each value on its own, and so few rows at a time that no value of the file
+    could make them too large.
     """
     schema = reader.schema_arrow  # made anew each time that it is asked for
-    there, batches, size = [name for name in names if name in schema.names], list[Any](), 0
-    for batch in reader.iter_batches(_BATCH_ROWS, columns=there, use_threads=False):
+    there = [name for name in names if name in schema.names]
+    for name in there:
+        if not _is_plain(kind := schema.field(name).type):
+            told = str(kind)[:80]
+            raise Unreadable(f"{file} has a column {name} of {told}, which is what no run writes.")
+    declared, largest = _declared(reader, there)
+    _check_size(file, declared, 0)
+    rows_at_a_time = max(1, min(_BATCH_ROWS, MAX_TABLE_BYTES // max(1, largest)))
+    batches, num_values, size = list[Any](), 0, 0
+    for batch in reader.iter_batches(rows_at_a_time, columns=there, use_threads=False):
+        num_values += sum(map(_num_values, batch.columns))
         size += batch.nbytes
-        if size > MAX_TABLE_BYTES:
-            raise Unreadable(f"{file} has columns of more than {MAX_TABLE_BYTES:,} bytes, which is too much.")
+        _check_size(file, num_values, size)
         batches.append(batch)
     return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in there]))
+
+
+def _check_size(file: str, num_values: int, num_bytes: int) -> None:
+    """Raises Unreadable for more than the viewer holds of a file."""
+    if num_values > MAX_READ_VALUES or num_bytes > MAX_TABLE_BYTES:
+        raise Unreadable(
+            f"{file} unfolds to {num_values:,} values and {num_bytes:,} bytes, or more; the viewer reads at most"
+            f" {MAX_READ_VALUES:,} and {MAX_TABLE_BYTES:,}."
+        )
+
+
+def _declared(reader: Any, names: Sequence[str]) -> tuple[int, int]:
+    """Returns what a file says about some columns: how many values they have, and bytes of the largest row group."""
+    num_values, largest = 0, 0
+    for group in map(reader.metadata.row_group, range(reader.metadata.num_row_groups)):
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        asked = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in names]
+        num_values += sum(chunk.num_values for chunk in asked)
+        largest = max(largest, sum(chunk.total_uncompressed_size for chunk in asked))
+    return num_values, largest
+
+
+def _is_plain(kind: Any) -> bool:
+    """Returns True for the kinds of columns that hold each value of a row on its own, as a run writes them."""
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+    is_number = types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+    return is_text or is_number or types.is_null(kind) or _is_list_of_numbers(kind)
 
 
 def _footer(reader: Any, name: str) -> dict[str, Any]:
@@ -175,11 +216,25 @@ def _footer(reader: Any, name: str) -> dict[str, Any]:
 
 
 def _values(table: Any) -> dict[str, list[Any]]:
-    """Makes Python values of all columns; `text_hash` becomes a text, because a page has no numbers of 64 bits."""
+    """Makes Python values of all columns; `text_hash` becomes a text, because a page has no numbers of 64 bits.
+
+    Raises:
+        Unreadable: there are more values or texts than MAX_VALUES and MAX_TEXT_BYTES.
+    """
+    num_values = sum(_num_values(column) for column in table.columns)
+    text_bytes = sum(column.nbytes for column in table.columns if not _is_list_of_numbers(column.type))
+    if num_values > MAX_VALUES or text_bytes > MAX_TEXT_BYTES:
+        raise Unreadable(f"this step has {num_values:,} values and {text_bytes:,} bytes of texts, which is too much.")
     values = {name: plain(table[name]) for name in table.column_names}
     if "text_hash" in values:
         values["text_hash"] = [None if one is None else str(one) for one in values["text_hash"]]
     return values
+
+
+def _num_values(column: Any) -> int:
+    """Counts the values of a column, those within lists, too."""
+    in_lists = pc.sum(pc.list_value_length(column)).as_py() if _is_list_of_numbers(column.type) else 0
+    return len(column) + (in_lists or 0)
 
 
 def plain(column: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,7 @@ import pytest
 from controller.tracking.metric_names import meaning
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
+from viewer import step_files
 from viewer.__main__ import main
 from viewer.app import make_app
 from viewer.files import RunDir, Tail, Unreadable, finite
@@ -75,6 +77,30 @@ async def test_a_parquet_cut_at_any_length_is_a_sentence(run: Path) -> None:
     for share in range(1, 10):
         file.write_bytes(whole[: len(whole) * share // 10])
         assert (await ask([run], "/api/runs/0/train/1")).status == 422
+
+
+async def test_a_text_that_is_stored_once_for_many_rows_is_not_unfolded_beyond_the_limit(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_files, "MAX_TABLE_BYTES", 1 << 24)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (1 << 22)]))  # 1 GiB
+    file = run / "rollouts" / "train" / "1.parquet"
+    pq.write_table(pa.table({"row": range(256), "data_source": texts}), file, compression="zstd", store_schema=False)
+    answer = await ask([run], "/api/runs/0/train/1")
+    assert answer.status == 422
+    assert "unfolds to" in answer.json["error"]
+    assert pa.default_memory_pool().max_memory() < 1 << 29
+
+
+@pytest.mark.parametrize("limit", ["MAX_VALUES", "MAX_READ_VALUES"])
+async def test_a_list_with_more_values_than_a_page_may_get_is_a_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(step_files, limit, 10_000)
+    pq.write_table(pa.table({"row": [0], "score": [np.zeros(10_000)]}), run / "rollouts" / "train" / "1.parquet")
+    answer = await ask([run], "/api/runs/0/train/1")
+    assert answer.status == 422
+    assert re.search(r"10,00[12] values", answer.json["error"])
 
 
 async def test_lists_that_do_not_fit_each_other_are_a_sentence(run: Path) -> None:
@@ -287,6 +313,9 @@ async def test_a_run_with_a_value_that_is_nested_deeply_takes_no_other_run_away(
         pa.array([1] * 4, pa.timestamp("s")),
         pa.array([{"a": b"x"}] * 4),
         pa.array([1] * 4, pa.decimal128(5)),
+        pa.DictionaryArray.from_arrays(pa.array([0] * 4, pa.int32()), pa.array(["stored once"])),
+        pa.array([["x"]] * 4),
+        pa.array([[[1]]] * 4),
     ],
     ids=str,
 )
