@@ -1,8 +1,8 @@
 """Chooses the compute threads of each rank if `services.*.threads` is `auto`, and warns of more threads than cores.
 
 The number of threads depends on configuration, device type and permitted cores, never on measured load: the cores are
-divided between the ranks that may compute on them. The controller and the scoring processes (`reward.num_workers`) are
-not counted.
+divided between the ranks that may compute on them. The controller, the scoring processes (`reward.num_workers`) and the
+environment processes (`rollout.multi_turn.num_workers`) are not counted.
 """
 
 from collections import Counter

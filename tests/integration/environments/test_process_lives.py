@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -229,3 +230,26 @@ async def test_what_a_users_parser_reads_is_in_the_answer(own: tuple[Path, Envir
         arguments = answer.calls[0]["function"]["arguments"]
         assert (answer.num_calls, answer.text, arguments) == (1, "", {"mark": "a"})
         assert type(arguments["mark"]) is str
+
+
+THREADS = '''
+import os, sys
+
+LIBRARIES = sorted({"numpy", "torch"} & sys.modules.keys())
+
+def threads() -> list:
+    """Returns what libraries read when they choose their threads, and which of them were there before this file."""
+    return [os.environ.get("OMP_NUM_THREADS"), sorted(os.sched_getaffinity(0)), LIBRARIES]
+'''
+
+
+@pytest.mark.parametrize("number", ["3", None])
+async def test_nothing_but_the_controllers_environment_limits_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if number is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+    async with processes({"t": tools(write(tmp_path, THREADS), "threads")}, timeout_s=1000) as pool:
+        (told,) = await reply(await started(pool, "t"), call("threads"))
+    assert json.loads(told) == [number, sorted(os.sched_getaffinity(0)), []]

@@ -1,4 +1,4 @@
-"""Reads the recipes of docs/extending/ and follows them in a copy of the source tree.
+"""Reads pages that can be followed, such as the recipes of docs/extending/, and follows them in a folder.
 
 A recipe is a page; each of its fenced blocks is one action, which the paragraph above the fence names:
 
@@ -24,6 +24,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[3]
 PAGES = PROJECT / "docs" / "extending"
+BIN = Path(sys.executable).parent
 
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _BLOCK = re.compile(
@@ -48,13 +49,15 @@ class Action:
 
 def read_recipes(folder: Path = PAGES) -> dict[str, Sequence[Action]]:
     """Returns the actions of every page, by its title."""
-    recipes = {}
-    for page in sorted(folder.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        title = _TITLE.search(text)
-        assert title is not None, page
-        recipes[title[1]] = [_action(found) for found in _BLOCK.finditer(text, title.end())]
-    return recipes
+    return dict(read_recipe(page) for page in sorted(folder.glob("*.md")))
+
+
+def read_recipe(page: Path) -> tuple[str, Sequence[Action]]:
+    """Returns the title of a page, and its actions."""
+    text = page.read_text(encoding="utf-8")
+    title = _TITLE.search(text)
+    assert title is not None, page
+    return title[1], [_action(found) for found in _BLOCK.finditer(text, title.end())]
 
 
 def _action(found: re.Match[str]) -> Action:
@@ -66,17 +69,17 @@ def _action(found: re.Match[str]) -> Action:
     return Action(place["file"], place["where"] or place["how"], place["line"] or "", found["text"])
 
 
-class Copy:
-    """A copy of the files that git tracks, to follow recipes in; `.venv` is the environment of this process."""
+class Folder:
+    """A folder of a user's, to follow recipes in; `python` is that of this process.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder.
+        source: the source tree that its commands import.
+    """
+
+    def __init__(self, root: Path, source: Path = PROJECT) -> None:
         self.root = root
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True)
-        for name in filter(None, listed.stdout.split("\0")):
-            if (PROJECT / name).is_file():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(PROJECT / name, root / name)
-        (root / ".venv").symlink_to(sys.prefix)
+        self._source = source
 
     def follow(self, recipe: Sequence[Action]) -> None:
         """Does what the blocks say, one after the other."""
@@ -87,7 +90,7 @@ class Copy:
                 self._edit(action)
 
     def run(self, commands: str) -> None:
-        """Runs lines of sh at the root of the copy; AssertionError with all they have said if one of them fails."""
+        """Runs lines of sh at the root of the folder; AssertionError with all they have said if one of them fails."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         for name in _OF_MAKE:
             environment.pop(name, None)
@@ -96,7 +99,7 @@ class Copy:
         ended = subprocess.run(
             ["sh", "-euc", commands],
             cwd=self.root,
-            env={**environment, "PYTHONPATH": str(self.root)},
+            env={**environment, "PYTHONPATH": str(self._source), "PATH": f"{BIN}{os.pathsep}{environment['PATH']}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -119,3 +122,16 @@ class Copy:
             assert len(places) == 1, f"{action.file} has {len(places)} lines that read {action.line!r}, expected one"
             start, end = places[0] + (action.how == "after"), places[0] + (action.how != "before")
         file.write_text("".join([*lines[:start], action.text, *lines[end:]]), encoding="utf-8")
+
+
+class Copy(Folder):
+    """A copy of the files that git tracks, to follow recipes in; `.venv` is the environment of this process."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, source=root)
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (PROJECT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(PROJECT / name, root / name)
+        (root / ".venv").symlink_to(sys.prefix)

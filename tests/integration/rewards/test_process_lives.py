@@ -183,3 +183,26 @@ def test_scoring_processes_end_with_their_controller(tmp_path: Path, busy_with: 
 def test_an_interrupt_of_the_process_group_leaves_scoring_processes_at_work(tmp_path: Path) -> None:
     before, after = run_controller(tmp_path, "good", "group interrupt")
     assert before == after
+
+
+THREADS = """
+import os, sys
+
+LIBRARIES = sorted({"numpy", "torch"} & sys.modules.keys())
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    read = [os.environ.get("OMP_NUM_THREADS"), sorted(os.sched_getaffinity(0)), LIBRARIES]
+    return {"score": 1, "read": str(read)}
+"""
+
+
+@pytest.mark.parametrize("number", ["3", None])
+async def test_nothing_but_the_controllers_environment_limits_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if number is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+    async with RewardManager(config(write(tmp_path, THREADS)), ["mine"]) as manager:
+        (scored,) = await manager.score(samples("any"))
+    assert scored.extra["read"] == str([number, sorted(os.sched_getaffinity(0)), []])
