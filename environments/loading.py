@@ -45,12 +45,14 @@ class Loaded:
         converse: holds one conversation.
         schemas: the JSON schemas of its tools.
         is_users_coroutine: True if `converse` is the user's own.
+        path: the user's file that has the class or coroutine; None: there is none.
     """
 
     name: str
     converse: Callable[[Chat, Mapping[str, Any]], Awaitable[Any]]
     schemas: Schemas = ()
     is_users_coroutine: bool = False
+    path: Path | None = None
 
 
 async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
@@ -90,13 +92,13 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
     user_code = callable_of(_import(config.path, f"{key}.path"), config.name, f"{key}.name")
     name = f"{config.name} of {config.path}"
     if inspect.iscoroutinefunction(user_code):
-        return Loaded(name, user_code, is_users_coroutine=True)
+        return Loaded(name, user_code, is_users_coroutine=True, path=config.path)
     if not inspect.isclass(user_code) or not callable(getattr(user_code, "reset", None)):
         raise ConfigError(f"key '{key}.name': {name}: expected a class with reset, or a coroutine converse(chat, row)")
     with config_errors(TypeError, before=f"key '{key}.kwargs': {name}: "):
         inspect.signature(user_code).bind(**config.kwargs)
     tools = _tools_of(user_code, f"key '{key}.name': {name}")
-    environment = Environment(partial(user_code, **config.kwargs), name, tools)
+    environment = Environment(partial(user_code, **config.kwargs), name, tools, config.path)
     return Loaded(name, environment.converse, [tool.schema for tool in tools.values()])
 
 

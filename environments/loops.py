@@ -5,12 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from environments.chat import Chat, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
 from environments.messages import NO_CALL, TIMED_OUT, Message
 from environments.tools import Tool, message_of, reason_of, step_of
 from rewards.returned import LARGEST, plain
+from splitppo.user_file import line_in
 
 _MAX_ERROR_LENGTH = 300  # characters of an exception that are told to the model
 
@@ -37,11 +39,13 @@ class Environment:
         create: makes the object.
         name: the class and its file, for errors.
         tools: the methods that are tools; empty for a class with `step`.
+        path: the user's file that has the class; None: it is an adapter.
     """
 
     create: Callable[[], Any]
     name: str
     tools: Mapping[str, Tool]
+    path: Path | None = None
 
     async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
         """Talks with the model until the object or the model has ended it; returns the value of `get_reward`."""
@@ -73,7 +77,8 @@ class Environment:
         try:
             return await chat.runner(NO_CALL, function)
         except Exception as error:
-            raise EnvironmentFailed(f"{self.name}: {method}: {reason_of(error)}") from error
+            place = line_in(self.path, error) if self.path else ""
+            raise EnvironmentFailed(f"{self.name}{place}: {method}: {reason_of(error)}") from error
 
 
 async def _converse(

@@ -33,6 +33,7 @@ from rewards.returned import plain, score_and_fields
 from splitppo.config.subsections.multi_turn import is_file_and_name
 from splitppo.config_error import ConfigError
 from splitppo.machine.parent import end_with
+from splitppo.user_file import line_in
 
 _HEARTBEAT_S = 0.5  # between two signs of life
 _MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run
@@ -258,7 +259,8 @@ class Conversation:
         except EnvironmentFailed as error:
             lost = str(error)
         except Exception as error:  # noqa: BLE001 - the user's coroutine may raise anything
-            lost = f"{self._loaded.name}: {reason_of(error)}"
+            place = line_in(self._loaded.path, error) if self._loaded.path else ""
+            lost = f"{self._loaded.name}{place}: {reason_of(error)}"
         finally:
             self._user_code.close()
         self._answers.put_nowait(replace(self._chat.pending, is_over=True, final=final, lost=lost))

@@ -17,7 +17,7 @@ from rewards.registry import is_code
 from rewards.samples import Failure, Sample, Scored, sample_text
 from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from rewards.scoring_process import ScorerSetup
-from rewards.source import ScoreSource
+from rewards.source import NOT_SCORED, FailureLimit, ScoreSource
 from rewards.terms import JUDGE, check_scorers, terms_of
 from rewards.token_scores import place_steps, weighted
 from splitppo.config import RewardConfig
@@ -57,15 +57,24 @@ class RewardManager:
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
 
-    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+    async def score(
+        self, samples: Sequence[Sample], *, num_examine: int = 0, limit: FailureLimit | None = None
+    ) -> list[Scored]:
         """Scores samples, one result per sample in the same order; logs the first `num_examine` of each data source.
+
+        `limit` may be that of several calls; by default every sample may fail.
 
         Raises:
             RuntimeError, OSError: scoring cannot go on, for a reason outside the scorers.
         """
+        limit = limit or FailureLimit()
         terms = [self._terms[sample.data_source] for sample in samples]
-        asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
-        scored = iter(await self._ask(asked))
+        asked = [
+            replace(sample, scorer=term.name, number=number)
+            for sample, own, number in zip(samples, terms, limit.numbers(len(samples)), strict=True)
+            for term in own
+        ]
+        scored = iter(await self._ask(asked, limit))
         summed = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
         results = await asyncio.to_thread(
             lambda: [place_steps(result, sample.token_spans) for result, sample in zip(summed, samples, strict=True)]
@@ -75,13 +84,13 @@ class RewardManager:
         _log_symbolic(results)
         return results
 
-    async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
+    async def _ask(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores each sample with the scorer `sample.scorer`; functions, sandboxes and judge work at the same time."""
         places: dict[ScoreSource, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
             places[self._sources[sample.scorer]].append(place)
         parts = await asyncio.gather(
-            *(source.score([samples[place] for place in own]) for source, own in places.items())
+            *(source.score([samples[place] for place in own], limit) for source, own in places.items())
         )
         by_place = dict(zip(chain(*places.values()), chain(*parts), strict=True))
         return [by_place[place] for place in range(len(samples))]
@@ -94,13 +103,14 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
 
     Unless there is only one scorer, of weight 1, the field <name>_score keeps the score of each. If several scorers
     give a field of the same name, the field of the first one is kept. A scorer that failed adds 0; the first failure
-    is the failure of the sample.
+    of a scorer that was called is the failure of the sample.
     """
     if len(terms) == 1 and terms[0].weight == 1.0:
         return results[0]
     extra = {name: value for scored in reversed(results) for name, value in scored.extra.items()}
     extra |= {f"{term.name}_score": scored.total for term, scored in zip(terms, results, strict=True)}
-    failed = next((scored for scored in results if scored.failure is not None), None)
+    failures = [scored for scored in results if scored.failure is not None]
+    failed = min(failures, key=lambda scored: scored.message == NOT_SCORED, default=None)
     parts = [weighted(term.weight, scored) for term, scored in zip(terms, results, strict=True)]
     of_tokens = [part.token_scores for part in parts if part.token_scores]
     return Scored(

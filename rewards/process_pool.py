@@ -19,6 +19,7 @@ from rewards.registry import CUSTOM
 from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SymbolicBudget
 from rewards.scoring_process import NOT_BEGUN, UNKNOWN_POSITION, LoadReport, ScorerSetup, timed_out
+from rewards.source import FailureLimit
 from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class ScoringProcesses:
         self._is_open = False
         await asyncio.gather(*(process.end() for process in self._processes))
 
-    async def score(self, samples: Sequence[Sample]) -> list[Scored]:
+    async def score(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores samples in the processes of the pool and returns one result per sample, in the same order.
 
         Raises:
@@ -117,7 +118,7 @@ class ScoringProcesses:
         light = await asyncio.to_thread(lambda: [self._as_it_travels(sample) for sample in samples])
         budget = SymbolicBudget(len(samples))
         scored = await asyncio.gather(
-            *(self._score_chunk([light[place] for place in chunk], budget) for chunk in chunks)
+            *(self._score_chunk([light[place] for place in chunk], budget, limit) for chunk in chunks)
         )
         by_place = dict(zip(chain(*chunks), chain(*scored), strict=True))
         return [by_place[place] for place in range(len(samples))]
@@ -135,7 +136,9 @@ class ScoringProcesses:
             size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * len(self._processes))))
         return (places[start : start + size] for start in range(0, len(places), size))
 
-    async def _score_chunk(self, samples: Sequence[Sample], budget: SymbolicBudget) -> list[Scored]:
+    async def _score_chunk(
+        self, samples: Sequence[Sample], budget: SymbolicBudget, limit: FailureLimit
+    ) -> list[Scored]:
         """Scores a chunk of samples: sends it to a free process, and again the samples that have no result yet.
 
         Each attempt gives at least one result. If a call for several samples failed, each sample is scored alone.
@@ -144,13 +147,18 @@ class ScoringProcesses:
         while left := [index for index in range(len(samples)) if index not in results]:
             process = await self._free.get()
             try:
+                if limit.is_exceeded:
+                    results |= dict.fromkeys(left, limit.not_scored())
+                    break
                 done = await self._run(process, [samples[index] for index in left], budget)
             finally:
                 self._free.put_nowait(process)
             if done is None:
-                alone = await asyncio.gather(*(self._score_chunk([samples[index]], budget) for index in left))
+                alone = await asyncio.gather(*(self._score_chunk([samples[index]], budget, limit) for index in left))
                 done = {position: scored for position, (scored,) in enumerate(alone)}
-            results |= {left[position]: scored for position, scored in done.items()}
+            scored = {left[position]: result for position, result in done.items()}
+            limit.add([samples[index] for index in scored], scored.values())
+            results |= scored
         return [results[index] for index in range(len(samples))]
 
     async def _run(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.config_error import config_errors
-from splitppo.user_file import load_from_file
+from splitppo.user_file import line_in, load_from_file
 
 # The name of the scorer that is the user's function.
 CUSTOM = "custom"
@@ -123,6 +123,18 @@ class Scorer:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_batched: bool = False  # it takes lists, with the fields of several samples
     takes_token_spans: bool = False  # it takes the spans of the response tokens
+    path: Path | None = None  # the user's file; None: it is built in
+
+    def place_of(self, error: BaseException) -> str:
+        """Returns " (FILE, line N)": where the user's function raised; where it begins if it returned no score.
+
+        The text is empty for a built-in function.
+        """
+        if self.path is None:
+            return ""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        begins = f", line {code.co_firstlineno}" if code is not None and code.co_filename == str(self.path) else ""
+        return f" ({self.path}{line_in(self.path, error) or begins})"
 
     @property
     def is_async(self) -> bool:
@@ -159,4 +171,4 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
     problem = f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: "
     with config_errors(TypeError, before=problem):
         signature.bind(**dict.fromkeys(arguments), **kwargs)
-    return Scorer(function, kwargs, is_batched, takes_token_spans)
+    return Scorer(function, kwargs, is_batched, takes_token_spans, path)

@@ -21,6 +21,9 @@ def finite_number(value: Any, expected: str, source: str = "the scorer") -> floa
         raise TypeError(f"{source} returned {value[:60]!r}, expected {expected}")
     try:
         number = float(value)
+    except TypeError as error:
+        kind = "None" if value is None else f"an object of type {type(value).__name__}"
+        raise TypeError(f"{source} returned {kind}, expected {expected}") from error
     except OverflowError as error:
         raise ValueError(f"{source} returned a number that no float can hold") from error
     if not math.isfinite(number):

@@ -25,6 +25,7 @@ class Sample:
     messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
     last_turn: str = ""  # the last turn of a conversation; of one turn: the response
     scorer: str = ""  # the scorer that is asked, a name of the registry; set by the manager
+    number: int = 0  # of the response among those that share a limit of failures; set by the manager
     token_spans: Sequence[Span] = ()  # the part of `response` that each response token stands for; together all of it
 
 

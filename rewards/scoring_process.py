@@ -108,7 +108,7 @@ class Scorers:
         try:
             scored = _scored(_call(scorer, sample), sample, scorer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
-            return _failed(error)
+            return _failed(error, scorer)
         if time.monotonic() - started > self._timeout_s:
             return timed_out(self._timeout_s)
         outcome = outcome_of_call()
@@ -118,7 +118,7 @@ class Scorers:
         try:
             returned = self._call_batch(samples, scorer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score_one
-            return _failed(error)
+            return _failed(error, scorer)
         return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
 
     def _call_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Any]:
@@ -157,7 +157,7 @@ async def _score_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: 
             async with asyncio.timeout(timeout_s) as limit:
                 return _scored(await _call(scorer, sample), sample, scorer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score_one
-            return timed_out(timeout_s) if limit.expired() else _failed(error)
+            return timed_out(timeout_s) if limit.expired() else _failed(error, scorer)
 
     return await asyncio.gather(*map(score, samples))
 
@@ -177,7 +177,7 @@ def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     try:
         return _scored(result, sample, scorer)
     except Exception as error:  # noqa: BLE001 - a returned object may raise anything when it is read
-        return _failed(error)
+        return _failed(error, scorer)
 
 
 def timed_out(timeout_s: float) -> Scored:
@@ -185,8 +185,8 @@ def timed_out(timeout_s: float) -> Scored:
     return Scored(0.0, failure=Failure.TIMEOUT, message=f"took longer than {timeout_s:g} s")
 
 
-def _failed(error: BaseException) -> Scored:
-    return Scored(0.0, failure=Failure.ERROR, message=f"{type(error).__name__}: {error}")
+def _failed(error: BaseException, scorer: Scorer) -> Scored:
+    return Scored(0.0, failure=Failure.ERROR, message=f"{type(error).__name__}: {error}{scorer.place_of(error)}")
 
 
 def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,7 @@ def import_file(path: Path, key: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"key '{key}': importing {path} failed: {describe(error)}") from error
+        raise ConfigError(f"key '{key}': importing {path} failed: {describe(error)}{line_in(path, error)}") from error
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
     return module
@@ -84,6 +85,15 @@ def read_parameters(path: Path, name: str, *, path_key: str, name_key: str) -> d
     defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
     parameters = zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
     return {parameter.arg: default is None for parameter, default in parameters}
+
+
+def line_in(path: str | Path, error: BaseException) -> str:
+    """Returns ", line N": the line of a user's file in which an exception was raised, or which called what raised it.
+
+    The text is empty if the exception passed through no line of the file.
+    """
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def describe(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, Text, objects
 from rewards.manager import RewardManager
 from rewards.samples import Sample, Scored
+from rewards.source import NOT_SCORED, FailureLimit
 from splitppo.batch import Batch, Column
 
 
@@ -67,6 +68,7 @@ class Scorer:
         *,
         num_examine: int,
         asks_functions: bool = True,
+        limit: FailureLimit | None = None,
     ) -> Scores:
         """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
 
@@ -75,6 +77,7 @@ class Scorer:
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
         the score is 0, and only the reward model's score is added to it later; without `asks_functions` that is all.
+        `limit` is that of all responses that `check_failures` will check together.
         """
         responses = rollouts["responses"].rows()
         texts = self.tokenizer.decode_batch(responses)
@@ -96,7 +99,8 @@ class Scorer:
         ]
         asked = self.manager.data_sources if asks_functions else ()
         has_scorer_B = np.array([row.data_source in asked for row in prompts.rows], np.bool_)
-        scored = iter(await self.manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
+        asked_samples = list(compress(samples, has_scorer_B))
+        scored = iter(await self.manager.score(asked_samples, num_examine=num_examine, limit=limit))
         results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
         if conversations:
             results = [
@@ -134,7 +138,10 @@ def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:
     """
     failed = np.flatnonzero([failure is not None for failure in scores.failures])
     if len(failed) > max_error_rate * scores.num_rows:
-        row = failed[0]
-        what = f"{len(failed)} of {scores.num_rows} responses of {whose} have no score from a scorer"
+        asked = [row for row in failed if scores.messages[row] != NOT_SCORED]
+        row = asked[0]
+        what = f"{len(asked)} of {scores.num_rows} responses of {whose} have no score from a scorer"
+        if num_others := len(failed) - len(asked):
+            what += f" ({num_others} others were not scored any more)"
         first = f"{scores.places[row]}, data_source {scores.data_sources[row]!r}: {scores.messages[row]}"
         raise ScoringFailed(f"{what}, more than reward.max_error_rate ({max_error_rate:g}) allows; first {first}")

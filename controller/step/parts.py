@@ -24,6 +24,7 @@ from controller.scoring.scorer import check_failures
 from controller.step.context import StepContext
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
+from rewards.source import FailureLimit
 from splitppo.batch import Array, Batch, concatenate
 from splitppo.v1.batch_pb2 import Slot
 
@@ -175,11 +176,13 @@ class PartCalls:
         config, earlier = self.step.config, self.rollouts.scores
         reward, limit = config.reward, config.data.max_response_length
         parts: list[Scores] = []
+        num_samples = 1 if self.is_baseline else config.rollout.n
+        failures = FailureLimit(reward.max_error_rate * num_samples * self.rollouts.prompts.num_prompts)
         async for part in self.rollouts.parts():
             if earlier is not None:
                 scores = without_model_scores(earlier)
             else:
-                scores = await self._score(part, num_examine=0 if parts else self.num_examine)
+                scores = await self._score(part, failures, num_examine=0 if parts else self.num_examine)
             if self.is_learned_from:
                 lengths = part.rollouts["responses"].lengths
                 scores = mark_truncated(scores, lengths, limit)
@@ -191,7 +194,7 @@ class PartCalls:
             check_lost(scores, config.rollout.multi_turn.max_error_rate, f"step {self.step.number}")
         return scores
 
-    async def _score(self, part: RolloutPart, *, num_examine: int) -> Scores:
+    async def _score(self, part: RolloutPart, failures: FailureLimit, *, num_examine: int) -> Scores:
         with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
             return await self.step.scorer.score(
                 part.prompts,
@@ -199,6 +202,7 @@ class PartCalls:
                 part.conversations,
                 num_examine=num_examine,
                 asks_functions=not self.step.config.teacher.only,
+                limit=failures,
             )
 
     async def _model_scores(self, host: WorkerClient) -> Float32s:

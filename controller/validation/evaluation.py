@@ -22,6 +22,7 @@ from controller.workers.sampler import OnReply, Sampler
 from controller.workers.sampler_client import sampling_params
 from controller.workers.share import Share, deal
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Span, joined
+from rewards.source import FailureLimit
 from splitppo.batch import Batch, join_parts
 from splitppo.clock import unix_s
 from splitppo.config import Config
@@ -63,6 +64,7 @@ class Evaluator:
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
         sampling = sampling_params(evaluation, self.config.data)
+        failures = FailureLimit(self.config.reward.max_error_rate * evaluation.n * self.prompts.num_prompts)
 
         def on_reply(pool: str, name: str, reply: CommandReply) -> None:
             spans.extend(reply.spans(pool, name, step))
@@ -83,7 +85,7 @@ class Evaluator:
             asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))
             rollouts = join_parts(answers)
             lengths.append(rollouts["responses"].lengths)
-            parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined))
+            parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined, limit=failures))
             spans.append(Span("scoring", "testing", step, scoring_s, unix_s()))
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")

@@ -11,6 +11,7 @@ from rewards.code.bubblewrap import HINT, NoSandbox
 from rewards.code.limits import CODE_LIMIT, num_sandboxes, wall_s
 from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
+from rewards.source import FailureLimit
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
 
@@ -74,29 +75,34 @@ class CodeSandboxes:
             raise NoSandbox(f"the process that runs programs does not start: {reason}") from error
         _checked(report)
 
-    async def score(self, samples: Sequence[Sample]) -> list[Scored]:
+    async def score(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores code answers; returns one result per sample, whose field `code_limit` is the exceeded limit or None.
 
         Raises:
             RuntimeError: no sandbox can be started any more.
         """
-        tasks = [asyncio.ensure_future(self._score_one(sample)) for sample in samples]
+        tasks = [asyncio.ensure_future(self._score_one(sample, limit)) for sample in samples]
         try:
             results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        exceeded = Counter(limit for scored in results if (limit := scored.extra.get(CODE_LIMIT)))
+        exceeded = Counter(passed for scored in results if (passed := scored.extra.get(CODE_LIMIT)))
         if exceeded:
-            counts = ", ".join(f"{count} {limit}" for limit, count in exceeded.items())
+            counts = ", ".join(f"{count} {passed}" for passed, count in exceeded.items())
             log.info("%d of %d code answers exceeded a limit: %s", exceeded.total(), len(results), counts)
         return results
 
-    async def _score_one(self, sample: Sample) -> Scored:
+    async def _score_one(self, sample: Sample, limit: FailureLimit) -> Scored:
+        result = await self._try(sample, limit)
+        limit.add([sample], [result])
+        return result
+
+    async def _try(self, sample: Sample, limit: FailureLimit) -> Scored:
         for _ in range(_MAX_ATTEMPTS):
             runner = await self._free.get()
             try:
-                return await self._run(runner, sample)
+                return limit.not_scored() if limit.is_exceeded else await self._run(runner, sample)
             except NoSandbox as error:
                 raise RuntimeError(f"code answers cannot be run any more: {error}") from error
             except TimeoutError:

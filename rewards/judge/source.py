@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import httpx2
 from rewards.judge.answers import Answers
 from rewards.judge.questions import Questions, headers, shown
 from rewards.samples import Failure, Sample, Scored
+from rewards.source import NOT_SCORED, FailureLimit
 from splitppo.config.subsections.judge import JudgeConfig
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class _NoAnswer(Exception):
 class _Progress:
     """Counts, for one batch of samples, the requests to the judge that were sent again or got no answer in a row."""
 
+    limit: FailureLimit
     num_repeated: int = 0
     num_lost: int = 0
 
@@ -70,16 +73,21 @@ class Judge:
         await self._client.aclose()
         self._answers.__exit__()
 
-    async def score(self, samples: Sequence[Sample]) -> list[Scored]:
+    async def score(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores samples with the judge and returns one result per sample, with a score in [0, 1].
 
         Raises:
             OSError: an answer cannot be stored.
         """
         bodies = await asyncio.to_thread(lambda: [self._body(sample) for sample in samples])
-        different = dict.fromkeys(body for body in bodies if isinstance(body, bytes))
-        progress = _Progress()
-        scores = await asyncio.gather(*(self._score(body, progress) for body in different))
+        different: dict[bytes, list[Sample]] = defaultdict(list)
+        for body, sample in zip(bodies, samples, strict=True):
+            if isinstance(body, bytes):
+                different[body].append(sample)
+            else:
+                limit.add([sample], [body])
+        progress = _Progress(limit)
+        scores = await asyncio.gather(*(self._score(body, own, progress) for body, own in different.items()))
         by_body = dict(zip(different, scores, strict=True))
         if progress.num_repeated:
             log.info("judge: %d requests were sent again, of %d", progress.num_repeated, len(different))
@@ -92,7 +100,13 @@ class Judge:
         except ValueError as error:
             return Scored(0.0, failure=Failure.ERROR, message=str(error))
 
-    async def _score(self, body: bytes, progress: _Progress) -> Scored:
+    async def _score(self, body: bytes, samples: Sequence[Sample], progress: _Progress) -> Scored:
+        """Scores the samples that a request is about."""
+        result = await self._ask_for_score(body, progress)
+        progress.limit.add(samples, [result] * len(samples))
+        return result
+
+    async def _ask_for_score(self, body: bytes, progress: _Progress) -> Scored:
         key = hashlib.sha256(body).hexdigest()
         answer = self._answers.find(key)
         if answer is None:
@@ -113,6 +127,8 @@ class Judge:
         config = self._config
         num_tries = 1 + config.retries
         async with self._free:
+            if progress.limit.is_exceeded:
+                raise _NoAnswer(Failure.UNAVAILABLE, NOT_SCORED)
             if progress.num_lost >= config.concurrency:
                 lost = f"{config.concurrency} requests before got no answer in {num_tries} tries"
                 raise _NoAnswer(Failure.UNAVAILABLE, f"the judge was not asked: {lost}")

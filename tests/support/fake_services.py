@@ -30,6 +30,7 @@ from controller.workers.critic_client import CriticClient
 from controller.workers.reward_client import RewardClient
 from controller.workers.sampler_client import SamplerClient
 from rewards.samples import Failure
+from rewards.source import FailureLimit
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
@@ -372,6 +373,7 @@ class FakeScorer(Scorer):
         *,
         num_examine: int,
         asks_functions: bool = True,
+        limit: FailureLimit | None = None,
     ) -> Scores:
         """Scores responses, without `asks_functions` as an environment does; `scorer.score` is in the log with the
         number of the call in place of the step.

@@ -282,6 +282,7 @@ async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Pa
             answer = await (episode.end() if where in ("get_reward", "no score") else episode.say("a", "stop"))
         assert expected in answer.lost
         assert str(path) in answer.lost or "environments.f" in answer.lost
+        assert (f"Failing of {path}, line " in answer.lost) == ("KeyError" in expected)
         assert await reply(good, "a") == ["5"]
 
 
@@ -303,6 +304,7 @@ async def test_a_coroutine_that_fails_ends_its_conversation_only(tmp_path: Path,
         answer = await episode.say("a", "stop")
         assert answer.is_over
         assert expected in answer.lost
+        assert (", line " in answer.lost) == (where in ("raise", "role", "long"))
         assert (await good.say("a", "stop")).is_over
 
 

@@ -24,6 +24,7 @@ from rewards.code.source import CodeSandboxes
 from rewards.code.tree import children_of
 from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample, Scored
+from rewards.source import FailureLimit
 from splitppo.config import ConfigError, RewardConfig
 from splitppo.config.subsections.code import CodeConfig
 from tests.support import hostile_code
@@ -210,13 +211,14 @@ JUDGED = """
 import asyncio, json, sys
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
+from rewards.source import FailureLimit
 from splitppo.config.subsections.code import CodeConfig
 
 async def main():
     row = json.dumps({"inputs": ["3"], "outputs": ["9"]})
     async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
         programs = ["print(int(input()) ** 2)", "print(*range(4_000_000), sep='\\\\n')"]
-        scored = await source.score([Sample("apps", program, row) for program in programs])
+        scored = await source.score([Sample("apps", program, row) for program in programs], FailureLimit())
     print(json.dumps([[one.score for one in scored], [name for name in sys.modules if name.startswith("rewards.")]]))
 
 asyncio.run(main())
@@ -236,7 +238,9 @@ def test_the_controllers_process_has_not_even_loaded_what_parses_and_compares() 
 async def test_an_answer_whose_runner_is_killed_is_scored_by_another_one() -> None:
     async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
         (first,) = runners(os.getpid())
-        scoring = asyncio.create_task(source.score([Sample("apps", "import time\ntime.sleep(1)\nprint(9)", NINE)]))
+        scoring = asyncio.create_task(
+            source.score([Sample("apps", "import time\ntime.sleep(1)\nprint(9)", NINE)], FailureLimit())
+        )
         # Bubblewrap and guest of two, and a program.
         await asyncio.to_thread(wait_until, lambda: len(guests([first])) >= 5)
         os.kill(first, signal.SIGKILL)
@@ -248,7 +252,9 @@ async def test_an_answer_whose_runner_is_killed_is_scored_by_another_one() -> No
 async def test_nothing_runs_any_more_once_the_source_is_left_in_the_middle_of_an_answer() -> None:
     async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
         pids = runners(os.getpid())
-        scoring = asyncio.create_task(source.score([Sample("apps", "import time\ntime.sleep(99)", NINE)]))
+        scoring = asyncio.create_task(
+            source.score([Sample("apps", "import time\ntime.sleep(99)", NINE)], FailureLimit())
+        )
         await asyncio.to_thread(wait_until, lambda: len(guests(pids)) >= 5)
     with pytest.raises(RuntimeError, match="the run is ending"):
         await scoring
@@ -266,10 +272,10 @@ async def test_a_run_ends_with_the_reason_where_sandboxes_cannot_be_started_any_
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
         sample = Sample("apps", "print(9)", NINE)
-        assert scores(await source.score([sample])) == [1]
+        assert scores(await source.score([sample], FailureLimit())) == [1]
         is_broken.touch()
         with pytest.raises(RuntimeError, match="cannot be run any more: the sandbox ended: No permissions to create"):
-            await source.score([sample, sample])
+            await source.score([sample, sample], FailureLimit())
     assert runners(os.getpid()) == []
 
 
@@ -277,13 +283,14 @@ ENDLESS = """
 import asyncio
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
+from rewards.source import FailureLimit
 from splitppo.config.subsections.code import CodeConfig
 
 async def main():
     async with CodeSandboxes(CodeConfig(num_sandboxes=2)) as source:
         print("here", flush=True)
         row = {"inputs": [""], "outputs": [""]}
-        await source.score([Sample("code", "import time\\ntime.sleep(1000)", row)])
+        await source.score([Sample("code", "import time\\ntime.sleep(1000)", row)], FailureLimit())
 
 asyncio.run(main())
 """
@@ -309,6 +316,7 @@ UNSAFE = """
 import asyncio, json
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
+from rewards.source import FailureLimit
 from splitppo.config.subsections.code import CodeConfig
 
 async def main():
@@ -317,7 +325,8 @@ async def main():
         programs += ["import os\\nos.kill(os.getppid(), 9)"]
         programs += ["import os\\nos.write(os.open(f'/proc/{os.getppid()}/fd/1', 1), b'ok -1')"]
         row = {"inputs": ["3"], "outputs": ["9"]}
-        scored = await source.score([Sample("apps", f"```python\\n{one}\\n```", row) for one in programs])
+        samples = [Sample("apps", f"```python\\n{one}\\n```", row) for one in programs]
+        scored = await source.score(samples, FailureLimit())
     print(json.dumps([(one.score, one.extra["code_limit"]) for one in scored]))
 
 asyncio.run(main())

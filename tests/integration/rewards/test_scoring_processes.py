@@ -9,6 +9,7 @@ import pytest
 
 from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample
+from rewards.source import NOT_SCORED, FailureLimit
 from splitppo.config import ConfigError, RewardConfig
 from tests.support.local_judge import LocalJudge, says
 from tests.support.reward_function import (
@@ -21,6 +22,8 @@ from tests.support.reward_function import (
     scoring_processes,
     write,
 )
+
+EXPECTED = "expected a number, or a dict with 'score'"
 
 ASYNC = """
 import asyncio, time
@@ -102,7 +105,23 @@ async def test_raising_calls_and_results_that_are_no_score_are_counted_errors(tr
     result = await trouble.score(samples(*bad, "good"))
     assert scores(result) == [0] * 8 + [1]
     assert failures(result) == {Failure.ERROR: 8}
-    assert result[4].message == "TypeError: the scorer returned '0.5', expected a number, or a dict with 'score'"
+
+
+@pytest.mark.parametrize(
+    ("response", "reason", "line"),
+    [
+        ("raise", "RuntimeError: no such sandbox", 'raise RuntimeError("no such sandbox")'),
+        ("none", f"TypeError: the scorer returned None, {EXPECTED}", "def compute_score"),
+        ("text", f"TypeError: the scorer returned '0.5', {EXPECTED}", "def compute_score"),
+        ("list", f"TypeError: the scorer returned an object of type list, {EXPECTED}", "def compute_score"),
+    ],
+)
+async def test_a_failure_of_the_users_function_names_file_and_line(
+    trouble: RewardManager, tmp_path: Path, response: str, reason: str, line: str
+) -> None:
+    (result,) = await trouble.score(samples(response))
+    number = TROUBLE[: TROUBLE.index(line)].count("\n") + 1
+    assert result.message == f"{reason} ({tmp_path / 'my_reward.py'}, line {number})"
 
 
 async def test_other_fields_of_a_dict_come_back(trouble: RewardManager) -> None:
@@ -257,3 +276,29 @@ async def test_built_in_scorers_judge_each_sample_by_its_data_source() -> None:
         )
     assert scores(result) == [1, 1, 1, 0]
     assert not scoring_processes()
+
+
+@pytest.mark.parametrize("scorers", ["custom", "custom and judge"])
+async def test_once_more_have_failed_than_may_no_further_call_begins(tmp_path: Path, scorers: str) -> None:
+    counted = tmp_path / "calls"
+    path = write(
+        tmp_path,
+        f"""
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with open({str(counted)!r}, "a") as file:
+        file.write("called ")
+    raise RuntimeError("never again")
+""",
+    )
+    with LocalJudge(lambda _question, _number: says("Score: 5")) as judge:
+        terms = [{"name": name} for name in scorers.split(" and ")]
+        section = config(path, scorers={"default": terms}, judge={"url": judge.url, "model": "m"})
+        limit = FailureLimit(2)
+        async with RewardManager(section, ["mine"]) as manager:
+            first = await manager.score(samples("a", "b"), limit=limit)
+            results = await manager.score(samples(*"abcdefghijklmnopqrstuvwxyz"), limit=limit)
+    assert {result.message for result in first} == {f"RuntimeError: never again ({path}, line 5)"}
+    assert failures(results).total() == len(results) == 26
+    num_called = sum(result.message != NOT_SCORED for result in results)
+    assert 1 <= num_called <= 8
+    assert len(counted.read_text().split()) == num_called + 2

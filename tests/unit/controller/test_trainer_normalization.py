@@ -12,6 +12,7 @@ import pytest
 from controller.conversations.conversation import Conversation
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
+from rewards.source import FailureLimit
 from splitppo.batch import Batch, Column
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import Slot
@@ -67,9 +68,10 @@ class Placing(FakeScorer):
         *,
         num_examine: int,
         asks_functions: bool = True,
+        limit: FailureLimit | None = None,
     ) -> Scores:
         scores = await super().score(
-            prompts, rollouts, conversations, num_examine=num_examine, asks_functions=asks_functions
+            prompts, rollouts, conversations, num_examine=num_examine, asks_functions=asks_functions, limit=limit
         )
         pairs = zip(rollouts["responses"].lengths, scores.scores, strict=True)
         firsts = [np.eye(1, length, dtype=np.float32)[0] * np.float32(0.5) * score for length, score in pairs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rewards.judge.answers import Answers
 from rewards.judge.questions import Questions
 from rewards.judge.source import Judge, retry_pause_s
 from rewards.samples import Failure, Sample, Scored
+from rewards.source import FailureLimit
 from splitppo.config import ConfigError
 from splitppo.config.subsections.judge import JudgeConfig
 from tests.support.local_judge import CLOSED, HTML, SERVER_ERROR, LocalJudge, Reply, says
@@ -32,7 +34,7 @@ def samples(*responses: str) -> list[Sample]:
 
 async def ask(judge: JudgeConfig, asked: Sequence[Sample], file: Path | None = None) -> list[Scored]:
     async with Judge(judge, file) as source:
-        return await source.score(asked)
+        return await source.score(asked, FailureLimit())
 
 
 def mark_of(question: str, _: int) -> Reply:
@@ -134,9 +136,9 @@ async def test_a_time_out_leaves_the_connections_usable() -> None:
 
     with LocalJudge(answer) as server:
         async with Judge(config(server.url, concurrency=2, timeout_s=0.4, retries=2)) as judge:
-            lost = await judge.score(samples("1", "2"))
+            lost = await judge.score(samples("1", "2"), FailureLimit())
             hangs.set()
-            later = await judge.score(samples("1", "2", "3"))
+            later = await judge.score(samples("1", "2", "3"), FailureLimit())
     assert [result.failure for result in lost] == [Failure.TIMEOUT] * 2
     assert "the judge took longer than 0.4 s (3 tries)" in lost[0].message
     assert [result.score for result in later] == [0.1, 0.2, 0.3]
@@ -283,3 +285,12 @@ def test_a_torn_end_is_cut_off_and_later_answers_are_kept(tmp_path: Path, tail: 
         answers.add(keys[2], "zuletzt")
     with Answers(file) as answers:
         assert [answers.find(key) for key in keys] == ["früh\n", "später", "zuletzt"]
+
+
+async def test_once_more_have_failed_than_may_the_judge_is_not_asked() -> None:
+    with LocalJudge(lambda *_: says("no idea")) as server:
+        limit = FailureLimit(1)
+        async with Judge(config(server.url, concurrency=1)) as judge:
+            asked = [replace(sample, number=number) for number, sample in enumerate(samples(*map(str, range(9))))]
+            scored = await judge.score(asked, limit)
+    assert [one.failure for one in scored] == [Failure.UNPARSABLE] * 2 + [Failure.UNAVAILABLE] * 7

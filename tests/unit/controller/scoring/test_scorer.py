@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from controller.scoring.scorer import Scorer, ScoringFailed, check_failures
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_file import json_line
 from rewards.samples import Failure, Sample, Scored
+from rewards.source import NOT_SCORED, FailureLimit
 from splitppo.batch import Batch
 from tests.support.fake_services import make_table
 from tests.support.scores import make_scores
@@ -36,7 +38,9 @@ class LengthReward:
         self.extras: list[dict[str, float]] = [{}, {"acc": 0.5}, {"acc": 1.0}, {}]
         self.data_sources = frozenset({"a", "b"})
 
-    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+    async def score(
+        self, samples: Sequence[Sample], *, num_examine: int = 0, limit: FailureLimit | None = None
+    ) -> list[Scored]:
         self.samples, self.num_examine = list(samples), num_examine
         return [Scored(len(sample.response), extra) for sample, extra in zip(samples, self.extras, strict=True)]
 
@@ -44,7 +48,9 @@ class LengthReward:
 class NoReward(LengthReward):
     """A scorer that fails at everything."""
 
-    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+    async def score(
+        self, samples: Sequence[Sample], *, num_examine: int = 0, limit: FailureLimit | None = None
+    ) -> list[Scored]:
         return [Scored(0.0, failure=Failure.ERROR, message="TypeError: no") for _ in samples]
 
 
@@ -154,7 +160,9 @@ async def test_a_conversation_is_scored_whole_or_its_last_turn_alone(tokenizer: 
 class PlacingReward(LengthReward):
     """Half of every score is on the tokens, but for a response without any."""
 
-    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+    async def score(
+        self, samples: Sequence[Sample], *, num_examine: int = 0, limit: FailureLimit | None = None
+    ) -> list[Scored]:
         self.samples, self.num_examine = list(samples), num_examine
         return [
             Scored(0.5 * len(sample.response), token_scores=[0.5 * (end - start) for start, end in sample.token_spans])
@@ -203,4 +211,8 @@ def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reas
         " first train.jsonl, line 7, data_source 'letters': KeyError: 'x'"
     )
     check_failures(scored.take(np.array([3])), 1.0, "step 3")
+    not_called = replace(scored, failures=objects([Failure.UNAVAILABLE] * 2 + [None, Failure.ERROR]))
+    not_called = replace(not_called, messages=objects([NOT_SCORED] * 2 + ["", "KeyError: 'x'"]))
+    with pytest.raises(ScoringFailed, match=r"^1 of 4 .*\(2 others were not scored any more\), more.*, line 7, "):
+        check_failures(not_called, 0.2, "step 3")
     check_failures(make_scores(np.empty(0, np.float32)), 0.0, "step 3")
