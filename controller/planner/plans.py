@@ -2,46 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise
-from typing import Any, get_args
+from itertools import combinations, pairwise
+from typing import get_args
 
 from controller.memory.estimate import GIB, GroupMemory
-from controller.memory.gpus import bytes_in_turns
 from controller.memory.plan import memory_plan
 from controller.planner.measured import Measurement, host_of, rows_of
 from controller.planner.part_shares import response_share
+from controller.planner.place import Place, placed
 from controller.planner.scaling import PhaseTimes, phase_times
-from controller.planner.step_model import Layout, step_time
+from controller.planner.step_model import step_time
 from splitppo.config import Config, ConfigError, Schedule
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.keys import step_work
-from splitppo.config.load import validate
 from splitppo.config.section import RoleName
 
 MAX_DEVICES = 4096  # every division of them among the groups is looked at
-
-
-@dataclass(frozen=True)
-class Place:
-    """One way to place a run: a schedule, the devices of each worker group, and the host of the reference model.
-
-    Attributes:
-        layout: the schedule, or "colocated".
-        devices: the number of devices of each group; if actor and critic are colocated, "all" has those of both.
-        reference: the host of the reference; None without a reference.
-        share: the share of the prompts that a rollout group answers; 0 if the actor's group answers all.
-        takes_turns: True if the devices of the rollout group are those of the critic.
-    """
-
-    layout: Layout
-    devices: Mapping[str, int]
-    reference: RoleName | None
-    share: float
-    takes_turns: bool
-
-    def devices_of(self, role: str) -> int:
-        """Returns the number of devices that a role's worker group has or shares; 0 if there is no such group."""
-        return self.devices.get(role, self.devices.get("all", 0))
 
 
 @dataclass(frozen=True)
@@ -243,39 +219,17 @@ class _Predictor:
         counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
         if key not in self._estimated:
-            self._estimated[key] = self._groups(counts, place)
+            self._estimated[key] = self._groups(place)
         groups, trained = self._estimated[key], self._config.trained_roles
         peaks = {role: group.peak.total / GIB for role, group in groups.items()}
         gib: dict[str, float | None] = {role: peaks.get(role) for role in counts}
         if place.layout != "colocated":
             return gib
-        shared = bytes_in_turns([groups[role] for role in trained]) / GIB if groups.keys() >= {*trained} else None
+        # As `--check` adds them up: neither group gives its memory back to the other one.
+        shared = sum(peaks[role] for role in trained) if groups.keys() >= {*trained} else None
         return {"all": shared, **{role: gib[role] for role in gib if role not in trained}}
 
-    def _groups(self, counts: Mapping[RoleName, int], place: Place) -> dict[str, GroupMemory]:
-        tree = self._config.model_dump(mode="json")
-        if place.reference is not None:
-            tree["placement"]["reference"] = place.reference
-        # Indices of their own for each group: a rollout group never shares a GPU with the actor.
-        indices = {
-            role: range(first, first + count)
-            for (role, count), first in zip(counts.items(), accumulate((0, *counts.values())), strict=False)
-        }
-        if place.takes_turns:
-            indices["rollout"] = indices["critic"]
-        for role, devices in indices.items():
-            tree["services"][role] |= self._service(role, devices)
-        config = validate(tree, ", ".join(f"{count} devices of the {role}" for role, count in counts.items()))
+    def _groups(self, place: Place) -> dict[str, GroupMemory]:
+        config = placed(self._config, place)
         batch_plan(config)
         return {group.role: group for group in memory_plan(config, {}).groups}
-
-    def _service(self, role: RoleName, devices: range) -> dict[str, Any]:
-        """Returns the configuration keys of a worker group on these devices.
-
-        A GPU has one rank. On a CPU the number of ranks is kept if it divides the number of threads.
-        """
-        service, count = self._config.services.of(role), len(devices)
-        if service.devices:
-            return {"num_processes": count, "devices": list(devices)}
-        num_ranks = service.num_processes if count % service.num_processes == 0 else count
-        return {"num_processes": num_ranks, "threads": count // num_ranks}

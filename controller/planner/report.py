@@ -1,15 +1,18 @@
 """Prints the predicted step times of `python -m controller plan RUN_DIR`, as a table with explanation or as JSON."""
 
 import json
+import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from controller.planner.measured import Measurement, read_measurement
+from controller.planner.place import arguments, keys_of, placed
 from controller.planner.plans import Plan, Plans, make_plans
 from controller.tracking.plain_text import columns
-from splitppo.config import Config
+from splitppo.config import Config, ConfigError
 from splitppo.config.resolve import auto_reference_host
 
 _MAX_ROWS = 20
@@ -37,6 +40,7 @@ def _as_json(plans: Plans) -> str:
         "shares": [{key: vars(plan)[key] for key in ("share", "reference", "step_s")} for plan in plans.shares],
         "refused": plans.refused,
         "explanation": [*explain(plans)],
+        "advice": {what: [*keys] for what, keys in advice(plans).items()},
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -54,7 +58,39 @@ def _as_text(plans: Plans) -> str:
     if plans.refused:
         lines.append(f"{len(plans.refused)} layouts are not possible, the first: {plans.refused[0]}")
     explanation = [textwrap.fill(sentence, _WIDTH) for sentence in explain(plans)]
-    return "\n".join([*_measured(plans.measured, plans.fitted_s), "", *lines, "", *explanation]) + "\n"
+    parts = [_measured(plans.measured, plans.fitted_s), lines, explanation, _pasted(advice(plans))]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def advice(plans: Plans) -> dict[str, Sequence[str]]:
+    """Returns the keys of the layouts that the explanation compares, as arguments of the command line, by layout.
+
+    They are those of the fastest layout, of the fastest split one, of the colocated one, and of the best share.
+    """
+    config, chosen = plans.measured.config, {"the fastest layout": plans.rows[0]}
+    named = {"the fastest split layout": plans.best_split, "the colocated layout": plans.colocated}
+    chosen |= {what: row for what, row in named.items() if row is not None and row is not plans.rows[0]}
+    found: dict[str, Sequence[str]] = {
+        f"{what}, {row.layout}": arguments(keys_of(config, row)) for what, row in chosen.items()
+    }
+    if plans.shares and (best := best_share(plans)).share != plans.measured.share:
+        with suppress(ConfigError):  # nobody has looked yet if this run can be placed so
+            placed(config, best)
+            found[f"rollout.share {best.share:.3g}"] = arguments(keys_of(config, best))
+    return found
+
+
+def best_share(plans: Plans) -> Plan:
+    """Returns the fastest plan of the run's own layout with another value of `rollout.share`, or with its own."""
+    return min(plans.shares, key=lambda plan: plan.step_s)
+
+
+def _pasted(found: Mapping[str, Sequence[str]]) -> list[str]:
+    lines = ["The keys, to paste behind `python -m controller --config FILE run.dir=NEW_FOLDER`:"]
+    for what, keys in found.items():
+        wrapped = textwrap.wrap(shlex.join(keys), _WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+        lines += [f"# {what}", " \\\n  ".join(wrapped)]
+    return lines
 
 
 def _measured(measured: Measurement, fitted_s: float) -> list[str]:
@@ -118,7 +154,7 @@ def explain(plans: Plans) -> Iterator[str]:
 
 
 def _share(plans: Plans) -> str:
-    own, best, generation = plans.measured, min(plans.shares, key=lambda plan: plan.step_s), plans.times["gen"]
+    own, best, generation = plans.measured, best_share(plans), plans.times["gen"]
     group = "" if own.share else " with services.rollout on the critic's devices"
     if best.reference != own.config.reference_host:
         group += " and the reference on the actor's"

@@ -29,4 +29,4 @@ def test_the_page_about_a_warm_start_makes_a_model_that_speaks_to_its_environmen
     conversations = [json.loads(line)["messages"] for line in lines]
     guesses = [said["content"] for messages in conversations for said in messages if said["role"] == "assistant"]
     assert len(conversations) == 9
-    assert sum(guess in set("123456789") for guess in guesses) > 0.9 * len(guesses) > 9
+    assert sum(guess in set("123456789") for guess in guesses) > 0.8 * len(guesses) > 9
