@@ -41,6 +41,7 @@ from splitppo.config.adapter_files import check_adapter
 from splitppo.config.attention_heads import check_heads
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
+from splitppo.config.rope import rope_switch
 from splitppo.config.section import TrainedRoleName
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
@@ -269,8 +270,8 @@ def check_models(config: Config) -> int | None:
 
     Raises:
         ConfigError: a model is missing, or its weights are missing or torn; actor and critic have different
-            vocabularies; rows may be longer than a model has positions; ranks that share an engine of vLLM, or the
-            positions of rows, cannot share the attention heads of a model.
+            vocabularies; rows may be longer than a model has positions, or rotates by the same factors; ranks that
+            share an engine of vLLM, or the positions of rows, cannot share the attention heads of a model.
     """
     if config.services.launch == "external":
         return None
@@ -280,6 +281,7 @@ def check_models(config: Config) -> int | None:
         _check_adapter(config.trained_model_of(role), role)
         _check_sequence_groups(config, role)
     actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
+    _check_rope(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config, actor)
     vocab_size = actor.get("vocab_size")
@@ -374,6 +376,18 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
             f" raise it in {key.partition('.')[0]}.override_config"
         )
     return sizes
+
+
+def _check_rope(config: Config) -> None:
+    """Raises ConfigError if a response may become so long that the policy would rotate its first tokens otherwise."""
+    switch = rope_switch({**read_description(config.actor.model, "actor.model"), **config.actor.override_config})
+    longest = config.data.longest_row
+    if switch is not None and longest > switch:
+        raise ConfigError(
+            f"actor.model has longrope, whose factors change for rows of over {switch} tokens: a token would be sampled"
+            f" with other factors than those it is learned with; lower data.max_prompt_length or"
+            f" data.max_response_length, which add up to {longest}"
+        )
 
 
 def _check_weights(model: str, key: str) -> None:

@@ -1,14 +1,18 @@
 """The memory table that --check prints for each worker group, with a check against the memory of the GPUs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controller.memory.estimate import GIB, GroupMemory, estimate_group, label
 from controller.memory.frozen_models import frozen_models_of
 from controller.memory.gpus import find_main_memory_misfit, find_misfit
-from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from controller.memory.model_shape import Kind, ModelShape, UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
+
+# (passes, tokens) of services/engine/forward_proof.py: the engine, then the model itself row by row; in bf16 also with
+# another attention and beside padding.
+PROOF = {"fp32": (5, 108), "bf16": (10, 262)}
 
 
 @dataclass(frozen=True)
@@ -19,15 +23,18 @@ class MemoryPlan:
         groups: the groups whose memory can be estimated.
         unknown: the reason for each other group.
         misfit: a sentence on a GPU, or a machine, with too little memory; None if all groups fit.
+        proofs: what each rank of a group computes at a start to prove its models, a line for each group.
     """
 
     groups: tuple[GroupMemory, ...]
     unknown: Mapping[RoleName, str]
     misfit: str | None = None
+    proofs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         tables = ["\n".join(_table(group)) for group in self.groups]
-        return "\n".join([*tables, *(f"memory of the {role}: unknown: {why}" for role, why in self.unknown.items())])
+        unknown = [f"memory of the {role}: unknown: {why}" for role, why in self.unknown.items()]
+        return "\n".join([*tables, *unknown, *self.proofs])
 
 
 def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -> MemoryPlan:
@@ -41,17 +48,27 @@ def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -
     """
     groups: list[GroupMemory] = []
     unknown: dict[RoleName, str] = {}
+    proofs: list[str] = []
     for role in config.roles:
         try:
-            groups.append(_estimate(config, role, gpus))
+            model, frozen = _read_shapes(config, role)
         except UnknownShape as reason:
             unknown[role] = str(reason)
+            continue
+        sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
+        groups.append(estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen))
+        if role != "rollout":  # it gets its weights later, and is held to the actor's log-probs
+            proofs.append(_proof(config, role, [model, *frozen.values()]))
     misfit = find_misfit(config, groups, gpus) or find_main_memory_misfit(config, groups, main_memory)
-    return MemoryPlan(tuple(groups), unknown, misfit)
+    return MemoryPlan(tuple(groups), unknown, misfit, tuple(proofs))
 
 
-def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
-    """Estimates the memory of one worker group; UnknownShape if the shape of one of its models is not known."""
+def _read_shapes(config: Config, role: RoleName) -> tuple[ModelShape, dict[str, ModelShape]]:
+    """Reads the shapes of a worker group's models: of its main model, and of the frozen ones by their name in `Terms`.
+
+    Raises:
+        UnknownShape: the shape of one of them is not known.
+    """
     frozen = {}
     for name, row in frozen_models_of(config, role).items():
         shapes = [read_model_shape(model, row.kind, f"{row.section}.model") for model in row.models(config)]
@@ -61,9 +78,17 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
     section = {"rollout": "actor", "reward": in_reward}.get(role, role)
     # A reward model is a base model with one label, too.
     kind: Kind = "policy" if section in ("actor", "teacher") else "value"
-    model = read_model_shape(config.model_of(role).model, kind, f"{section}.model")
-    sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
-    return estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen)
+    return read_model_shape(config.model_of(role).model, kind, f"{section}.model"), frozen
+
+
+def _proof(config: Config, role: RoleName, models: Sequence[ModelShape]) -> str:
+    """Says what each rank of a group computes at a start to prove its models; see docs/architectures.md."""
+    passes, tokens = PROOF[config.model_of(role).dtype]
+    flop = 2 * tokens * sum(model.num_parameters for model in models)
+    return (
+        f"proof of the {role}'s models at each start: {passes} passes through all weights, {tokens} tokens,"
+        f" {flop / 1e12:.2g} TFLOP on each rank"
+    )
 
 
 def _table(group: GroupMemory) -> Iterator[str]:

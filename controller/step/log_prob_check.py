@@ -33,25 +33,30 @@ class LogProbCheck:
         """Checks that the step's metrics show no too large difference of log-probs, in steps that compare them.
 
         Raises:
-            RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, or not a number.
+            RolloutMismatch: see `compare`.
         """
-        largest, allowed = metrics.get("training/rollout_log_probs_diff_max"), self.config.max_log_prob_diff
-        if largest is None or allowed is None or not self.is_due(step):
+        largest = metrics.get("training/rollout_log_probs_diff_max")
+        if largest is None or not self.is_due(step):
             return
         self.compare(f"step {step}", largest, metrics["training/rollout_log_probs_diff_mean"])
 
     def compare(self, subject: str, largest: float, mean: float) -> None:
-        """Logs the differences of log-probs of the same tokens, in nats; raises RolloutMismatch if they are too large.
+        """Logs the differences of log-probs of the same tokens, in nats; `subject` is the beginning of the sentence.
 
-        `subject` is the beginning of the sentence.
+        Raises:
+            RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, the mean one over
+                `rollout.max_mean_log_prob_diff`, or one of them is not a number.
         """
-        allowed = self.config.max_log_prob_diff
-        assert allowed is not None, "load resolves it"
+        bounds = {
+            "max_log_prob_diff": (largest, self.config.max_log_prob_diff),
+            "max_mean_log_prob_diff": (mean, self.config.max_mean_log_prob_diff),
+        }
         diff = f"log-probs of the rollout backend and the trainer differ by up to {largest:.3g} nats (mean {mean:.3g})"
-        if not largest <= allowed:
-            raise RolloutMismatch(
-                f"{subject}: {diff} on the same tokens, allowed are {allowed:g}"
-                " (rollout.max_log_prob_diff): the rollout backend has other weights than the trainer, or computes"
-                " log-probs differently"
-            )
-        log.info("%s: %s, allowed are %g", subject, diff, allowed, extra=FILE_ONLY)
+        for key, (found, allowed) in bounds.items():
+            assert allowed is not None, "load resolves it"
+            if not found <= allowed:
+                raise RolloutMismatch(
+                    f"{subject}: {diff} on the same tokens, allowed are {allowed:g} (rollout.{key}): the rollout"
+                    " backend has other weights than the trainer, or computes log-probs differently"
+                )
+        log.info("%s: %s, which is allowed", subject, diff, extra=FILE_ONLY)

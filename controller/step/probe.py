@@ -50,7 +50,7 @@ class Probe:
         """Compares the log-probs of the sampled rows with the actor's; the step gets metrics training/probe_....
 
         Raises:
-            RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`.
+            RolloutMismatch: the differences are over `rollout.max_log_prob_diff` or `rollout.max_mean_log_prob_diff`.
         """
         step, actor = self._step, self._step.workers.actor
         await actor.put_batch(self._slot, rows)

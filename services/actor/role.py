@@ -5,11 +5,12 @@ Every command runs on every rank at the same time; each rank has its own rows, a
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from services.actor.loss_terms import terms_of
@@ -23,8 +24,9 @@ from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.engine.model.loading import resolve_folder
 from services.engine.token_metrics import MetricLimit
+from services.roles import model_check
 from services.roles.trained_role import TrainedRole
-from services.rollout.backends import BACKENDS
+from services.rollout.backends import BACKENDS, prove_sampling
 from services.rollout.generation import Generation
 from services.rollout.weight_sync import dtype_of
 from services.runtime.context import RankContext
@@ -34,6 +36,7 @@ from services.runtime.role import Command, CommandProgress, Outcome, refused_com
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.config.section import RoleName
 from splitppo.file_lock import any_lock
 from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
@@ -51,11 +54,21 @@ def check_config(config: Config) -> None:
         try_policy_loss(phase.actor)
 
 
+def check_models(role_name: RoleName, config: Config) -> Iterator[str]:
+    """Proves each model of the actor's group, see `roles.model_check`; the policy also samples, if it does so here."""
+    also = prove_sampling(config) if role_name in config.samplers else _no_more
+    return model_check.check_models(role_name, config, also)
+
+
+def _no_more(_model: object, _device: torch.device) -> None:
+    """Checks nothing."""
+
+
 class ActorRole(TrainedRole):
     """The actor's role: implements ActorService and the services of frozen models; see `runtime.role.Role`.
 
     Raises:
-        ValueError: a model cannot be loaded.
+        ValueError: a model cannot be loaded, or computes or samples with other log-probs than its own.
     """
 
     role = worker_pb2.ROLE_ACTOR
@@ -69,6 +82,7 @@ class ActorRole(TrainedRole):
         super().__init__(context, config.actor, kind="policy", forward=policy_forward(config.rollout.temperature))
         self._teacher_columns = config.teacher.columns if config.teacher.is_in_loss else ()
         if "actor" in config.samplers:
+            BACKENDS[config.rollout.backend].prove(self._engine.gathered, config.actor, context.device)
             self._generation = Generation(context, self._engine)
         self._publisher = Publisher(
             config.weights_folder, self._engine.model, self._engine.whole_weights, dtype_of(config), context.device

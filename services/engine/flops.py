@@ -25,6 +25,7 @@ from torch import nn
 from services.engine import parallel
 from services.engine.batching.mini_batches import MiniBatch
 from services.engine.batching.packing import row_lengths
+from services.engine.model.layer_attributes import of_all_layers, of_each_layer
 from splitppo.batch import Batch
 from splitppo.config import TrainedModelConfig
 
@@ -50,7 +51,7 @@ class DenseShape:
 
     body_parameters: float  # weights that a token meets; no embeddings
     head_parameters: float  # weights that every response token meets; tied or not
-    attention_width: float  # layers x heads x head dimension
+    attention_width: float  # heads x head dimension, of all layers
     frozen_body_parameters: float = 0  # those without a gradient
     frozen_head_parameters: float = 0
 
@@ -91,16 +92,21 @@ def dense_shape(model: Any) -> DenseShape:
     It is NaN, too, if experts are not stacked, or the config does not say how many of them compute a token.
     """
     config = model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None)
+    heads = of_each_layer(config, "num_attention_heads")
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     body = {name: weight for name, weight in model.base_model.named_parameters() if id(weight) not in looked_up}
-    num_experts = next((number for name in _EXPERTS if (number := getattr(config, name, None))), 0)
+    num_experts = next((number for name in _EXPERTS if (number := of_all_layers(config, name))), 0)
     stacked = {name for name, weight in body.items() if ".experts." in name and len(weight) == num_experts}
-    per_token = getattr(config, "num_experts_per_tok", None)
-    if not isinstance(heads, int) or other_layers or (num_experts and not (stacked and per_token)):
+    per_token = of_all_layers(config, "num_experts_per_tok")
+    if (
+        not all(isinstance(number, int) for number in heads)
+        or other_layers
+        or (num_experts and not (stacked and per_token))
+    ):
         return DenseShape(math.nan, math.nan, math.nan)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dims = of_each_layer(config, "head_dim")
+    widths = (num * (dim or config.hidden_size // num) for num, dim in zip(heads, head_dims, strict=True))
     met = {name: weight.numel() for name, weight in body.items()}
     met |= {name: met[name] // num_experts * per_token for name in stacked}
     named = model.named_parameters(remove_duplicate=False)
@@ -108,7 +114,7 @@ def dense_shape(model: Any) -> DenseShape:
     return DenseShape(
         sum(met.values()),
         sum(parameter.numel() for parameter in head),
-        config.num_hidden_layers * heads * head_dim,
+        sum(widths),
         sum(met[name] for name, weight in body.items() if not weight.requires_grad),
         sum(parameter.numel() for parameter in head if not parameter.requires_grad),
     )

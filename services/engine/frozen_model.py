@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from services.engine.forward_proof import prove_forward
 from services.engine.inference import compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD
 from services.engine.model.loading import build_model, fill_model
@@ -23,7 +24,12 @@ class FrozenModel:
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
+        limits: how rows are divided into micro-batches.
+        proved: how far the engine's numbers are from those of the model's own forward.
         weights: with param_offload they rest in main memory, see `Rest`.
+
+    Raises:
+        ValueError: the model cannot be loaded, or its own forward gives other numbers than the engine's.
     """
 
     def __init__(
@@ -40,9 +46,19 @@ class FrozenModel:
         settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}
         self.model: Any = build_model(config.model, kind, **settings)
         self.model.requires_grad_(requires_grad=False)
-        limits = micro_batch_limits(config, self.model, sequence_group)
+        self.limits = micro_batch_limits(config, self.model, sequence_group)
         strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
-        compute = partial(compute_columns, self.model, strategy, limits=limits, device=device)
+        compute = partial(compute_columns, self.model, strategy, limits=self.limits, device=device)
         self.compute = self.weights.awake()(compute)
+        with self.weights.awake():
+            self.proved = prove_forward(
+                self.model,
+                kind,
+                config.model,
+                strategy=strategy,
+                limits=self.limits,
+                device=device,
+                dtype=config.dtype,
+            )

@@ -11,11 +11,13 @@ from torch.distributed import ProcessGroup
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
 from services.engine.model.forward import Forward
+from services.engine.model.layer_attributes import of_each_layer
 from services.engine.model.loading import supports_packing
 from services.engine.strategies.protocol import Strategy
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
 from splitppo.config.attention_heads import check_heads
+from splitppo.config.rope import rope_switch
 
 # (done, total, phase), at micro-batch boundaries.
 ReportProgress = Callable[[int, int, str], None]
@@ -29,8 +31,7 @@ def micro_batch_limits(
     The tokens of a micro-batch are those of all ranks of a sequence group.
 
     Raises:
-        ValueError: packing is configured, or needed by a sequence group, but the model cannot take packed rows; or the
-            ranks of the group cannot share the attention heads of the model.
+        ValueError: packing is configured, but the model cannot take packed rows; or see `check_sequence_ranks`.
     """
     packed, can_pack = config.use_remove_padding, supports_packing(model)
     if packed is None:
@@ -38,14 +39,33 @@ def micro_batch_limits(
     if packed and not can_pack:
         raise ValueError(f"use_remove_padding: rows of {type(model).__name__} cannot be packed, set it to false")
     num_ranks = 1 if sequence_group is None else sequence_group.size()
-    if num_ranks > 1:
-        key, description = "ulysses_sequence_parallel_size", model.config.get_text_config()
-        if not packed:
-            raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
-        heads, key_values = (getattr(description, f"num_{of}_heads", None) for of in ("attention", "key_value"))
-        check_heads(heads, key_values, num_ranks, key, config.model)
-    budget = num_ranks * config.ppo_max_token_len_per_gpu
-    return MicroBatchLimits(packed, budget, config.ppo_micro_batch_size_per_gpu, sequence_group)
+    limits = MicroBatchLimits(
+        packed,
+        num_ranks * config.ppo_max_token_len_per_gpu,
+        config.ppo_micro_batch_size_per_gpu,
+        sequence_group,
+        rope_switch(model.config.get_text_config().to_dict()),
+    )
+    check_sequence_ranks(config, model, limits, num_ranks)
+    return limits
+
+
+def check_sequence_ranks(config: ComputedModelConfig, model: Any, limits: MicroBatchLimits, num_ranks: int) -> None:
+    """Checks that `num_ranks` ranks can divide the positions of a model's rows among them.
+
+    Raises:
+        ValueError: rows are padded, rotary factors depend on whole rows, or the ranks cannot share attention heads.
+    """
+    if num_ranks == 1:
+        return
+    key, description = "ulysses_sequence_parallel_size", model.config.get_text_config()
+    if not limits.packed:
+        raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
+    if limits.rope_switch is not None:
+        raise ValueError(f"{key} ({num_ranks}): {config.model} has longrope, whose factors depend on whole rows")
+    heads, key_values = (of_each_layer(description, f"num_{of}_heads") for of in ("attention", "key_value"))
+    for pair in dict.fromkeys(zip(heads, key_values, strict=True)):
+        check_heads(*pair, num_ranks, key, config.model)
 
 
 def compute_columns(

@@ -24,6 +24,7 @@ from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, Rows, collate, row_lengths
 from services.engine.checkpoint import Checkpointer
 from services.engine.flops import FlopsMeter
+from services.engine.forward_proof import prove_forward
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.adapter_checkpoint import AdapterBase
 from services.engine.model.adapters import fill_adapters, inject, trained_parameters, whole_weights
@@ -32,8 +33,8 @@ from services.engine.model.loading import (
     build_model,
     describe_architecture,
     fill_model,
+    for_generation,
     resolve_folder,
-    set_attention,
 )
 from services.engine.model.weights import Kind
 from services.engine.optimizer import BucketedAdamW, build_optimizer, learning_rate
@@ -69,7 +70,7 @@ class TrainEngine:
         num_updates: RL steps done (of any number of optimizer steps); the learning rate depends on num_updates.
 
     Raises:
-        ValueError: the model cannot be loaded.
+        ValueError: the model cannot be loaded, or its own forward gives other numbers than the engine's.
     """
 
     def __init__(
@@ -110,6 +111,16 @@ class TrainEngine:
         self.compute = self.weights.awake()(compute)
         base = AdapterBase.of(self.model, config, kind)
         self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks, base)
+        with self.weights.awake():
+            prove_forward(
+                self.model,
+                kind,
+                config.model,
+                strategy=self.strategy,
+                limits=self.limits,
+                device=device,
+                dtype=config.dtype,
+            )
 
     def _fill(self) -> None:
         """Gives the model the weights that training begins with."""
@@ -226,11 +237,10 @@ class TrainEngine:
         """
         with self.weights.awake():
             self.strategy.gather(self.model)
-            set_attention(self.model, generation=True)
             try:
-                yield self.model
+                with for_generation(self.model) as model:
+                    yield model
             finally:
-                set_attention(self.model, generation=False)
                 self.strategy.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

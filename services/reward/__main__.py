@@ -8,6 +8,7 @@ if __name__ == "__main__":
     # Imported now: a process that becomes torchrun needs no models.
     with heavy_imports():
         from services.reward.role import RewardRole
+        from services.roles.model_check import check_models
         from services.runtime.launch import run_service
 
-    run_service("reward", RewardRole)
+    run_service("reward", RewardRole, check_models=check_models)

@@ -1,13 +1,21 @@
 """Maps values of `rollout.backend` to rollout backends; other modules need not know which backend samples."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from services.engine.model.loading import for_generation
 from services.rollout.hf_backend.backend import HfRollout
+from services.rollout.hf_backend.decoding_proof import prove_decoding
 from services.rollout.protocol import PolicyWeights, RolloutBackend
 from services.rollout.stopping import load_stop_rule
 from services.runtime.context import RankContext
-from splitppo.config import Config
+from splitppo.config import ComputedModelConfig, Config
+
+Gathered = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -16,6 +24,9 @@ class Backend:
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy
+    # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: it
+    # would sample with other log-probs. A backend with weights of its own is proved by the first step of a run alone.
+    prove: Callable[[Gathered, ComputedModelConfig, torch.device], None]
     samples_with_policy: bool  # the backend has no copy of the weights: it samples with the model of `PolicyWeights`
 
 
@@ -26,6 +37,19 @@ def _build_hf(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
         max_batch_size=context.config.rollout.max_batch_size,
         device=context.device,
     )
+
+
+def _prove_hf(gathered: Gathered, config: ComputedModelConfig, device: torch.device) -> None:
+    prove_decoding(gathered, config.model, device, config.dtype)
+
+
+def prove_sampling(config: Config) -> Callable[[Any, torch.device], None]:
+    """Returns a function that proves of a whole model on a device that the rollout backend can sample with it."""
+
+    def prove(model: Any, device: torch.device) -> None:
+        BACKENDS[config.rollout.backend].prove(lambda: for_generation(model), config.actor, device)
+
+    return prove
 
 
 def _check_vllm(config: Config) -> None:
@@ -41,6 +65,6 @@ def _build_vllm(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "hf": Backend(lambda _: None, _build_hf, samples_with_policy=True),
-    "vllm": Backend(_check_vllm, _build_vllm, samples_with_policy=False),
+    "hf": Backend(lambda _: None, _build_hf, _prove_hf, samples_with_policy=True),
+    "vllm": Backend(_check_vllm, _build_vllm, lambda *_: None, samples_with_policy=False),
 }

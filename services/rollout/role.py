@@ -4,21 +4,29 @@ The group trains nothing and has no checkpoint. Its state is the version that it
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from services.rollout.backends import BACKENDS
+from services.engine.model_check import check_model
+from services.rollout.backends import BACKENDS, prove_sampling
 from services.rollout.generation import Generation
 from services.rollout.weight_sync import SyncedWeights
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.config.section import RoleName
 from splitppo.v1 import rollout_pb2, worker_pb2
 
 
 def check_config(config: Config) -> None:
     """Raises ValueError unless the package of the rollout backend is installed."""
     check_rollout_packages(config, "rollout")
+
+
+def check_models(role_name: RoleName, config: Config) -> Iterator[str]:
+    """Proves the policy that the group samples with, as the folder of the actor has it; yields a line."""
+    devices = config.services.of(role_name).devices
+    yield check_model("actor.model", config.actor, "policy", devices=devices, also=prove_sampling(config))
 
 
 class RolloutRole:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -46,12 +46,19 @@ log = logging.getLogger(__name__)
 
 BuildRole = Callable[[RankContext], Role]
 CheckConfig = Callable[[Config], None]
+CheckModels = Callable[[RoleName, Config], Iterator[str]]
 _FAILED, _INTERRUPTED = 1, 130
 
 
-def run_service(role_name: RoleName, build_role: BuildRole, *, check_config: CheckConfig = lambda _: None) -> NoReturn:
+def run_service(
+    role_name: RoleName,
+    build_role: BuildRole,
+    *,
+    check_config: CheckConfig = lambda _: None,
+    check_models: CheckModels = lambda *_: iter(()),
+) -> NoReturn:
     """Runs one rank of a service; the process exits with the status from `run`, or with 3 if its launcher has ended."""
-    code = run(role_name, build_role, check_config=check_config)
+    code = run(role_name, build_role, check_config=check_config, check_models=check_models)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,12 +72,14 @@ def run(
     arguments: Sequence[str] | None = None,
     *,
     check_config: CheckConfig = lambda _: None,
+    check_models: CheckModels = lambda *_: iter(()),
 ) -> int:
     """Runs one rank until its group ends; returns 0 (drained), 1 (failed), 2 (bad input: a sentence on stderr) or 130.
 
     `arguments` are those of the command line (None: of this process). Every rank calls `check_config`, which raises
     ConfigError, before it joins the group, and with --check. It calls `build_role` when the process groups exist; a
-    ValueError or OSError of `build_role` is bad input. 130 stands for a KeyboardInterrupt.
+    ValueError or OSError of `build_role` is bad input. With --check the lines that `check_models` yields are printed;
+    its ValueError or OSError is bad input, too. 130 stands for a KeyboardInterrupt.
     """
     try:
         options = parse(role_name, arguments)
@@ -83,6 +92,8 @@ def run(
         elif int(os.environ.get("RANK", "0")) == 0:
             load_server_credentials(config.services, role_name)
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
+            for line in check_models(role_name, config):
+                sys.stdout.write(f"{line}\n")
     except (ValueError, OSError) as error:
         _say_once(sentence_of(error))
         return BAD_INPUT_EXIT

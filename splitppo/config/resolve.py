@@ -16,7 +16,10 @@ from splitppo.config.threads import threads_of_groups
 from splitppo.machine.cores import PermittedCores
 
 # Steps between comparisons if the rollout backend's log-probs are the old ones: few comparisons cost almost nothing.
-BYPASS_CHECK_FREQ = 100
+HF_CHECK_FREQ = 100
+# Nats between the log-probs of sampling and training. Of the mean ten times what is usual: 1e-5 in fp32, 0.03 in bf16.
+MAX_LOG_PROB_DIFF = {"fp32": 1e-3, "bf16": 2.0}
+MAX_MEAN_LOG_PROB_DIFF = {"fp32": 1e-4, "bf16": 0.3}
 AUTO_PARTS = 6
 REPLY_STEPS = 32
 # Shorter responses end so close to each other that parts cost more calls than they hide (ADR 023).
@@ -71,7 +74,8 @@ def _check_freq(config: Config) -> int:
         return 0
     if config.rollout.backend != "hf":
         return 1
-    return BYPASS_CHECK_FREQ if config.algorithm.rollout_correction.bypasses else 0
+    # Where no old log-probs are computed, the backend hf is proved once, at the start of the actor.
+    return HF_CHECK_FREQ if config.algorithm.rollout_correction.bypasses or config.needs_old_log_probs else 0
 
 
 def _share(config: Config) -> float:
@@ -140,7 +144,8 @@ OPEN_KEYS = (
     OpenKey("data", "tokenizer", attrgetter("actor.model")),
     OpenKey("algorithm.rollout_correction", "bypass_mode", _bypass_mode),
     OpenKey("rollout", "check_freq", _check_freq),
-    OpenKey("rollout", "max_log_prob_diff", lambda config: 1e-3 if config.actor.dtype == "fp32" else 2.0),
+    OpenKey("rollout", "max_log_prob_diff", lambda config: MAX_LOG_PROB_DIFF[config.actor.dtype]),
+    OpenKey("rollout", "max_mean_log_prob_diff", lambda config: MAX_MEAN_LOG_PROB_DIFF[config.actor.dtype]),
     OpenKey("placement", "reward_model", lambda _: "critic"),
     OpenKey("placement", "teacher", _teacher_host, is_kept=True),
     OpenKey("rollout", "share", _share, is_kept=True),

@@ -5,7 +5,7 @@ Legend: B rows, S positions (prompt + response), N response tokens of the micro-
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,13 +25,16 @@ Rows = NDArray[np.int64]
 class MicroBatchLimits:
     """The limits for micro-batches: packed or padded, and the largest number of tokens or rows.
 
-    The ranks of a sequence group divide the positions of a micro-batch, which is packed.
+    The ranks of a sequence group divide the positions of a micro-batch, which is packed. Some models rotate the
+    positions of a row that is longer than `rope_switch` by other factors; such rows have micro-batches of their own,
+    since transformers chooses the factors of a micro-batch by its longest row.
     """
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
     max_tokens: int  # budget of a dynamic micro-batch, padding included
     max_rows: int | None = None  # of a fixed micro-batch; None: dynamic
     sequence_group: ProcessGroup | None = None  # None: this rank computes all positions
+    rope_switch: int | None = None  # tokens; None: the factors are the same for all rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,12 @@ def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, 
     are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would wait for each
     other if one of them made more.
     """
+    is_long = lengths > (math.inf if limits.rope_switch is None else limits.rope_switch)
+    if is_long.any() and not is_long.all():
+        of_one_kind = replace(limits, rope_switch=None)
+        kinds = (np.flatnonzero(~is_long), np.flatnonzero(is_long))
+        apart = [rows[part] for rows in kinds for part in plan_micro_batches(lengths[rows], of_one_kind)]
+        return _split_up(apart, at_least)
     if limits.max_rows is None and limits.packed:
         return _plan_packed(lengths, limits.max_tokens, at_least)
     longest_first = np.argsort(-lengths, kind="stable")

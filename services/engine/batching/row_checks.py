@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitppo.batch import Batch, Column
+from splitppo.config.rope import rope_switch
 
 _MAX_LOG_PROB = 1e-3  # rounding of a probability of 1
 
@@ -14,7 +15,7 @@ _MAX_LOG_PROB = 1e-3  # rounding of a probability of 1
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
 
-    `room` tokens are still to be sampled in each row; the model must take them, too.
+    `room` tokens are still to be sampled in each row; the model must take them, too, and with the same rotary factors.
 
     Raises:
         ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity.
@@ -33,12 +34,23 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     if longest > most:
         of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
         raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
+    _check_same_rotation(longest, room, model)
     if "observed" in batch and (batch["observed"].lengths != 1).any():
         raise ValueError("column 'observed' must have one value per row")
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")
     return batch
+
+
+def _check_same_rotation(longest: int, room: int, model: Any) -> None:
+    """Raises ValueError if `room` tokens are sampled in rows whose first tokens would then be rotated otherwise."""
+    switch = rope_switch(model.config.get_text_config().to_dict()) if room else None
+    if switch is not None and longest > switch:
+        raise ValueError(
+            f"a row may grow to {longest} tokens, but the model has longrope: it rotates rows of over {switch} tokens"
+            " by other factors than those with which their first tokens are sampled"
+        )
 
 
 def check_sequences(batch: Batch, name: str, model: Any) -> None:

@@ -49,10 +49,10 @@ def response_log_probs(
     """Computes the outputs of `policy_forward`; becomes a method of each causal language model.
 
     Only response positions go through the head, in a sequence group only this rank's. Cohere multiplies its logits by
-    `logit_scale`, Granite divides them by `logits_scaling`, Gemma 2 soft-caps them.
+    `logit_scale`, Falcon H1 by `lm_head_multiplier`, Granite divides them by `logits_scaling`, Gemma soft-caps them.
     """
     head, config = self.get_output_embeddings(), self.config.get_text_config()
-    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    scale = _factor(config, "logit_scale") * _factor(config, "lm_head_multiplier") / _factor(config, "logits_scaling")
     product = fp32_product if isinstance(head, Fp32Head) else functional.linear
     hidden_ND, own = _hidden_states(self, micro_batch)
     top_ids_NK = micro_batch.tokens.columns.get("teacher_top_ids")
@@ -66,7 +66,7 @@ def response_log_probs(
         micro_batch.targets[own],
         temperature=temperature / scale,
         bias_V=head.bias,
-        softcap=getattr(config, "final_logit_softcapping", None),
+        softcap=getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None),
         others_NK=top_ids_NK,
         product=product,
     )
@@ -74,6 +74,11 @@ def response_log_probs(
     if top_ids_NK is not None:
         outputs |= {"top_log_probs": top_log_probs_NK, "top_ids": top_ids_NK}
     return {name: _of_all_ranks(values, micro_batch, own) for name, values in outputs.items()}
+
+
+def _factor(config: Any, name: str) -> float:
+    """Returns a factor of a model's logits that its config may have; 1 if it has none."""
+    return getattr(config, name, None) or 1.0
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:

@@ -115,10 +115,14 @@ def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
 
 
 def supports_packing(model: Any) -> bool:
-    """Returns True if a model can use the attention ATTENTION: full or sliding-window layers, no soft-capped scores."""
+    """Returns True if a model can use the attention ATTENTION: full or sliding-window layers, no soft-capped scores.
+
+    A model that transformers does not compute with sdpa has an attention with more to it, such as sinks.
+    """
     config = model.config.get_text_config()
     return (
         bool(getattr(model, "_supports_attention_backend", False))
+        and bool(getattr(model, "_supports_sdpa", False))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
         and not getattr(config, "attn_logit_softcapping", None)
     )
@@ -131,6 +135,16 @@ def set_attention(model: Any, *, generation: bool) -> None:
     """
     if supports_packing(model):
         model.set_attn_implementation("sdpa" if generation else ATTENTION)
+
+
+@contextmanager
+def for_generation(model: Any) -> Iterator[Any]:
+    """Gives a `with` block the model with the attention for generation; see `set_attention`."""
+    set_attention(model, generation=True)
+    try:
+        yield model
+    finally:
+        set_attention(model, generation=False)
 
 
 def _read_config(folder: Path, kind: Kind) -> PreTrainedConfig:

@@ -5,6 +5,7 @@ Shapes: R rows, U different prompts, P prompt tokens (left-padded), W positions 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ class DecodedRows:
 
     Shorter rows have padding before them. The model is any Hugging Face causal language model with a dynamic cache; for
     rows that share one prompt array, the prompt is computed once. `can_join` is False for models whose state is more
-    than keys and values; `put` cannot be used then.
+    than keys and values; `put` cannot be used then. A model that has states in place of keys and values (`_has_states`)
+    takes them as `cache_params`, and a mask only for prompts: padding is in no state.
     """
 
     logits: Tensor  # [R, V] of each row's next token
@@ -30,6 +32,7 @@ class DecodedRows:
         unique = {id(prompt): prompt for prompt in prompts}
         self._model, self._device = model, device
         self._cache = GrowingCache(model.config)
+        self._has_states = "cache_params" in inspect.signature(model.forward).parameters
         self.can_join = self._cache.can_join
         self._lengths = np.array([len(prompt) for prompt in unique.values()], dtype=np.int64)
         self._width = int(self._lengths.max())
@@ -71,11 +74,11 @@ class DecodedRows:
     def _forward(self, ids: Tensor, positions: Tensor) -> None:
         outputs: Any = self._model(
             input_ids=ids,
-            attention_mask=self._mask(),
+            attention_mask=None if self._has_states and ids.shape[1] == 1 < self._width else self._mask(),
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{"cache_params" if self._has_states else "past_key_values": self._cache},
         )
         self.logits = outputs.logits[:, -1]
 

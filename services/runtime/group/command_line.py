@@ -36,7 +36,7 @@ def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argpar
     parser.add_argument(
         "--node-rank", type=int, metavar="N", help="which machine of its group this is, from 0; default: as Slurm says"
     )
-    parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
+    parser.add_argument("--check", action="store_true", help="validate configuration and models, and exit")
     parser.add_argument("--lifeline", action="store_true", help="exit at once when standard input ends")
     return parser.parse_intermixed_args(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def test_overrides_and_options_come_in_any_order(config_file: Path, capsys: pyte
     arguments = ["rollout.n=2", "--check", "data.train_batch_size=8", "--config", str(config_file)]
     assert run("actor", build_nothing, arguments) == 0
     assert "step: 8 prompts x 2 samples" in capsys.readouterr().out
+
+
+def test_check_prints_what_is_proved_of_the_models_and_refuses_those_that_are_not(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prove(role_name: str, config: Config) -> Iterator[str]:
+        yield f"{role_name}.model: {config.actor.model} is right"
+        raise ValueError("another model is wrong")
+
+    assert run("actor", build_nothing, ["--config", str(config_file), "--check"], check_models=prove) == 2
+    printed = capsys.readouterr()
+    assert printed.out.endswith("actor.model: some/model is right\n")
+    assert printed.err == "error: another model is wrong\n"
 
 
 @pytest.mark.parametrize("options", [["--check"], []])

@@ -16,11 +16,12 @@ DIFFERENCE = "training/rollout_log_probs_diff_max"
 
 
 def check(*, first_step: int = 1, **keys: Any) -> LogProbCheck:
-    return LogProbCheck(RolloutConfig.model_validate({"max_log_prob_diff": 0.5, **keys}), first_step=first_step)
+    bounds = {"max_log_prob_diff": 0.5, "max_mean_log_prob_diff": 0.2}
+    return LogProbCheck(RolloutConfig.model_validate({**bounds, **keys}), first_step=first_step)
 
 
-def measured(largest: float) -> dict[str, float]:
-    return {DIFFERENCE: largest, "training/rollout_log_probs_diff_mean": 0.125}
+def measured(largest: float, mean: float = 0.125) -> dict[str, float]:
+    return {DIFFERENCE: largest, "training/rollout_log_probs_diff_mean": mean}
 
 
 # When, and what it says.
@@ -47,6 +48,12 @@ def test_a_difference_over_the_bound_is_one_sentence_with_step_number_bound_and_
     for part in (f"{largest:.3g} nats (mean 0.125)", "allowed are 0.5 (rollout.max_log_prob_diff)", "weights"):
         assert part in sentence
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("mean", [0.25, float("nan")])
+def test_a_mean_over_its_bound_ends_the_run_although_no_token_is_far_off(mean: float) -> None:
+    with pytest.raises(RolloutMismatch, match=r"allowed are 0\.2 \(rollout\.max_mean_log_prob_diff\)"):
+        check(check_freq=1).check(1, measured(0.5, mean))
 
 
 def test_a_difference_up_to_the_bound_is_logged_with_largest_and_mean(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +85,7 @@ async def test_an_engine_that_is_off_ends_the_run_before_anything_is_updated(tmp
 
 
 async def test_an_engine_that_is_right_goes_on_and_the_difference_is_a_metric(tmp_path: Path) -> None:
-    run = make_run(tmp_path, rollout__check_freq=1, rollout__max_log_prob_diff=0.2)
+    run = make_run(tmp_path, rollout__check_freq=1, rollout__max_log_prob_diff=0.2, rollout__max_mean_log_prob_diff=0.2)
     run.actor.rollout_offsets = {3: 0.125}
 
     await run.trainer.fit()
@@ -122,7 +129,7 @@ async def test_only_checked_steps_compute_log_probs_where_the_update_needs_none(
 
 async def test_correction_sends_weights_to_the_actor_and_the_mask_to_both(tmp_path: Path) -> None:
     correction = {"rollout_is": "token", "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
-    run = make_run(tmp_path, run__total_steps=1, algorithm__rollout_correction=correction)
+    run = make_run(tmp_path, run__total_steps=1, rollout__check_freq=0, algorithm__rollout_correction=correction)
     run.actor.rollout_offsets = {1: 0.125}
 
     await run.trainer.fit()
@@ -168,6 +175,7 @@ async def test_with_bypass_the_rollouts_log_probs_are_the_old_ones_whether_a_ste
             actor__ppo_mini_batch_size=1,
             rollout__check_freq=check_freq,
             rollout__max_log_prob_diff=0.2,
+            rollout__max_mean_log_prob_diff=0.2,
             algorithm__rollout_correction={"bypass_mode": True},
             algorithm__use_kl_in_reward=True,
         )

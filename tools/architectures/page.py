@@ -1,0 +1,125 @@
+"""Writes docs/architectures.md: what is said there of the proof, and a table of the comparisons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_HEAD = """# Architectures
+
+This page answers, for people who bring a model: can it be trained here, how is that known, and what is refused?
+
+Any causal language model of transformers can be tried. No list decides: at every start each group **proves its
+forward**. A few short rows of fixed token ids go through the model's own forward, each row alone, with the whole logits
+and with attention of transformers. The engine's log-probs, values or scores of these rows, packed or padded as in
+training, must be the same. So must the log-probs of a few tokens that the backend `hf` decodes. If they are not, the
+group ends with exit code 2 and one sentence with the architecture and the difference, before anything is sampled.
+
+* **The bound.** In fp32 log-probs must agree to 1e-4 nats, values and scores to 1e-4 of their spread. In bf16 a model
+  differs from itself: the same rows with eager attention, with sdpa, and beside padding. The engine differs from it as
+  much (0.9 to 1.2 times, in ten families of random models). Three times that mean difference and four times the
+  greatest are allowed, and the rounding of the logits.
+* **What it costs.** One pass of the engine over four rows, and one of the model's own forward over each of them; in
+  bf16 five more passes. `--check` of the controller says how many floating-point operations that is for your models.
+  Ranks that divide the weights gather them once for each pass.
+* **Without a run.** `python -m services.actor --config my.yaml --check` (and `services.critic`, ...) loads the models
+  of that group in one process, one after another, and proves them. The controller's `--check` has no torch.
+* **Sampling** with vLLM is held to the trainer by the check of the first step
+  ([rollout_correction.md](rollout_correction.md#the-check)).
+
+Short rows do not reach windows, chunks, and rotary factors that change with length. `python -m tools.architectures`
+compares every architecture with small ones of these, from random weights in fp32: log-probs and gradients, packed and
+padded, values, scores, and what `hf` samples. Its reference is the model's own forward, row by row. With
+`--mutations 200` it changes fields of the configurations at random: multipliers, caps, windows, kinds of layers.
+
+* **longrope** (Phi-3): rows of more tokens than `original_max_position_embeddings` are rotated by other factors. Such
+  rows are computed apart from shorter ones, so log-probs do not depend on micro-batches. They cannot be sampled: the
+  first tokens of a response would be sampled with other factors than those they are learned with. So
+  `data.max_prompt_length + data.max_response_length` must not exceed that number, and `--check` says so.
+* **Attention sinks** and other additions to attention (gpt_oss): the model keeps its own attention, and rows are
+  padded. `use_remove_padding: true` and `ulysses_sequence_parallel_size` are refused.
+
+"""
+
+_LEGEND = """`=`: the same as the model's own forward, up to rounding. `-`: refused, with a sentence; the last column
+has the reason where it is not that transformers has no such head. vLLM: the version of the locks knows the
+architecture.
+
+"""
+
+
+def write_page(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Writes the page from the lines that `python -m tools.architectures --output` has written."""
+    latest = {line["model_type"]: line for line in lines if not line["changes"]}
+    text = _HEAD + _summary(latest.values()) + _LEGEND + "\n".join(_table(latest)) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def _summary(lines: Any) -> str:
+    counts: Counter[str] = Counter()
+    for line in lines:
+        results = line["results"]
+        wrong = any(result.startswith("WRONG") for result in results.values())
+        if line["reason"]:
+            counts["other"] += 1
+        elif wrong:
+            counts["wrong"] += 1
+        elif "exact" in (results["packed"], results["padded"]):
+            counts["exact"] += 1
+        else:
+            counts["refused"] += 1
+    total = sum(counts.values())
+    return f"""## With transformers {version("transformers")}
+
+Of {total} architectures {counts["exact"]} can be trained, {counts["refused"]} are refused, {counts["wrong"]} are wrong.
+The other {counts["other"]} could not be built small on a CPU; they are proved at a start like all others.
+
+"""
+
+
+def _table(lines: dict[str, dict[str, Any]]) -> Iterator[str]:
+    names = _of_vllm()
+    yield "| `model_type` | packed | padded | critic | reward model | hf | vLLM | why not |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for model_type, line in sorted(lines.items()):
+        marks = [_mark(line["results"].get(use)) for use in ("packed", "padded", "critic", "reward", "hf")]
+        has_vllm = "=" if _class_name(model_type) in names else "-"
+        yield f"| {model_type} | {' | '.join(marks)} | {has_vllm} | {_why(line)} |"
+
+
+def _mark(result: str | None) -> str:
+    if result is None:
+        return ""
+    return "=" if result == "exact" else "-" if result.startswith("refused") else "**wrong**"
+
+
+def _why(line: dict[str, Any]) -> str:
+    """Returns the reason of the first refusal that needs one, without the model's folder and the numbers."""
+    if line["reason"]:
+        return f"not compared: {line['reason'].split('. ')[0][:90]}"
+    for use in ("padded", "packed", "hf"):
+        result = line["results"].get(use, "exact")
+        if result == "exact" or "no such head" in result:
+            continue
+        reason = result.removeprefix("refused: ").partition(" differ by")[0].removesuffix(": they")
+        reason = reason.split("/policy: ")[-1].replace("use_remove_padding: ", "")
+        return reason.partition(", set it to")[0][:110].replace("|", "\\|")
+    return ""
+
+
+def _class_name(model_type: str) -> str:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+
+
+def _of_vllm() -> frozenset[str]:
+    """Returns the names of the classes that vLLM knows; none without vLLM."""
+    try:
+        from vllm.model_executor.models.registry import ModelRegistry
+    except ImportError:
+        return frozenset()
+    return frozenset(ModelRegistry.get_supported_archs())
