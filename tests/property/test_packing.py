@@ -24,6 +24,7 @@ LIMITS = st.builds(
     packed=st.booleans(),
     max_tokens=st.integers(1, 200),
     max_rows=st.none() | st.integers(1, 10),
+    rope_switch=st.none() | st.integers(1, 60),
 )
 
 
@@ -40,6 +41,13 @@ def test_a_plan_holds_every_row_once_in_at_least_as_many_micro_batches_as_asked(
 def test_a_plan_holds_no_more_micro_batches_than_asked_where_the_rows_need_fewer(lengths, limits, at_least) -> None:
     needed = len(plan_micro_batches(lengths, limits))
     assert len(plan_micro_batches(lengths, limits, at_least=at_least)) == max(needed, at_least)
+
+
+@given(LENGTHS, LIMITS, st.integers(1, 12))
+def test_no_micro_batch_has_rows_on_both_sides_of_a_switch_of_rotary_factors(lengths, limits, at_least) -> None:
+    if limits.rope_switch is not None:
+        for part in plan_micro_batches(lengths, limits, at_least=at_least):
+            assert len(np.unique(lengths[part] > limits.rope_switch)) <= 1
 
 
 def test_a_rank_makes_no_more_micro_batches_than_the_others_where_balance_by_cost_breaks_the_budget() -> None:

@@ -161,6 +161,14 @@ def test_rows_longer_than_a_models_positions_are_refused(
     assert check_models(make(**fits | longer | {"data__max_response_length": 4})) == 20
 
 
+def test_rows_over_the_switch_of_longrope_are_refused(tmp_path: Path, make: Any) -> None:
+    rope = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 515}
+    model = write_model(tmp_path / "long", max_position_embeddings=4096, **rope)
+    assert check_models(make(actor__model=model, data__max_response_length=3)) == 20
+    with pytest.raises(ConfigError, match=r"^actor\.model has longrope, .* of over 515 tokens: .* add up to 516$"):
+        check_models(make(actor__model=model, data__max_response_length=4))
+
+
 @pytest.mark.parametrize("key", ["actor", "critic"])
 def test_a_vision_language_model_is_refused(tmp_path: Path, make: Any, key: str) -> None:
     model = write_model(tmp_path / "vl", model_type="qwen2_5_vl", vision_config={"depth": 2})
