@@ -9,6 +9,7 @@ do not reach are proved by `tools.architectures` on small models.
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -82,6 +83,7 @@ def prove_forward(
     Raises:
         ValueError: the numbers differ by more than rounding explains, or a forward cannot be run.
     """
+    began_s = time.perf_counter()
     rows, how = rows_of(model.config, kind), "packed" if limits.packed else "padded"
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
@@ -99,7 +101,10 @@ def prove_forward(
         bound_of(itself, own_N, kind, dtype, largest),
         f"{subject}: the {outputs} are not those of the model itself",
     )
-    log.info("%s: %s of %s rows are those of the model itself, up to %.1g", name, outputs, how, found.largest)
+    log.info(
+        "%s: %s of %s rows are those of the model itself, up to %.1g (proved in %.2f s)",
+        *(name, outputs, how, found.largest, time.perf_counter() - began_s),
+    )
     return found
 
 
