@@ -44,9 +44,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.schedule, self.end = self.config.run.schedule, RunEnd.of(self.config, self.rollouts.prompts)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
-        self.critic_update = BackgroundTask(
-            self.recorder.complete_oldest, timer=lambda: self.recorder.current.timed("stall_critic")
-        )
+        self.critic_update = BackgroundTask(timer=lambda: self.recorder.timed("stall_critic"))
         self.workers.sampler.after_critic_update = self.critic_update.wait
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
 
@@ -68,8 +66,11 @@ class Trainer:
             await self.train_step()
             await self.evaluate_if_due()
             await self.checkpoint_if_due()
-            if not self.critic_update.is_pending:
-                self.recorder.complete_oldest()
+            try:
+                if self.is_stopping or self.has_ended:  # no step comes during which the critic could be updated
+                    await self.critic_update.wait()
+            finally:
+                self.critic_update.then(self.recorder.complete_oldest)
             if self.schedule == "serial":
                 await self.checkpoints.join()
         await self.join()
@@ -123,7 +124,7 @@ class Trainer:
         update_actor, update_critic = partial(calls.update_actor, experience), partial(calls.update_critic, experience)
         with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
-                self.critic_update.start(update_critic())
+                self.critic_update.start(update_critic)
                 await update_actor()
             else:
                 await run_calls(self.schedule, update_actor, update_critic)

@@ -71,7 +71,7 @@ class CheckpointWriter(BackgroundTask):
         next step.
         """
         await self.join()
-        self.start(self._write(state, metrics, rollouts))
+        self.start(lambda: self._write(state, metrics, rollouts))
 
     async def _write(
         self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]], rollouts: Callable[[], bytes] | None

@@ -82,16 +82,19 @@ class Display:
         if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._refresh()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows that a step is finished, with a few of its metrics."""
+    def step(self, step: int, metrics: Mapping[str, float], completed_s: float) -> None:
+        """Shows that a step is finished, with a few of its metrics.
+
+        The pace follows from the unix seconds at which steps were complete: some are shown later, with a checkpoint.
+        """
         self._step, self._metrics = step, metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
         if self._moments and step <= self._moments[-1][0]:
             self._moments.clear()  # a recovery has gone back
         if not self._moments:
-            self._moments.append((step - 1, time.monotonic() - metrics.get("timing_s/step", 0.0)))
-        self._moments.append((step, time.monotonic()))
+            self._moments.append((step - 1, completed_s - metrics.get("timing_s/step", 0.0)))
+        self._moments.append((step, completed_s))
         if self._has_panel:
             self._refresh()
         else:

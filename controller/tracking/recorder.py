@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Recorder:
         self._rollouts = run_dir / "rollouts"
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
-        self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._unpublished: deque[tuple[int, Mapping[str, float], float]] = deque()  # and when it was complete
         self._held: dict[int, tuple[asyncio.Future[Mapping[str, float]], float]] = {}  # and since when
         self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
@@ -106,6 +107,10 @@ class Recorder:
     def current(self) -> StepRecord:
         """The record of the step that was begun last."""
         return self._open[-1]
+
+    def timed(self, name: str) -> AbstractContextManager[None]:
+        """Measures the time of a `with` block for the step that was begun last, unless it is complete."""
+        return self.current.timed(name) if self._open else nullcontext()
 
     def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
         """Delays the step's line and later ones in metrics.jsonl until `release`; the future gets the step's metrics.
@@ -168,7 +173,7 @@ class Recorder:
         is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
         samples = self._samples_of(scores) if is_sampled else []
         self._write_samples(record.step, record.validation, samples)
-        self._unpublished.append((record.step, metrics))
+        self._unpublished.append((record.step, metrics, unix_s()))
         self._publish()
         self.last_step = record.step
         self._display.samples(record.step, samples)
@@ -181,9 +186,9 @@ class Recorder:
     def _publish(self) -> None:
         """Writes all finished lines before the delayed one to metrics.jsonl, and shows them on the display."""
         while self._unpublished and self._unpublished[0][0] not in self._held:
-            step, metrics = self._unpublished.popleft()
+            step, metrics, completed_s = self._unpublished.popleft()
             self._log(step, metrics)
-            self._display.step(step, metrics)
+            self._display.step(step, metrics, completed_s)
             if waited := waited_for(metrics):
                 log.info("step %d waited %s", step, waited)
 

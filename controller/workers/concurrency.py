@@ -41,27 +41,34 @@ async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, N
 class BackgroundTask:
     """Runs one coroutine at a time in the background, and raises the coroutine's error when it is joined.
 
-    `on_done` is called once after each coroutine that has succeeded, when it is joined. `timer` makes a context manager
-    that is entered for the time that a caller waits.
+    `timer` makes a context manager that is entered for the time that a caller waits.
     """
 
-    def __init__(
-        self,
-        on_done: Callable[[], None] = lambda: None,
-        timer: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        self._on_done, self._timer = on_done, timer
+    def __init__(self, timer: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        self._timer = timer
         self._task: asyncio.Task[None] | None = None
+        self._next: Callable[[], None] | None = None
 
-    @property
-    def is_pending(self) -> bool:
-        """True if a coroutine was started and not joined yet."""
-        return self._task is not None
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Starts a coroutine in the background; an earlier coroutine must have been joined."""
         assert self._task is None
-        self._task = asyncio.create_task(work)
+        self._task = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await work()
+        if follow := self._next:
+            self._next = None
+            follow()
+
+    def then(self, follow: Callable[[], None]) -> None:
+        """Calls `follow` as soon as the coroutine has succeeded: at once if it has, or if there is none.
+
+        It is not called if the coroutine fails or is abandoned. Its own error is raised as the coroutine's would be.
+        """
+        if self._task is not None and not self._task.done():
+            self._next = follow
+        elif self._task is None or self._task.exception() is None:
+            follow()
 
     def check(self) -> None:
         """Joins the background coroutine if it has ended, and raises its error; does not wait while it still runs."""
@@ -86,15 +93,13 @@ class BackgroundTask:
             self._finish(task)
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        if is_first := task is self._task:
+        if task is self._task:
             self._task = None
         task.result()
-        if is_first:
-            self._on_done()
 
     async def abandon(self) -> None:
         """Cancels the background coroutine, and ignores the coroutine's error."""
         if (task := self._task) is not None:
-            self._task = None
+            self._task = self._next = None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -118,6 +118,37 @@ async def test_overlap_generates_while_the_critic_still_updates_and_joins_it_bef
     assert [row["step"] for row in run.metrics] == [1, 2]
 
 
+async def test_overlap_reports_a_step_when_the_critics_update_ends_not_when_the_next_step_needs_it(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path, run__schedule="overlap", run__total_steps=2)
+    finish_update = run.log.hold("critic.update")
+    finish_generation = run.log.hold("actor.generate", at_step=2)
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("begin", "actor.generate", 2)
+    assert not run.metrics
+    finish_update.set()
+    await run.log.until("end", "critic.update", 1)
+    for _ in range(100):  # turns of the event loop, until the reply has arrived
+        await asyncio.sleep(0)
+    assert [row["step"] for row in run.metrics] == [1]
+    assert not run.log.happened("end", "actor.generate", 2)
+    finish_generation.set()
+    await fitting
+    assert [row["step"] for row in run.metrics] == [1, 2]
+
+
+async def test_overlap_writes_the_line_of_a_saved_step_after_its_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__schedule="overlap", run__total_steps=2, checkpoint__save_freq=1)
+    make_durable = run.log.hold("critic.save_checkpoint")
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "actor.generate", 2)
+    assert not run.metrics
+    make_durable.set()
+    await fitting
+    assert [row["step"] for row in run.metrics] == run.store.steps() == [1, 2]
+
+
 async def test_overlap_joins_the_last_steps_critic_before_it_ends(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__schedule="overlap", run__total_steps=1)
     finish_update = run.log.hold("critic.update", at_step=1)

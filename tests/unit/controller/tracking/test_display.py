@@ -57,7 +57,7 @@ def drive(display: Display) -> None:
     for step in (1, 2, 3):
         display.phase("actor", "Generate", 5, 11)
         validated = {"val/accuracy": 0.75} if step == 3 else {}
-        display.step(step, {"critic/score/mean": 0.3 * step, **speed, "actor/ppo_kl": 0.00123, **validated})
+        display.step(step, {"critic/score/mean": 0.3 * step, **speed, "actor/ppo_kl": 0.00123, **validated}, 2.0 * step)
     display.samples(3, [SAMPLE])
     display.line("a line of the log")
     display.phase("actor", "Update", 1, 8)
@@ -127,7 +127,7 @@ def test_a_run_without_validation_and_with_unknown_metrics_is_shown() -> None:
     stream = io.StringIO()
     display = open_display(stream)
     display.start(batch_plan(config()), config(), step=2)
-    display.step(3, {})
+    display.step(3, {}, 1.0)
     display.finish(SUMMARY.model_copy(update={"validation": Validation(), "exit_reason": "interrupted"}))
     assert "resumed after step 2" in stream.getvalue()
     assert "step 3/3  s/step" in stream.getvalue()
@@ -166,12 +166,24 @@ def test_a_sparkline_spans_its_own_range() -> None:
     assert sparkline([1]) == ""
 
 
+def test_the_pace_is_that_of_the_steps_not_of_the_lines_about_them() -> None:
+    stream = io.StringIO()
+    display = open_display(stream)
+    display.start(batch_plan(config()), config())
+    for step, completed_s in ((1, 104.0), (2, 108.0)):  # shown at once, after a checkpoint
+        display.step(step, {"timing_s/step": 4.0}, completed_s)
+    assert [line.split("  ")[1:] for line in stream.getvalue().splitlines()[-2:]] == [
+        ["s/step 4.00", "ETA 0:08"],
+        ["s/step 4.00", "ETA 0:04"],
+    ]
+
+
 def test_a_recovery_that_goes_back_starts_the_pace_afresh() -> None:
     stream = io.StringIO()
     display = open_display(stream)
     display.start(batch_plan(config()), config())
     for step in (*range(1, 40), 21, 22):  # the pace is that of the last 20 moments
-        display.step(step, {})
+        display.step(step, {}, 1.0)
     assert "s/step -" not in stream.getvalue()
     assert stream.getvalue().count("\nstep ") == 41
 
@@ -197,7 +209,7 @@ def test_a_small_negative_number_is_zero_without_a_sign() -> None:
     stream = io.StringIO()
     display = open_display(stream)
     display.start(batch_plan(config()), config())
-    display.step(1, {"actor/ppo_kl": -1e-9})
+    display.step(1, {"actor/ppo_kl": -1e-9}, 1.0)
     assert "  ppo_kl 0.00000  " in stream.getvalue()
 
 

@@ -80,41 +80,71 @@ async def fail() -> None:
     raise KeyError("the cause")
 
 
+async def end_soon() -> None:
+    await asyncio.sleep(0)
+
+
+def must_not_follow() -> None:
+    pytest.fail("the work has not succeeded")
+
+
 async def test_all_who_join_get_the_error_of_the_work() -> None:
-    task = BackgroundTask(lambda: pytest.fail("nothing was done"))
-    task.start(fail())
+    task = BackgroundTask()
+    task.start(fail)
+    task.then(must_not_follow)
     errors = await asyncio.gather(task.join(), task.join(), return_exceptions=True)
     assert [str(error) for error in errors] == ["'the cause'"] * 2
     await task.join()
-    assert not task.is_pending
 
 
-async def test_what_is_done_is_said_once_to_the_first_who_joins() -> None:
-    done = []
-    task = BackgroundTask(lambda: done.append(True))
-    task.start(asyncio.sleep(0))
-    await asyncio.gather(task.join(), task.join())
+async def test_what_follows_is_called_once_and_as_soon_as_the_work_has_ended_whether_somebody_waits_or_not() -> None:
+    called = []
+    task = BackgroundTask()
+    task.then(lambda: called.append("without work"))
+    task.start(end_soon)
+    task.then(lambda: called.append("during the work"))
+    assert called == ["without work"]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert called == ["without work", "during the work"]
+    task.then(lambda: called.append("after it"))
     await task.join()
-    assert done == [True]
+    assert called == ["without work", "during the work", "after it"]
+
+
+async def test_an_error_of_what_follows_is_raised_to_who_joins() -> None:
+    task = BackgroundTask()
+    task.start(end_soon)
+    task.then(lambda: {}["the cause"])
+    with pytest.raises(KeyError, match="the cause"):
+        await task.join()
+
+
+async def test_after_a_failure_and_after_abandoned_work_nothing_follows() -> None:
+    task = BackgroundTask()
+    task.start(end_soon)
+    task.then(must_not_follow)
+    await task.abandon()
+    task.start(fail)
+    with pytest.raises(KeyError, match="the cause"):
+        await task.wait()
+    task.then(must_not_follow)
 
 
 async def test_who_waits_gets_the_error_and_leaves_the_work_to_be_joined() -> None:
-    task = BackgroundTask(lambda: pytest.fail("nothing was joined"))
+    task = BackgroundTask()
     await task.wait()
-    task.start(asyncio.sleep(0))
-    await task.wait()
-    assert task.is_pending
-    await task.abandon()
-    task.start(fail())
-    for _ in range(2):
+    task.start(fail)
+    for wait in (task.wait, task.wait, task.join):
         with pytest.raises(KeyError, match="the cause"):
-            await task.wait()
+            await wait()
+    await task.join()
 
 
 async def test_a_check_raises_only_what_is_known_already() -> None:
     task = BackgroundTask()
     task.check()
-    task.start(fail())
+    task.start(fail)
     task.check()
     await asyncio.sleep(0)
     with pytest.raises(KeyError, match="the cause"):
