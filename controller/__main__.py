@@ -103,8 +103,9 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     from splitppo.machine.host_memory import host_memory
 
     inputs = load_inputs(config)
-    asyncio.run(check_rewards(config, inputs))
-    talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows))
+    scores = asyncio.run(check_rewards(config, inputs))
+    val_rows = inputs.val_prompts.rows if inputs.val_prompts else ()
+    talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows, val_rows))
     config = inputs.with_last_step(RunFolder(config).check())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
@@ -114,7 +115,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
-    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{talks}{run}\n{memory}\n")
+    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{scores}{talks}{run}\n{memory}\n")
     check_devices(config, gpus)  # last: the plan is of use also on a machine that is not to run it
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from controller.conversations.checks import check_conversations, load_tools
+from controller.conversations.conversation import Conversation
 from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
@@ -23,10 +24,12 @@ from controller.data.tokenizer import Tokenizer, load_tokenizer
 from controller.memory.model_shape import is_linear, read_tensor_shapes
 from controller.ppo.advantages.registry import try_estimator
 from controller.run.folder import check_folder
+from controller.scoring.scorer import Scorer
 from controller.tracking.trackers.process import check_trackers
 from controller.workers.worker_groups import configured_addresses
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
+from rewards.samples import Sample
 from rewards.terms import (
     check_scorers,
     needs_ground_truth,
@@ -36,6 +39,7 @@ from rewards.terms import (
     terms_of,
     uses_built_in,
 )
+from splitppo.batch import Batch
 from splitppo.config import ComputedModelConfig, Config, ConfigError, RewardConfig, TrainedModelConfig
 from splitppo.config.adapter_files import check_adapter
 from splitppo.config.attention_heads import check_heads
@@ -50,6 +54,8 @@ from splitppo.rpc.credentials import load_credentials
 from splitppo.weight_files import EXPECTED
 
 log = logging.getLogger(__name__)
+
+_MAX_TRUTH = 10_000  # characters of a ground truth that is scored as a trial
 
 
 @dataclass(frozen=True)
@@ -242,10 +248,49 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
             )
 
 
-async def check_rewards(config: Config, inputs: Inputs) -> None:
-    """Starts and ends the scoring processes once, as a trial; ConfigError if they cannot load a user's function."""
-    async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
-        pass
+async def check_rewards(config: Config, inputs: Inputs) -> str:
+    """Starts and ends all that scores once, as a trial; has functions score a row of each data source.
+
+    No judge is asked and no program run. The response is the ground truth of the row. Returns a line with the scores.
+
+    Raises:
+        ConfigError: a user's function cannot be loaded, or gives no score; `reward.max_error_rate` 1 allows the latter.
+    """
+    everything = PromptBatch.join([table for table in (inputs.prompts.table, inputs.val_prompts) if table is not None])
+    told: list[str] = []
+    async with RewardManager(config.reward, inputs.scored_sources(config.reward)) as manager:
+        first_of = {row.data_source: place for place, row in reversed(list(enumerate(everything.rows)))}
+        places = [place for source, place in sorted(first_of.items()) if source in manager.data_sources]
+        prompts = everything.take(np.array(places, np.int64))
+        samples = _trial_samples(Scorer(inputs.tokenizer, manager), prompts, config)
+        for row, result in zip(prompts.rows, await manager.try_functions(samples), strict=True):
+            if result is None:
+                continue
+            if result.failure is None:
+                told.append(f"{row.data_source} {result.total:g}")
+            elif config.reward.max_error_rate < 1:
+                raise ConfigError(
+                    f"{row.place}, data_source {row.data_source!r}: its ground truth as the response gets no score:"
+                    f" {result.message}"
+                )
+    return f"scores of a ground truth as the response: {', '.join(told)}\n" if told else ""
+
+
+def _trial_samples(scorer: Scorer, prompts: PromptBatch, config: Config) -> list[Sample]:
+    """Makes a sample for each prompt: its ground truth as the response, in a conversation if there are environments."""
+    truths = ["" if row.ground_truth is None else str(row.ground_truth)[:_MAX_TRUTH] for row in prompts.rows]
+    responses = [scorer.tokenizer.backend.encode(truth, add_special_tokens=False).ids for truth in truths]
+    conversations = [
+        Conversation(
+            turn_rewards=(0.0,),
+            turn_ends=(max(0, len(ids) - 1),),
+            messages=({"role": "assistant", "content": truth},),
+            last_turn=truth,
+        )
+        for truth, ids in zip(truths, responses, strict=True)
+        if config.rollout.multi_turn.environments
+    ]
+    return scorer.samples(prompts, Batch.from_rows(responses=responses), conversations)
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:

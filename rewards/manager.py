@@ -67,8 +67,26 @@ class RewardManager:
         Raises:
             RuntimeError, OSError: scoring cannot go on, for a reason outside the scorers.
         """
-        limit = limit or FailureLimit()
         terms = [self._terms[sample.data_source] for sample in samples]
+        results = await self._score(samples, terms, limit or FailureLimit())
+        _log_examples(samples, results, num_examine)
+        _log_failures(results)
+        _log_symbolic(results)
+        return results
+
+    async def try_functions(self, samples: Sequence[Sample]) -> list[Scored | None]:
+        """Scores samples as a trial by functions alone; None for a sample that only a judge or a program scores."""
+        terms = [
+            [term for term in self._terms[sample.data_source] if term.name != JUDGE and not is_code(term.name)]
+            for sample in samples
+        ]
+        results = await self._score(samples, terms, FailureLimit())
+        return [result if own else None for result, own in zip(results, terms, strict=True)]
+
+    async def _score(
+        self, samples: Sequence[Sample], terms: Sequence[Sequence[Term]], limit: FailureLimit
+    ) -> list[Scored]:
+        """Scores each sample with its scorers, and adds up their scores."""
         asked = [
             replace(sample, scorer=term.name, number=number)
             for sample, own, number in zip(samples, terms, limit.numbers(len(samples)), strict=True)
@@ -76,13 +94,9 @@ class RewardManager:
         ]
         scored = iter(await self._ask(asked, limit))
         summed = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
-        results = await asyncio.to_thread(
+        return await asyncio.to_thread(
             lambda: [place_steps(result, sample.token_spans) for result, sample in zip(summed, samples, strict=True)]
         )
-        _log_examples(samples, results, num_examine)
-        _log_failures(results)
-        _log_symbolic(results)
-        return results
 
     async def _ask(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores each sample with the scorer `sample.scorer`; functions, sandboxes and judge work at the same time."""

@@ -103,16 +103,21 @@ def check_schemas(schemas: Mapping[str, Tools], tokenizer: Tokenizer) -> None:
                 check_texts(tool, check)
 
 
-async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> str:
-    """Checks, as a trial, what `must_record` checks at the start of a run; returns a line about all environments.
+async def check_record(
+    config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], val_rows: Sequence[PromptRow] = ()
+) -> str:
+    """Begins all environments as a trial, and checks what `must_record` checks at the start of a run.
+
+    Returns a line about all environments. `rows` are those of the training prompts.
 
     Raises:
-        ConfigError: the run would be refused.
+        ConfigError: an environment fails when it begins, or the run would be refused.
     """
     section, tool_format = config.rollout.multi_turn, tool_format_of(config, tokenizer)
     if not section.environments:
         return ""
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
+        await _check_beginnings(processes, (*rows, *val_rows))
         await must_record(section, processes, rows)
         tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
     each = (
@@ -121,6 +126,20 @@ async def check_record(config: Config, tokenizer: Tokenizer, rows: Sequence[Prom
     )
     written = f" (tool_format: {tool_format})" if any(tools.values()) else ""
     return f"environments: {'; '.join(each)}{written}\n"
+
+
+async def _check_beginnings(processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> None:
+    """Begins each environment with its first row, and ends it; ConfigError says why one cannot begin."""
+    for row in {processes.key_of(row.data_source): row for row in reversed(rows)}.values():
+        episode = processes.begin(row.data_source, row.fields, seed=0)
+        try:
+            first = await episode.start()
+            if first.lost:
+                raise ConfigError(f"{row.place}: the environment failed when it began: {first.lost}")
+            if not first.is_over:
+                await episode.end()  # so that the environment is closed
+        finally:
+            episode.abandon()
 
 
 async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> bool:

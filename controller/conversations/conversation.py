@@ -1,7 +1,7 @@
 """Describes what happened in one conversation of the policy with its environment, beside the tokens of the response."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class Conversation:
         is_truncated: True if the conversation did not fit into the response.
         lost: why the environment failed, as a sentence; empty if it did not fail.
         beginning: the text by which the environment began, which the prompt ends with.
+        ended_by: what ended the conversation: "environment"; "turns", the largest number of turns; "length", no room.
+        is_rewarded: True if the environment gave a reward or a score, also one of 0.
     """
 
     turn_rewards: Sequence[float] = ()
@@ -56,6 +58,8 @@ class Conversation:
     is_truncated: bool = False
     lost: str = ""
     beginning: str = ""
+    ended_by: str = "environment"
+    is_rewarded: bool = True
 
     @property
     def num_turns(self) -> int:
@@ -65,7 +69,12 @@ class Conversation:
     @property
     def facts(self) -> dict[str, Any]:
         """The fields that a scorer gets in `extra_info` beside those of the data row."""
-        return {"num_turns": self.num_turns, "turn_scores": list(self.turn_rewards), "messages": list(self.messages)}
+        return {
+            "num_turns": self.num_turns,
+            "turn_scores": list(self.turn_rewards),
+            "messages": list(self.messages),
+            "ended_by": self.ended_by,
+        }
 
     def added_to(self, scored: Scored, num_tokens: int) -> Scored:
         """Adds the environment's rewards to the scores of the scorers; a lost conversation scores 0.
@@ -124,6 +133,22 @@ def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
         allowed = f"rollout.multi_turn.max_error_rate ({max_error_rate:g})"
         raise EnvironmentsFailed(f"{what}, more than {allowed} allows; first {place}: {why}")
     log.warning("%s; first %s: %s", what, place, why)
+
+
+def warn_of_no_rewards(scores: Scores, others: Collection[str], whose: str) -> None:
+    """Warns if no environment of a data source gave a reward, so that nothing can be learned from its responses.
+
+    `others` are the data sources that have scores from elsewhere; `whose` names the responses, e.g. "step 3".
+    """
+    pairs = list(zip(scores.data_sources, scores.conversations, strict=True))
+    rewarded = {source for source, talk in pairs if talk is not None and (talk.is_rewarded or talk.lost)}
+    for source in sorted({source for source, talk in pairs if talk is not None} - rewarded - set(others)):
+        log.warning(
+            "no conversation of data_source %s in %s got a reward, so nothing is learned from it: its environment gave"
+            " none for a turn and has no get_reward, and no scorer scores it (reward.scorers)",
+            source,
+            whose,
+        )
 
 
 def conversation_metrics(conversations: Objects, response_mask: Column | None = None) -> dict[str, float]:

@@ -264,9 +264,12 @@ class _Row:
     answers: list[Answer] = field(default_factory=list)
     last_turn: str = ""
     is_truncated: bool = False
+    ended_by: str = "turns"
 
     def __post_init__(self) -> None:
         self.answers.append(self.first)
+        if self.first.is_over:
+            self.ended_by = "environment"
 
     async def reply(self) -> conversation_pb2.TurnReply | None:
         """Waits for the next turn of the policy, and returns the reply to it; None if the turn takes no reply."""
@@ -294,6 +297,7 @@ class _Row:
         said: dict[str, Any] = {"role": "assistant", "content": answer.text if answer.calls else text}
         self.messages.append({**said, "tool_calls": list(answer.calls)} if answer.calls else said)
         if answer.is_over:
+            self.ended_by = "environment"
             return ()
         may_go_on = not turn.is_last and turn.turn < limits.max_turns
         if may_go_on and len(tokens := self._tokens_of(answer, last_token)):
@@ -337,5 +341,7 @@ class _Row:
             last_turn=self.last_turn,
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
             beginning=self.whole.asked.rows[self.place].observation,
+            ended_by="length" if self.is_truncated else self.ended_by,
+            is_rewarded=any(answer.reward is not None or answer.final is not None for answer in self.answers),
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in counts},
         )

@@ -4,11 +4,13 @@ For the reward model, responses and prompts are encoded again; a service compute
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import compress
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.conversations.conversation import Conversation
 from controller.data.chat_template import as_messages
@@ -44,6 +46,11 @@ class Scorer:
     stop: Sequence[str] = ()
 
     @property
+    def data_sources(self) -> Set[str]:
+        """The data sources that reward functions score."""
+        return self.manager.data_sources
+
+    @property
     def max_reward_length(self) -> int | None:
         """The longest row, in tokens, that the reward model reads; None without a limit or a reward model."""
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
@@ -60,6 +67,44 @@ class Scorer:
             said = [as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows())]
         return await asyncio.to_thread(self.reward_tokenizer.encode, prompts.rows, said)
 
+    def samples(
+        self, prompts: PromptBatch, rollouts: Batch, conversations: Sequence[Conversation] = ()
+    ) -> list[Sample]:
+        """Decodes the responses of a batch to what their scorers get; `prompts` has one prompt per response.
+
+        `extra_info` has the fields of the row and `ended_by`, "stop" or "length"; in a conversation the fields of
+        `Conversation.facts`.
+        """
+        responses = rollouts["responses"].rows()
+        texts = self.tokenizer.decode_batch(responses)
+        talks: Sequence[Conversation | None] = conversations or [None] * len(texts)
+        rows = zip(prompts.rows, prompts.texts, responses, texts, talks, strict=True)
+        return [
+            Sample(
+                data_source=row.data_source,
+                response=text,
+                ground_truth=row.ground_truth,
+                extra_info={
+                    **row.extra_info,
+                    **({"ended_by": self._ended_by(ids, text)} if talk is None else talk.facts),
+                },
+                prompt=prompt,
+                messages=as_messages(row.begun_prompt),
+                last_turn=text if talk is None else talk.last_turn,
+                token_spans=TokenSpans(self.tokenizer, ids, text),
+            )
+            for row, prompt, ids, text, talk in rows
+        ]
+
+    def _has_eos(self, ids: NDArray[Any]) -> bool:
+        return len(ids) > 0 and int(ids[-1]) in self.tokenizer.eos_token_ids
+
+    def _has_stopped(self, text: str) -> bool:
+        return any(stop in text for stop in self.stop)
+
+    def _ended_by(self, ids: NDArray[Any], text: str) -> str:
+        return "stop" if self._has_eos(ids) or self._has_stopped(text) else "length"
+
     async def score(
         self,
         prompts: PromptBatch,
@@ -73,30 +118,15 @@ class Scorer:
         """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
 
         `conversations` has the conversation of each response, if there are any: the rewards of the environment are
-        added, and the reward function gets `Conversation.facts` in its extra_info.
+        added.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
         the score is 0, and only the reward model's score is added to it later; without `asks_functions` that is all.
         `limit` is that of all responses that `check_failures` will check together.
         """
         responses = rollouts["responses"].rows()
-        texts = self.tokenizer.decode_batch(responses)
-        talks: Sequence[Conversation | None] = conversations or [None] * len(texts)
-        samples = [
-            Sample(
-                data_source=row.data_source,
-                response=response,
-                ground_truth=row.ground_truth,
-                extra_info=row.extra_info if talk is None else {**row.extra_info, **talk.facts},
-                prompt=prompt,
-                messages=as_messages(row.begun_prompt),
-                last_turn=response if talk is None else talk.last_turn,
-                token_spans=TokenSpans(self.tokenizer, ids, response),
-            )
-            for row, prompt, ids, response, talk in zip(
-                prompts.rows, prompts.texts, responses, texts, talks, strict=True
-            )
-        ]
+        samples = self.samples(prompts, rollouts, conversations)
+        talks: Sequence[Conversation | None] = conversations or [None] * len(samples)
         asked = self.manager.data_sources if asks_functions else ()
         has_scorer_B = np.array([row.data_source in asked for row in prompts.rows], np.bool_)
         asked_samples = list(compress(samples, has_scorer_B))
@@ -108,7 +138,6 @@ class Scorer:
                 for talk, result, ids in zip(conversations, results, responses, strict=True)
             ]
         scores_B = np.array([result.total for result in results], np.float32)
-        eos_ids = self.tokenizer.eos_token_ids
         token_scores = Column.from_rows([result.token_scores for result in results], np.dtype(np.float32))
         return Scores(
             scores_B,
@@ -116,8 +145,8 @@ class Scorer:
             model_scores=None,
             token_scores=token_scores,
             rule_token_scores=token_scores,
-            has_eos=np.array([len(ids) > 0 and int(ids[-1]) in eos_ids for ids in responses], np.bool_),
-            has_stopped=np.array([any(stop in text for stop in self.stop) for text in texts], np.bool_),
+            has_eos=np.array(list(map(self._has_eos, responses)), np.bool_),
+            has_stopped=np.array([self._has_stopped(sample.response) for sample in samples], np.bool_),
             is_truncated=np.array([talk is not None and talk.is_truncated for talk in talks], np.bool_),
             data_sources=objects(row.data_source for row in prompts.rows),
             prompt_indices=prompts.row_indices,

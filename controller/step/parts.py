@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.conversation import Conversation, check_lost, without_lost
+from controller.conversations.conversation import Conversation, check_lost, warn_of_no_rewards, without_lost
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
@@ -192,6 +192,8 @@ class PartCalls:
         if earlier is None:
             check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
             check_lost(scores, config.rollout.multi_turn.max_error_rate, f"step {self.step.number}")
+            if not (config.teacher.only or self.is_baseline) and self.step.workers.reward_model is None:
+                warn_of_no_rewards(scores, self.step.scorer.data_sources, f"step {self.step.number}")
         return scores
 
     async def _score(self, part: RolloutPart, failures: FailureLimit, *, num_examine: int) -> Scores:

@@ -355,6 +355,10 @@ class FakeScorer(Scorer):
         self._turn = asyncio.Lock()
 
     @property
+    def data_sources(self) -> frozenset[str]:
+        return frozenset("a")
+
+    @property
     def max_reward_length(self) -> int | None:
         return MAX_REWARD_LENGTH
 

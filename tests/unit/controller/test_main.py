@@ -115,13 +115,58 @@ def test_check_says_what_holds_in_which_steps(config_file: Path, capsys: pytest.
 
 def test_check_loads_the_reward_function(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = tmp_path / "mine.py"
-    function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, a=1): ...")
+    function.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, a=1): return a / 4"
+    )
     keys = [f"reward.custom_function_path={function}"]
     assert check(config_file, *keys, "reward.custom_function_kwargs={a: 2}") == 0
+    assert "\nscores of a ground truth as the response: sort_letters 0.5\n" in capsys.readouterr().out
     assert check(config_file, *keys, "reward.custom_function_kwargs={b: 2}") == 2
     [sentence] = capsys.readouterr().err.splitlines()
     assert sentence.startswith("error: key 'reward.custom_function_kwargs': compute_score(data_source, ")
     assert sentence.endswith("got an unexpected keyword argument 'b'")
+
+
+def test_check_says_what_a_reward_function_raises_and_where(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (solution_str, ground_truth, extra_info) == ('a b', 'ab', {'ended_by': 'length'})\n"
+        "    return float(extra_info['points'])\n"
+    )
+    keys = [f"reward.custom_function_path={function}"]
+    assert check(config_file, *keys) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/train.jsonl, line 1, data_source 'sort_letters': its ground truth as the response gets no"
+        f" score: KeyError: 'points' ({function}, line 3)\n"
+    )
+    assert check(config_file, *keys, "reward.max_error_rate=1") == 0
+
+
+def test_check_says_what_an_environment_raises_when_it_begins_and_closes_it(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "class Game:\n"
+        "    def reset(self, *, ground_truth, fails=False):\n"
+        "        if Path(__file__).with_name('fails').exists():\n"
+        "            raise KeyError(ground_truth)\n"
+        "    def step(self, text): return text\n"
+        "    def close(self): Path(__file__).with_name('closed').touch()\n"
+    )
+    game = f"rollout.multi_turn.environments={{default: {{path: {tmp_path}/mine.py, name: Game}}}}"
+    exact = "rollout.multi_turn.record=true"  # nothing else is tried then
+    assert check(config_file, game, exact) == 0
+    assert (tmp_path / "closed").exists()
+    (tmp_path / "fails").touch()
+    assert check(config_file, game, exact) == 2
+    assert capsys.readouterr().err.endswith(
+        f"error: {tmp_path}/train.jsonl, line 1: the environment failed when it began: Game of {tmp_path}/mine.py,"
+        " line 5: reset: KeyError: 'ab'\n"
+    )
 
 
 def test_check_begins_environments_that_no_record_would_repeat(

@@ -18,6 +18,7 @@ from controller.conversations.conversation import (
     check_lost,
     conversation_metrics,
     waited_for,
+    warn_of_no_rewards,
     without_lost,
 )
 from controller.conversations.environments import Environments
@@ -243,6 +244,35 @@ def test_tools_of_which_many_calls_fail_are_named_once(caplog: pytest.LogCapture
         assert caplog.messages == []
         check_lost(scores, 0.2, "step 3")
     assert caplog.messages == ["tools failed in 1 of 4 calls of step 3; first b: add: timed out"]
+
+
+def test_a_source_whose_environments_never_give_a_reward_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    none, some = Conversation(is_rewarded=False), Conversation(turn_rewards=(0.0,))
+    talks = objects([none, some, none, none, None])
+    scores = make_scores(np.zeros(5, np.float32), conversations=talks, data_sources=objects("aabcd"))
+    with caplog.at_level("WARNING"):
+        warn_of_no_rewards(scores, {"c"}, "step 3")
+    assert caplog.messages == [
+        "no conversation of data_source b in step 3 got a reward, so nothing is learned from it: its environment gave"
+        " none for a turn and has no get_reward, and no scorer scores it (reward.scorers)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "ended_by"),
+    [
+        ((Answer(), Answer(is_over=True, final={"score": 0.0})), "environment"),
+        ((Answer(), Answer(messages=user("b" * 10)), Answer(messages=user("c" * 100)), Answer(is_over=True)), "length"),
+        ((Answer(), *[Answer(messages=user("b"))] * 3, Answer(is_over=True)), "turns"),
+    ],
+)
+async def test_a_conversation_says_what_ended_it_and_if_it_was_rewarded(
+    tmp_path: Path, answers: Sequence[Answer], ended_by: str
+) -> None:
+    run = Run(tmp_path, lambda _row, _seed: (one for one in answers), says(4, 5), rollout__multi_turn__max_turns=3)
+    _, conversations = await run.rollouts()
+    assert {one.ended_by for one in conversations} == {one.facts["ended_by"] for one in conversations} == {ended_by}
+    assert {one.is_rewarded for one in conversations} == {ended_by == "environment"}
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])

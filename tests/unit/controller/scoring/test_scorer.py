@@ -81,9 +81,14 @@ async def test_every_response_is_judged_by_its_own_prompts_row(tokenizer: Tokeni
     reward = LengthReward()
     await judge(tokenizer, reward, num_examine=3)
     rows = [(s.data_source, s.ground_truth, s.extra_info, s.prompt, s.messages[0]["content"]) for s in reward.samples]
-    of_first = ("a", "truth 0", {"row": 0}, "prompt 0", "prompt 0")
-    of_second = ("b", "truth 1", {"row": 1}, "prompt 1", "prompt 1")
-    assert rows == [of_first, of_first, of_second, of_second]
+    first, second = {"row": 0, "ended_by": "length"}, {"row": 1, "ended_by": "stop"}
+    assert rows == [
+        ("a", "truth 0", first, "prompt 0", "prompt 0"),
+        ("a", "truth 0", {**first, "ended_by": "stop"}, "prompt 0", "prompt 0"),
+        ("b", "truth 1", {**second, "ended_by": "length"}, "prompt 1", "prompt 1"),
+        ("b", "truth 1", second, "prompt 1", "prompt 1"),
+    ]
+    assert make_table().rows[0].extra_info == {"row": 0}
     assert reward.num_examine == 3
 
 
@@ -153,6 +158,7 @@ async def test_a_conversation_is_scored_whole_or_its_last_turn_alone(tokenizer: 
     assert tokens["last_turn"] == [[*asked[0], 2], asked[1]]
     await scorer.score(prompts, rollouts, talks, num_examine=0)
     assert [sample.last_turn for sample in reward.samples] == ["b", ""]
+    assert [sample.extra_info["ended_by"] for sample in reward.samples] == ["environment"] * 2
     await scorer.score(prompts, rollouts, num_examine=0)
     assert [sample.last_turn for sample in reward.samples] == ["ab", "b"]
 
