@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-_NO_PACKAGE = "error: {} has no package {}: `make setup` makes an environment, `. .venv/bin/activate` enters it\n"
+from splitppo.our_commands import NO_PACKAGE
 
 try:
     from splitppo.config import Config, ConfigError, load_config
@@ -25,7 +25,7 @@ try:
     from splitppo.machine.standard_streams import open_standard_streams
     from splitppo.printable import printable
 except ModuleNotFoundError as missing:
-    sys.stderr.write(_NO_PACKAGE.format(sys.executable, missing.name))
+    sys.stderr.write(NO_PACKAGE.format(sys.executable, missing.name))
     sys.exit(1)
 
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {sentence_of(error)}\n")
         return 1
     except ModuleNotFoundError as error:
-        sys.stderr.write(_NO_PACKAGE.format(sys.executable, error.name))
+        sys.stderr.write(NO_PACKAGE.format(sys.executable, error.name))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -21,14 +21,20 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import uvicorn
+from splitppo.our_commands import NO_PACKAGE
 
-from splitppo.machine.standard_streams import open_standard_streams
-from viewer.app import make_app
-from viewer.connections import BACKLOG, Connection
-from viewer.files import Unreadable
-from viewer.one_file import export
-from viewer.run import Run, find_runs
+try:
+    import uvicorn
+
+    from splitppo.machine.standard_streams import open_standard_streams
+    from viewer.app import make_app
+    from viewer.connections import BACKLOG, Connection
+    from viewer.files import Unreadable
+    from viewer.one_file import export
+    from viewer.run import Run, find_runs
+except ModuleNotFoundError as missing:
+    sys.stderr.write(NO_PACKAGE.format(sys.executable, missing.name))
+    sys.exit(1)
 
 PORT = 8265
 _USER_ERROR, _WAIT_S = 2, 0.5

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.tracking.plain_text import size
 from splitppo.config.section import RoleName
+from splitppo.our_commands import our_command
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
 
@@ -24,7 +25,7 @@ _STATES = {
     ),
     "failed": ("has failed and ends", "its log says why; start it again"),
 }
-_CERTIFICATES = "python -m tools.certs makes new ones (docs/security.md); copy them and restart it"
+_CERTIFICATES = f"{our_command('tools.certs')} makes new ones (docs/security.md); copy them and restart it"
 
 
 def find(facts: Facts) -> list[Finding]:

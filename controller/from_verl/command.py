@@ -27,6 +27,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config_error import config_errors
 from splitppo.dotted_keys import nested
+from splitppo.our_commands import our_command
 from splitppo.printable import printable
 
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
@@ -73,7 +74,8 @@ def from_verl(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     else:
         with config_errors(OSError, before=f"cannot write {options.output}: "):
             write_atomically(options.output, text)
-        out.write(f"\n{options.output} is written; next: python -m controller --config {options.output} --check\n")
+        check = our_command("controller", "--config", options.output, "--check")
+        out.write(f"\n{options.output} is written; next: {check}\n")
     return 0
 
 

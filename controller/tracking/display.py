@@ -22,9 +22,9 @@ from controller.validation.result import Accuracy
 from rewards.samples import sample_text
 from splitppo.config import Config
 from splitppo.config.phase_plan import phase_plan
+from splitppo.our_commands import our_command
 from splitppo.printable import printable
 
-_VIEWER = "python -m viewer"
 _REFRESH_S = 0.1
 _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
@@ -131,7 +131,7 @@ class Display:
         for name, *cells in _result_rows(summary):
             self.line(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells), "bold" if name == "overall" else "")
         if self._folder:
-            self.line(f"see it in the browser: {_VIEWER} {self._folder}")
+            self.line(f"see it in the browser: {our_command('viewer', self._folder)}")
         self.line(
             f"{summary.exit_reason} after step {summary.global_step} in {clock(start.wall_s)}{behind}"
             f" ({'in all ' if behind else ''}{clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
@@ -200,7 +200,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
     start = "from the initial models" if step == 0 else f"resumed after step {step}"
     return [
         f"run folder  {run.dir}",
-        f"in pages    {_VIEWER} {run.dir}",
+        f"in pages    {our_command('viewer', run.dir)}",
         f"models      {', '.join([f'actor {config.actor.model}', critic, *frozen])}",
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {config.last_step} steps, {start}",

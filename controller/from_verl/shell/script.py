@@ -14,6 +14,7 @@ from controller.from_verl.shell.bash import LIMIT_S, Bash, BashRun
 from controller.from_verl.shell.visible import LimitExceeded, is_of_scripts
 from rewards.code.bubblewrap import NoSandbox
 from splitppo.config import ConfigError
+from splitppo.our_commands import our_command
 
 _CALL = re.compile(r"@@(\d+)@([^@\s]*)@@")
 _UNBOUND = re.compile(r"\$?(\w+): unbound variable")
@@ -27,7 +28,7 @@ _MAX_UNSET = 500
 HOW_TO_RESOLVE = (
     "give verl's own configuration instead: where verl is installed, add --cfg job --resolve to the arguments of"
     " main_ppo (often: bash {script} --cfg job --resolve > resolved.yaml), then"
-    " python -m controller from-verl resolved.yaml"
+    f" {our_command('controller', 'from-verl', 'resolved.yaml')}"
 )
 
 

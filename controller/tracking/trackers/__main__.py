@@ -60,7 +60,7 @@ def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
             log.warning("another process is feeding the trackers of %s", folder)
             return 1
     if late := ", ".join(tracker.name for tracker in feeds if not tracker.is_done):
-        log.warning("%s lacks steps; `python -m controller sync %s` sends them", late, folder)
+        log.warning("%s lacks steps; this sends them: %s", late, run.sync)
     return int(bool(late))
 
 

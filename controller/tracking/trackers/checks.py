@@ -5,13 +5,15 @@ import os
 import sys
 from pathlib import Path
 
+from splitppo.our_commands import our_python
+
 # The packages that a tracker imports, and how to install them. SwanLab needs another protobuf than the run.
 _PACKAGES = {
-    "tensorboard": (("tensorboard",), "pip install tensorboard"),
-    "wandb": (("wandb", "PIL"), "pip install 'splitppo[wandb]'"),
-    "mlflow": (("mlflow",), "pip install 'splitppo[mlflow]'"),
+    "tensorboard": (("tensorboard",), "{} -m pip install tensorboard"),
+    "wandb": (("wandb", "PIL"), "{} -m pip install 'splitppo[wandb]'"),
+    "mlflow": (("mlflow",), "{} -m pip install 'splitppo[mlflow]'"),
     "swanlab": (("swanlab", "PIL"), "pip install swanlab pillow in a Python of its own, which tracking.python names"),
-    "trackio": (("trackio", "PIL"), "pip install 'splitppo[trackio]'"),
+    "trackio": (("trackio", "PIL"), "{} -m pip install 'splitppo[trackio]'"),
 }
 
 
@@ -22,7 +24,8 @@ def problem(name: str) -> str | None:
     """Returns a sentence why this Python cannot use a tracker; None if it can. Makes no call to a server."""
     packages, remedy = _PACKAGES[name]
     if missing := [package for package in packages if not _is_installed(package)]:
-        return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
+        sentence = f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have"
+        return f"{sentence}: {remedy.format(our_python())}"
     check = {"wandb": _wandb, "mlflow": _mlflow, "swanlab": _swanlab}.get(name)
     return check() if check else None
 

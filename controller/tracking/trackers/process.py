@@ -20,6 +20,7 @@ from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.config.shown import shown_tree
 from splitppo.config_error import config_errors
 from splitppo.machine.process_tree import kill_tree
+from splitppo.our_commands import our_command
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ class TrackerProcess:
 
 def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
     """Makes the description of a run that its trackers show, as a `Run`, without the secrets of its configuration."""
-    return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), shown_tree(config))
+    sync = our_command("controller", "sync", run_dir.absolute())
+    return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), shown_tree(config), sync)
 
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:

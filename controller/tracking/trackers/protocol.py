@@ -19,6 +19,7 @@ class Run:
         name, project: the values of `run.name` and `tracking.project`.
         folder: the run folder, absolute.
         config: the resolved configuration.
+        sync: the command that sends what trackers lack; they may run in another Python than it.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Run:
     project: str
     folder: Path
     config: Mapping[str, Any]
+    sync: str = ""
 
     def line(self) -> str:
         """Converts the run to one line of JSON, which the tracker process reads."""

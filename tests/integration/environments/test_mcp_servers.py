@@ -165,6 +165,6 @@ def test_the_tools_of_servers_belong_to_the_run(tmp_path: Path, http: HttpServer
 async def test_without_the_sdk_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "raise ModuleNotFoundError(\"No module named 'mcp'\", name='mcp')", "mcp.py")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"does not have the package mcp: pip install 'splitppo\[mcp\]'$"):
+    with pytest.raises(ConfigError, match=r"does not have the package mcp: \S+ -m pip install 'splitppo\[mcp\]'$"):
         async with of({"command": [*COMMAND]}):
             pass

@@ -9,6 +9,7 @@ import pytest
 
 from environments.pool import EnvironmentProcesses
 from splitppo.config import ConfigError
+from splitppo.our_commands import our_python
 from tests.support.user_tools import TOOLS, processes, tools, write
 
 
@@ -118,7 +119,7 @@ async def test_without_websockets_one_sentence_names_the_extra(tmp_path: Path, m
     write(tmp_path, "raise ModuleNotFoundError('no websockets', name='websockets')", "websockets.py")
     monkeypatch.syspath_prepend(tmp_path)
     found = await refused(processes({"web": {"name": "openenv", "kwargs": {"url": "http://127.0.0.1:1"}}}))
-    assert found.endswith("does not have the package websockets: pip install 'splitppo[openenv]'")
+    assert found.endswith(f"does not have the package websockets: {our_python()} -m pip install 'splitppo[openenv]'")
 
 
 async def test_a_file_that_ends_the_process_is_one_sentence(tmp_path: Path) -> None:

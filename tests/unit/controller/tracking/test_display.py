@@ -17,6 +17,7 @@ from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config.subsections.phases import Phase
+from splitppo.our_commands import our_command
 from splitppo.printable import printable
 
 SAMPLE = {
@@ -81,8 +82,8 @@ def test_plain_output_tells_the_whole_run_in_lines() -> None:
     assert "  ground truth: abcd\n" in text
     assert "\na line of the log\n" in text
     assert "overall                      0.250     0.950    +0.700\n" in text
-    assert "in pages    python -m viewer runs/x\n" in text
-    assert "see it in the browser: python -m viewer runs/x\n" in text
+    assert f"in pages    {our_command('viewer', 'runs/x')}\n" in text
+    assert f"see it in the browser: {our_command('viewer', 'runs/x')}\n" in text
     assert text.endswith("completed after step 3 in 1:02:03 (1:15 in steps, 123,456 tokens trained)\n")
     assert "\x1b" not in text
 
