@@ -52,16 +52,6 @@ _BEFORE_0_7_1 = (
 _EVERYTHING = ["model", "optimizer", "extra"]
 
 
-def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
-    steps = run.num_steps()
-    if steps is None:
-        raise NotSupported(
-            f"{for_what} needs the number of steps, and data.train_files are not on this machine: add"
-            " trainer.total_training_steps=N"
-        )
-    return steps
-
-
 class _Trained:
     """Conversions from verl to SplitPPO for the values of one trained model, the actor or the critic."""
 
@@ -104,9 +94,11 @@ class _Trained:
         steps = self._of(run, "optim.lr_warmup_steps")
         if steps is not None and num_of(steps, "lr_warmup_steps") > 0:
             raise NotNeeded("lr_warmup_steps is given too, and counts")
-        if not num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio"):
-            return 0
-        return int(value * _steps_or_refuse(run, "a share of the steps"))
+        share = num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio")
+        steps = self._decay_steps(None, run)
+        if share and steps is not None:
+            return Noted(int(share * steps), f"{share:g} of {steps} steps", f"{self.ours}.lr_warmup_steps")
+        return share
 
     def _schedule(self, run: VerlRun) -> Any:
         """Returns the name of the learning-rate schedule, from verl's key for FSDP, Megatron or Torchtitan."""
@@ -152,14 +144,21 @@ class _Trained:
     def _ranks(self, run: VerlRun) -> int:
         return run.groups.critic if self.ours == "critic" else run.groups.actor
 
-    def _decay_steps(self, _: Any, run: VerlRun) -> Any:
-        return self._of(run, "optim.lr_decay_steps") or _steps_or_refuse(run, "a decay over the whole run")
+    def _decay_steps(self, _: Any, run: VerlRun) -> int | None:
+        """Returns the step at which verl's decay ends; None: the run's last one, which its files and epochs set."""
+        keys = (f"{self.verl}.optim.lr_decay_steps", "trainer.total_training_steps")
+        return next((int(run.settings.number(key)) for key in keys if run.value(key)), None)
 
     def stable_steps(self, _: Any, run: VerlRun) -> Any:
         if self._of(run, "optim.lr_decay_style") != "WSD":
             raise NotNeeded("only with lr_decay_style WSD")
-        warmup = max(0, int(self._number(run, "optim.lr_warmup_steps")))
-        return int(self.decay_steps(None, run)) - warmup - int(self._number(run, "optim.lr_wsd_decay_steps"))
+        end = self._decay_steps(None, run)
+        if end is None:
+            raise NotSupported("a decay at the end needs the number of steps: add trainer.total_training_steps=N")
+        warmup = int(self._number(run, "optim.lr_warmup_steps"))
+        if warmup <= 0:
+            warmup = int(self._number(run, "optim.lr_warmup_steps_ratio") * end)
+        return end - warmup - int(self._number(run, "optim.lr_wsd_decay_steps"))
 
     def _min_lr(self, _: Any, run: VerlRun) -> Any:
         return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
@@ -236,8 +235,8 @@ def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
     yield optim.taken("lr", 1e-6 if ours == "actor" else 1e-5)
     first_step = "the first step has lr / steps here, 0 in verl"
     yield optim.changed("lr_warmup_steps", "lr_warmup_steps", first_step, of.warmup_steps, -1)
-    share = "share times steps, rounded down"
-    yield optim.changed("lr_warmup_steps_ratio", "lr_warmup_steps", share, of.warmup_ratio, 0.0)
+    first_of_share = f"{first_step}; lr_warmup_steps if the script has the number of steps"
+    yield optim.changed("lr_warmup_steps_ratio", "lr_warmup_steps_ratio", first_of_share, of.warmup_ratio, 0.0)
     yield optim.renamed("lr_scheduler_type", "lr_schedule", "constant", of.schedule)
     yield optim.changed("warmup_style", "lr_schedule", "the old name of lr_scheduler_type", of.schedule, None)
     yield optim.changed("total_training_steps", "lr_decay_steps", "the run's steps, as in verl", of.decay_steps, -1)

@@ -30,10 +30,14 @@ class NotSupported(Exception):
 
 @dataclass(frozen=True)
 class Noted:
-    """The result of a conversion of a value of verl that the report lists as changed, with this note."""
+    """The result of a conversion of a value of verl that the report lists as changed, with this note.
+
+    `to` is the key of SplitPPO that gets the value, if it is not that of the row.
+    """
 
     value: Any
     note: str
+    to: str = ""
 
 
 @dataclass(frozen=True)

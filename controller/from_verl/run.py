@@ -1,4 +1,4 @@
-"""Derives what depends on several keys of a verl configuration: steps, use of a critic, GPUs of each role."""
+"""Derives what depends on several keys of a verl configuration: use of a critic, GPUs of each role."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from controller.from_verl.settings import Settings, rows_in
+from controller.from_verl.settings import Settings
 from splitppo.config import ConfigError
 from splitppo.config.section import ROLES
 from splitppo.config.subsections.estimator import NEEDS
@@ -98,17 +98,6 @@ class VerlRun:
         """True if the reward model has a process group: that of its resource pool, or, without a critic, any."""
         in_pool = self.value("reward.reward_model.enable_resource_pool")
         return self.has_reward_model and bool(in_pool or not self.uses_critic)
-
-    def num_steps(self) -> int | None:
-        """Computes the number of PPO steps of the verl run; None if that needs data files that are not here."""
-        if self.value("trainer.total_training_steps") is not None:
-            return self._count("trainer.total_training_steps")
-        rows = rows_in(self.value("data.train_files"))
-        limit, step_rows = self._count("data.train_max_samples"), self._count("data.train_batch_size")
-        if rows is None or step_rows < 1:  # fully_async_policy has no train_batch_size
-            return None
-        rows = min(rows, limit) if limit > 0 else rows
-        return rows // step_rows * self._count("trainer.total_epochs")
 
     @cached_property
     def groups(self) -> GpuGroups:

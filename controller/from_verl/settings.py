@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -183,16 +182,3 @@ def num_of(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key}: expected a number, got {value!r}")
     return value
-
-
-def rows_in(files: Any) -> int | None:
-    """Counts the rows of parquet files by their metadata; None unless all are readable parquet on this machine."""
-    paths = [Path(str(name)).expanduser() for name in (files if isinstance(files, list) else [files])]
-    if not paths or not all(path.suffix == ".parquet" and path.is_file() for path in paths):
-        return None
-    import pyarrow.parquet
-
-    try:
-        return sum(int(pyarrow.parquet.ParquetFile(path).metadata.num_rows) for path in paths)
-    except (OSError, ValueError):
-        return None

@@ -142,7 +142,7 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
         outcome: Outcome = "to be decided" if instead.changes_results else "not supported"
         return Finding(key, value, outcome, str(instead), row=row.key)
     if isinstance(new, Noted):
-        return Finding(key, value, "changed", new.note, row.to, new.value, row.key)
+        return Finding(key, value, "changed", new.note, new.to or row.to, new.value, row.key)
     note = row.note if row.outcome == "changed" else ""
     finding = Finding(key, value, row.outcome, note, row.to, new, row.key)
     return replace(finding, outcome="taken") if finding.keeps_value else finding

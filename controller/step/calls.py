@@ -138,9 +138,8 @@ class StepCalls:
 
         # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self._record.learning)
-        await self._update(
-            self._actor, send, partial(self._actor.update, terms=loss_terms(config), advance_only=is_warm_up)
-        )
+        update = partial(self._actor.update, total_steps=config.run.total_steps or 0)
+        await self._update(self._actor, send, partial(update, terms=loss_terms(config), advance_only=is_warm_up))
         await self.step.workers.sampler.publish(self.step.number, self._record.add_reply)
         await measuring
         self._record.observed = await observed_columns(self.step)
@@ -155,7 +154,7 @@ class StepCalls:
             await self._actor_has_columns.wait()
             await critic.put_batch(self.rollouts.slot, experience.critic_columns)
 
-        await self._update(critic, send, critic.update)
+        await self._update(critic, send, partial(critic.update, total_steps=self._config.run.total_steps or 0))
 
     async def _update(
         self, client: ActorClient | CriticClient, send: Callable[[], Awaitable[None]], update: Compute

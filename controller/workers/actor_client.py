@@ -29,14 +29,18 @@ class ActorClient(SamplerClient):
         slot: batch_pb2.Slot,
         *,
         base_step: int,
+        total_steps: int = 0,
         terms: actor_pb2.LossTerms | None = None,
         advance_only: bool = False,
     ) -> CommandReply:
         """Makes one PPO update of the policy, which commits the slot's step; `advance_only` keeps the weights as is.
 
-        `terms` are the terms of the loss, by default those of the worker's configuration.
+        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing. `terms` are the
+        terms of the loss, by default those of the worker's configuration.
         """
-        request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only, loss_terms=terms)
+        request = actor_pb2.ActorUpdateRequest(
+            slot=slot, advance_only=advance_only, loss_terms=terms, total_steps=total_steps
+        )
         return await self._command("Update", request, base_step)
 
 

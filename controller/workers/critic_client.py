@@ -15,6 +15,10 @@ class CriticClient(WorkerClient):
         """Makes the critic compute the values of the slot's responses, and add the column values to the slot."""
         return await self._command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
 
-    async def update(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Makes one update of the value model from the slot's rows, which commits the slot's step."""
-        return await self._command("Update", critic_pb2.CriticUpdateRequest(slot=slot), base_step)
+    async def update(self, slot: batch_pb2.Slot, *, base_step: int, total_steps: int = 0) -> CommandReply:
+        """Makes one update of the value model from the slot's rows, which commits the slot's step.
+
+        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing.
+        """
+        request = critic_pb2.CriticUpdateRequest(slot=slot, total_steps=total_steps)
+        return await self._command("Update", request, base_step)

@@ -150,7 +150,8 @@ class ActorRole(TrainedRole):
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
         observed = Observed(batch)
-        metrics = self.train(batch, actor_loss(config, teacher), progress, stop_above=stop_above, observe=observed)
+        loss = actor_loss(config, teacher)
+        metrics = self.train(request, batch, loss, progress, stop_above=stop_above, observe=observed)
         metrics = {**metrics, **memory_metrics(self._context.device), **coefficients}
         return Outcome(columns=observed.columns(), metrics=metrics)
 

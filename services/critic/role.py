@@ -50,6 +50,6 @@ class CriticRole(TrainedRole):
         computed = self._engine.compute(batch, value_forward, outputs=("values",), progress=progress)
         return Outcome(columns=Batch(batch.num_rows, computed))
 
-    def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
+    def update(self, request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """Trains the value model on all mini-batches of all epochs of one step."""
-        return Outcome(metrics=self.train(batch, self._loss, progress))
+        return Outcome(metrics=self.train(request, batch, self._loss, progress))

@@ -194,10 +194,11 @@ def build_optimizer(model: nn.Module, config: TrainedModelConfig, *, seed: int, 
     return BucketedAdamW(trained_parameters(model), config, seed=seed, device=device)
 
 
-def learning_rate(config: TrainedModelConfig, step: int) -> float:
-    """Computes the learning rate of RL step `step`, counted from 1.
+def learning_rate(config: TrainedModelConfig, step: int, total_steps: int) -> float:
+    """Computes the learning rate of RL step `step`, counted from 1, in a run of `total_steps` steps.
 
-    With W = lr_warmup_steps, S = W + lr_stable_steps, D = lr_decay_steps, f = lr_min_ratio:
+    `total_steps` counts only if `config.needs_total_steps`. With W = lr_warmup_steps, or lr_warmup_steps_ratio *
+    total_steps rounded down, S = W + lr_stable_steps, D = lr_decay_steps, or total_steps, f = lr_min_ratio:
 
         step <= W:      lr * step / W                                 never 0, `lr` at step W
         W < step <= S:  lr                                            WSD (Hu et al., 2024, MiniCPM, eq. 1)
@@ -208,11 +209,13 @@ def learning_rate(config: TrainedModelConfig, step: int) -> float:
     The decay counts the steps that are done, as LambdaLR does: it begins at `lr`, is still above its minimum in step D,
     and reaches it in the step after.
     """
-    if step <= config.lr_warmup_steps:
-        return config.lr * step / config.lr_warmup_steps
-    stable = config.lr_warmup_steps + config.lr_stable_steps
-    if step <= stable or config.lr_schedule == "constant" or config.lr_decay_steps is None:
+    warmup = config.lr_warmup_steps or int(config.lr_warmup_steps_ratio * total_steps)
+    if step <= warmup:
+        return config.lr * step / warmup
+    stable = warmup + config.lr_stable_steps
+    if step <= stable or config.lr_schedule == "constant":
         return config.lr
-    progress = min(1.0, (step - 1 - stable) / max(1, config.lr_decay_steps - stable))
+    decay_end = config.lr_decay_steps or total_steps
+    progress = min(1.0, (step - 1 - stable) / max(1, decay_end - stable))
     remaining = 1.0 - progress if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return config.lr * (config.lr_min_ratio + (1.0 - config.lr_min_ratio) * remaining)

@@ -137,6 +137,7 @@ class TrainEngine:
         loss: TokenLoss,
         *,
         progress: ReportProgress,
+        total_steps: int = 0,
         stop_above: MetricLimit | None = None,
         observe: Observe = lambda *_: None,
     ) -> dict[str, float]:
@@ -145,6 +146,7 @@ class TrainEngine:
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
         token in it counts on any rank (momentum and weights stay unchanged). The update ends before the first step in
         whose mini-batch a metric is over `stop_above`. `observe` is called after each forward.
+        `total_steps`, the number of steps of the run, sets the learning rate together with the configuration.
 
         Returns:
             metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*".
@@ -155,7 +157,7 @@ class TrainEngine:
         steps = UpdateSteps(num_empty=len(planned) - len(mini_batches))
         if steps.num_empty:
             log.warning("%d of %d mini-batches hold no token to learn from: left out", steps.num_empty, len(planned))
-        lr = learning_rate(self.config, self.num_updates + 1)
+        lr = learning_rate(self.config, self.num_updates + 1, total_steps)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done, computed = itertools.count(1), list[MiniBatch]()
 

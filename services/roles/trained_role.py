@@ -74,9 +74,17 @@ class TrainedRole:
         return self._engine.compute_weights_digest()
 
     def prepare_update(self, request: Any, batch: Batch) -> Batch:
-        """Raises ValueError for rows that cannot be trained on; adds the column `mini_batches` to the rows."""
+        """Raises ValueError for rows that cannot be trained on; adds the column `mini_batches` to the rows.
+
+        So does a request that does not say the number of steps of the run, if the learning rate depends on it.
+        """
         check_rows(batch, self._engine.model)
         config, prompts = self._engine.config, self._engine.config.ppo_mini_batch_size
+        fewest = 1 if config.needs_total_steps else 0
+        if request.total_steps < fewest:
+            raise ValueError(
+                f"total_steps: expected the number of steps of the run, {fewest} or more, got {request.total_steps}"
+            )
         mini_batches = assign_mini_batches(
             batch.num_rows,
             prompts and prompts * self._context.config.rollout.n,
@@ -89,6 +97,7 @@ class TrainedRole:
 
     def train(
         self,
+        request: Any,
         batch: Batch,
         loss: TokenLoss,
         progress: CommandProgress,
@@ -96,9 +105,9 @@ class TrainedRole:
         stop_above: MetricLimit | None = None,
         observe: Observe = lambda *_: None,
     ) -> dict[str, float]:
-        """Trains on all mini-batches of all epochs of one PPO step; returns metrics with the role's prefix."""
+        """Trains on all mini-batches of all epochs of the request's step; returns metrics with the role's prefix."""
         update = partial(self._engine.update, batch, self._forward, loss)
-        metrics = update(progress=progress, stop_above=stop_above, observe=observe)
+        metrics = update(progress=progress, total_steps=request.total_steps, stop_above=stop_above, observe=observe)
         return metrics_of_role(self._context.role_name, metrics)
 
 

@@ -45,16 +45,18 @@ class ComputeLogProbsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ...) -> None: ...
 
 class ActorUpdateRequest(_message.Message):
-    __slots__ = ("header", "slot", "advance_only", "loss_terms")
+    __slots__ = ("header", "slot", "advance_only", "loss_terms", "total_steps")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_ONLY_FIELD_NUMBER: _ClassVar[int]
     LOSS_TERMS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     header: _worker_pb2.CommandHeader
     slot: _batch_pb2.Slot
     advance_only: bool
     loss_terms: LossTerms
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., advance_only: _Optional[bool] = ..., loss_terms: _Optional[_Union[LossTerms, _Mapping]] = ...) -> None: ...
+    total_steps: int
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., advance_only: _Optional[bool] = ..., loss_terms: _Optional[_Union[LossTerms, _Mapping]] = ..., total_steps: _Optional[int] = ...) -> None: ...
 
 class LossTerms(_message.Message):
     __slots__ = ("loss_mode", "entropy_coeff", "use_kl_loss", "kl_loss_coef", "phase", "teacher_coef")

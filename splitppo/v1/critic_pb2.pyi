@@ -16,9 +16,11 @@ class ComputeValuesRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ...) -> None: ...
 
 class CriticUpdateRequest(_message.Message):
-    __slots__ = ("header", "slot")
+    __slots__ = ("header", "slot", "total_steps")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     header: _worker_pb2.CommandHeader
     slot: _batch_pb2.Slot
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ...) -> None: ...
+    total_steps: int
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., total_steps: _Optional[int] = ...) -> None: ...

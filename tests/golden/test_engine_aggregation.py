@@ -45,9 +45,9 @@ def test_a_mini_batch_without_counting_tokens_has_finite_weights() -> None:
     assert np.isfinite(weights).all()
 
 
-def rates(steps, **settings) -> list[float]:
+def rates(steps, *, total_steps: int = 0, **settings) -> list[float]:
     config = ActorConfig.model_validate({"model": "m", "lr": 8.0, **settings})
-    return [learning_rate(config, step) for step in steps]
+    return [learning_rate(config, step, total_steps) for step in steps]
 
 
 def test_warm_up_is_linear_never_zero_and_ends_at_the_peak() -> None:
@@ -99,6 +99,17 @@ def test_stable_steps_keep_the_peak_before_the_decay_as_in_wsd(schedule: str) ->
     decay = [1 - k / 5 if schedule == "linear" else (1 + np.cos(np.pi * k / 5)) / 2 for k in range(5)]
     expected = [8.0] * 5 + [8.0 * (0.25 + 0.75 * share) for share in decay] + [2.0, 2.0]
     np.testing.assert_allclose(actual[2:], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("share", "total_steps", "warmup"), [(0.3, 11, 3), (0.1, 9, 0), (0.29, 100, 28), (1.0, 4, 4)])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_shares_of_the_run_are_the_steps_that_they_come_to_rounded_down(
+    schedule: str, share: float, total_steps: int, warmup: int
+) -> None:
+    """0.29 * 100 is 28.999... in float64, which verl rounds down likewise."""
+    steps = range(1, total_steps + 3)
+    said = rates(steps, total_steps=total_steps, lr_schedule=schedule, lr_warmup_steps_ratio=share)
+    assert said == rates(steps, lr_schedule=schedule, lr_warmup_steps=warmup, lr_decay_steps=total_steps)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

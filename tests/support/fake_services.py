@@ -288,6 +288,7 @@ class FakeActor(FakeSampler, ActorClient):
         self.published: list[tuple[int, int]] = []
         self.updates: list[tuple[int, bool]] = []
         self.terms: dict[int, LossTerms | None] = {}
+        self.total_steps: list[int] = []
         self.entropies: dict[int, float] = {}
 
     async def publish_weights(self, *, base_step: int, keep_from: int, save_hf_model: bool = False) -> CommandReply:
@@ -300,9 +301,16 @@ class FakeActor(FakeSampler, ActorClient):
         return await self._compute("old_log_probs", -0.1, slot, base_step)
 
     async def update(
-        self, slot: Slot, *, base_step: int, terms: LossTerms | None = None, advance_only: bool = False
+        self,
+        slot: Slot,
+        *,
+        base_step: int,
+        total_steps: int = 0,
+        terms: LossTerms | None = None,
+        advance_only: bool = False,
     ) -> CommandReply:
         self.updates.append((slot.step, advance_only))
+        self.total_steps.append(total_steps)
         self.terms[slot.step] = terms
         metrics = {"actor/pg_loss": 0.5}
         if slot.step in self.entropies:
@@ -320,10 +328,15 @@ class FakeCritic(FakeClient, CriticClient):
 
     role = "critic"
 
+    def __init__(self, log: CallLog) -> None:
+        super().__init__(log)
+        self.total_steps: list[int] = []
+
     async def compute_values(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("values", 0.25, slot, base_step)
 
-    async def update(self, slot: Slot, *, base_step: int) -> CommandReply:
+    async def update(self, slot: Slot, *, base_step: int, total_steps: int = 0) -> CommandReply:
+        self.total_steps.append(total_steps)
         return await self._run(
             "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"critic/vf_loss": 0.25}
         )

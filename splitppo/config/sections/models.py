@@ -106,12 +106,16 @@ class TrainedModelConfig(ComputedModelConfig):
     lr_warmup_steps: int = Field(0, ge=0)
     """The number of steps at the beginning of the run over which the learning rate rises to lr, in equal amounts."""
 
+    lr_warmup_steps_ratio: Share = 0.0
+    """The number of steps of the warm-up as a share of the run's steps, rounded down. Only without lr_warmup_steps. The
+    run's steps are those of run.total_steps and run.total_epochs, also after a resume that changes them."""
+
     lr_stable_steps: int = Field(0, ge=0)
     """The number of steps at lr between warm-up and decay (WSD). Only with lr_schedule cosine or linear."""
 
     lr_decay_steps: PositiveInt | None = None
-    """The step, counted from the beginning of the run with its warm-up, at which the decay has reached its lowest
-    value. lr_schedule cosine and linear need it."""
+    """The step, counted from the beginning of the run with its warm-up, at which the decay of lr_schedule cosine or
+    linear has reached its lowest value. null: the last step of the run, as in lr_warmup_steps_ratio."""
 
     lr_min_ratio: Share = 0.0
     """The lowest learning rate of the decay, as a share of lr."""
@@ -150,10 +154,16 @@ class TrainedModelConfig(ComputedModelConfig):
     """The number of tokens that loss_agg_mode seq-mean-token-sum-norm divides by, in addition to the number of
     sequences. null: data.max_response_length."""
 
+    @property
+    def needs_total_steps(self) -> bool:
+        """True if the learning rate of a step depends on the number of steps of the run."""
+        decays_over_run = self.lr_schedule != "constant" and self.lr_decay_steps is None
+        return decays_over_run or self.lr_warmup_steps_ratio > 0.0
+
     def _check_keys(self) -> None:
         super()._check_keys()
-        if self.lr_schedule != "constant" and self.lr_decay_steps is None:
-            raise ValueError(f"lr_schedule {self.lr_schedule!r} needs lr_decay_steps")
+        if self.lr_warmup_steps and self.lr_warmup_steps_ratio:
+            raise ValueError("lr_warmup_steps and lr_warmup_steps_ratio: expected one of them, the other must be 0")
         if self.lr_schedule == "constant" and self.lr_stable_steps:
             raise ValueError("lr_stable_steps is of no use with lr_schedule 'constant': expected linear or cosine")
         if self.lora_adapter_path is not None and not self.lora_rank:

@@ -318,6 +318,14 @@ def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
         call(role, "Update", update_request(), whole.merge(reference).take(np.arange(9)))
 
 
+def test_the_rate_of_a_step_follows_the_steps_of_the_run_that_the_request_says(model: Path) -> None:
+    role = build_actor(model, lr=1.0, lr_warmup_steps_ratio=0.5)
+    update = lambda **said: call(role, "Update", update_request(**said), experience(role))  # noqa: E731
+    assert update(total_steps=8).metrics["actor/lr"] == 0.25
+    with pytest.raises(ValueError, match="total_steps: expected the number of steps of the run, 1 or more, got 0"):
+        update()
+
+
 # The terms of the loss that an update is asked for.
 
 TERMS = {"loss_mode": "vanilla", "entropy_coeff": 0.0, "use_kl_loss": False, "kl_loss_coef": 0.001}

@@ -82,7 +82,10 @@ from tests.support.configs import MINIMAL, load, mistake
         ("evaluation.val_only=true", "evaluation.val_only needs validation: expected data.val_files, got none"),
         ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
         ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
-        ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
+        (
+            "actor={model: m, lr_warmup_steps: 2, lr_warmup_steps_ratio: 0.1}",
+            "key 'actor': lr_warmup_steps and lr_warmup_steps_ratio: expected one of them, the other must be 0",
+        ),
         ("actor.lora_rank=-1", "key 'actor.lora_rank': input should be greater than or equal to 0, got -1"),
         ("actor.lora_alpha=0", "key 'actor.lora_alpha': input should be greater than 0, got 0"),
         (
@@ -263,7 +266,7 @@ def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: 
         "actr.lr=1",
         "actor.optim.lr=1",
         "actor.lr=fast",
-        "actor.lr_schedule=cosine",
+        "actor.lr_stable_steps=2",
         "services.actor.devices=[0, 1]",
         "evaluation.val_only=true",
         "algorithm.filter_groups.enable=true",
@@ -281,8 +284,8 @@ def test_a_mistake_on_the_command_line_names_the_override(tmp_path: Path, overri
         (["actor.fsdp_size=3", "services.actor.num_processes=8"], 0),
         (["services.actor.num_processes=8", "actor.fsdp_size=3"], 1),
         (["actor.fsdp_size=2", "actor.fsdp_size=3", "services.actor.num_processes=8"], 1),
-        (["actor.lr_schedule=cosine", "actor.lr_decay_steps=null"], 0),
-        (["actor.lr_schedule=linear", "actor={lr_schedule: cosine, model: m}"], 1),
+        (["actor.lr_stable_steps=2", "actor.lr_schedule=constant"], 0),
+        (["actor.lr_schedule=linear", "actor={lr_stable_steps: 2, model: m}"], 1),
     ],
 )
 def test_of_several_overrides_the_one_is_named_whose_key_is_wrong(
@@ -293,7 +296,7 @@ def test_of_several_overrides_the_one_is_named_whose_key_is_wrong(
     assert str(caught.value).startswith(f"override {overrides[blamed]!r}: ")
 
 
-@pytest.mark.parametrize("mistaken", ["lr_schedule: cosine", "lr: fast", "lrr: 1"])
+@pytest.mark.parametrize("mistaken", ["lr_stable_steps: 2", "lr: fast", "lrr: 1"])
 def test_a_mistake_in_the_file_names_the_file_whatever_the_overrides_are(tmp_path: Path, mistaken: str) -> None:
     text = MINIMAL.replace("actor: {", f"actor: {{{mistaken}, ")
     assert text != MINIMAL

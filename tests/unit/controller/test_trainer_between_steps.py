@@ -76,6 +76,13 @@ async def test_a_completed_run_leaves_the_pair_of_its_last_step_unless_told_not_
     assert done.store.steps() == saved
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_both_updates_are_told_the_steps_of_the_run_not_of_this_start(tmp_path: Path, schedule: Schedule) -> None:
+    run = make_run(tmp_path, run__schedule=schedule, run__total_steps=5, run__stop_after_step=2)
+    await run.trainer.fit()
+    assert run.actor.total_steps == run.critic.total_steps == [5, 5]
+
+
 async def test_a_checkpoint_of_an_overlapped_step_waits_for_the_critic(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__schedule="overlap", run__total_steps=2, checkpoint__save_freq=1)
     finish_update = run.log.hold("critic.update", at_step=1)

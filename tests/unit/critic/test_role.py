@@ -26,8 +26,9 @@ def build(model: Path, **critic: Any) -> CriticRole:
     return CriticRole(context_of("critic", actor={"model": str(model)}, critic=section))
 
 
-def update_request(step: int) -> critic_pb2.CriticUpdateRequest:
-    return critic_pb2.CriticUpdateRequest(slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step))
+def update_request(step: int, **changes: Any) -> critic_pb2.CriticUpdateRequest:
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+    return critic_pb2.CriticUpdateRequest(slot=slot, **changes)
 
 
 def rows() -> Batch:
@@ -81,6 +82,26 @@ def test_two_runs_give_the_same_weights_bit_for_bit(model: Path) -> None:
         role.load_checkpoint(None)
 
     assert digests[0] == digests[1] != role.compute_weights_digest()
+
+
+def test_the_rate_of_a_step_follows_the_steps_of_the_run_that_the_request_says(model: Path) -> None:
+    role = build(model, lr=1.0, lr_warmup_steps_ratio=0.5, lr_schedule="linear")
+    rates = [
+        call(role, "Update", update_request(step, total_steps=total), with_targets(role, rows())).metrics["critic/lr"]
+        for step, total in ((1, 4), (2, 4), (3, 8), (4, 4))
+    ]
+    assert rates == [0.5, 1.0, 0.75, 0.5]  # for step 3 it was a run of 8 steps, with 4 of warm-up
+
+
+@pytest.mark.parametrize(
+    ("keys", "total"), [({"lr_warmup_steps_ratio": 0.5}, 0), ({"lr_schedule": "cosine"}, 0), ({}, -1)]
+)
+def test_an_update_that_does_not_say_the_steps_which_its_rate_needs_is_refused(
+    model: Path, keys: dict[str, Any], total: int
+) -> None:
+    role = build(model, **keys)
+    with pytest.raises(ValueError, match=f"total_steps: expected the number of steps of the run, .* got {total}"):
+        call(role, "Update", update_request(1, total_steps=total), with_targets(role, rows()))
 
 
 def test_rows_that_do_not_fit_the_model_are_refused(model: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from controller.from_verl.command import read_settings, translated_yaml
@@ -321,17 +319,25 @@ def test_arguments_of_a_reward_function_are_taken_as_a_whole(tmp_path: Path) -> 
     assert config_of(tmp_path, *function).reward.custom_function_kwargs == {"a": 1, "b": {"c": "x"}}
 
 
-def test_steps_are_counted_where_the_files_are_here(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["a"] * 25}), tmp_path / "t.parquet")
-    sizes = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5")
-    run = ("~trainer.total_training_steps", f"data.train_files={tmp_path}/t.parquet", "trainer.total_epochs=4")
-    config = config_of(tmp_path, *sizes, *run)
+def test_shares_of_a_run_of_epochs_stay_shares_whatever_its_files_come_to(tmp_path: Path) -> None:
+    rate = ("lr_warmup_steps_ratio=0.05", "lr_scheduler_type=cosine", "min_lr_ratio=0.1")
+    words = [f"{of}.optim.{word}" for of in (ACTOR, "critic") for word in rate]
+    config = config_of(tmp_path, *words, "~trainer.total_training_steps", "trainer.total_epochs=4")
     assert (config.run.total_steps, config.run.total_epochs) == (None, 4)
-    assert config.actor.lr_warmup_steps == 6
+    for section in (config.actor, config.critic):
+        assert (section.lr_warmup_steps, section.lr_warmup_steps_ratio) == (0, 0.05)
+        assert (section.lr_schedule, section.lr_decay_steps, section.lr_min_ratio) == ("cosine", None, 0.1)
 
 
-def test_steps_of_a_run_without_a_batch_size_are_not_counted(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["a"] * 25}), tmp_path / "t.parquet")
-    run = ("~trainer.total_training_steps", f"data.train_files={tmp_path}/t.parquet", "data.train_batch_size=0")
-    (stopping,) = translated(tmp_path, *run, f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5").stopping
+def test_a_share_of_a_decay_with_an_end_of_its_own_is_of_those_steps(tmp_path: Path) -> None:
+    megatron = f"{ACTOR}.optim={{lr_warmup_steps_ratio: 0.1, lr_decay_style: linear, lr_decay_steps: 50}}"
+    actor = config_of(tmp_path, megatron, "~trainer.total_training_steps").actor
+    assert (actor.lr_warmup_steps, actor.lr_warmup_steps_ratio, actor.lr_decay_steps) == (5, 0.0, 50)
+
+
+def test_stable_steps_leave_room_for_a_warm_up_that_is_a_share(tmp_path: Path) -> None:
+    decay = "lr_decay_style: WSD, lr_wsd_decay_style: cosine, lr_wsd_decay_steps: 30"
+    wsd = f"{ACTOR}.optim={{{decay}, lr_warmup_steps_ratio: 0.1}}"
+    assert config_of(tmp_path, wsd).actor.lr_stable_steps == 200 - 20 - 30
+    (stopping,) = translated(tmp_path, "~trainer.total_training_steps", wsd).stopping
     assert "add trainer.total_training_steps=N" in stopping.note

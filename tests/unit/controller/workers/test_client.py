@@ -296,11 +296,11 @@ async def test_headers_carry_run_epoch_and_base_step(connect: Connect) -> None:
     worker = FakeWorker()
     client = await connect(worker)
 
-    await client.update(SLOT, base_step=4, advance_only=True)
+    await client.update(SLOT, base_step=4, total_steps=9, advance_only=True)
 
     (request,) = worker.requests
     assert (request.header.run_id, request.header.epoch, request.header.base_step) == ("run", 2, 4)
-    assert (request.slot, request.advance_only) == (SLOT, True)
+    assert (request.slot, request.advance_only, request.total_steps) == (SLOT, True, 9)
 
 
 async def test_a_checkpoint_that_is_durable_after_the_next_update_takes_no_step_back(connect: Connect) -> None:
