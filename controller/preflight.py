@@ -167,6 +167,7 @@ def load_inputs(config: Config) -> Inputs:
     _check_teachers(config, tokenizer, table.data_sources)
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer, multi_turn, config.teacher.only)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
+    _warn_of_no_template(tokenizer, rows)
     check_conversations(config, tokenizer, rows)
     scored = inputs.scored_sources(config.reward)
     for source in sorted(scored):
@@ -178,6 +179,17 @@ def load_inputs(config: Config) -> Inputs:
         _check_filter_metric(config, table.data_sources & scored)
     _check_ground_truths(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
+
+
+def _warn_of_no_template(tokenizer: Tokenizer, rows: Iterable[PromptRow]) -> None:
+    """Warns if prompts are chat messages that no chat template renders: roles and ends of turns are then left out."""
+    first = next((row for row in rows if not isinstance(row.prompt, str)), None)
+    if first is not None and tokenizer.chat_template.template is None:
+        log.warning(
+            "%s: the prompt has chat messages, but the tokenizer has no chat template: the model reads their contents"
+            " alone, one per line (data.chat_template sets a template)",
+            first.place,
+        )
 
 
 def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:

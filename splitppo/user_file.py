@@ -46,10 +46,24 @@ def import_file(path: Path, key: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"key '{key}': importing {path} failed: {describe(error)}{line_in(path, error)}") from error
+        line = line_in(path, error).removeprefix(", ")
+        reason = describe(error) + (f" ({line})" if line else "") + _beside(path, error)
+        raise ConfigError(f"key '{key}': importing {path} failed: {reason}") from error
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
     return module
+
+
+def _beside(path: Path, error: BaseException) -> str:
+    """Returns how a module that was not found, but lies in the folder of the user's file, can be imported; or ""."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    folder = path.resolve().parent
+    if not name or not ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+        return ""
+    return (
+        f"; it lies beside the file, but modules are imported from PYTHONPATH and the folder of the command"
+        f" ({Path.cwd()}): set PYTHONPATH={folder}"
+    )
 
 
 def callable_of(module: ModuleType, name: str, key: str) -> Any:

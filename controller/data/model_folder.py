@@ -6,6 +6,7 @@ from typing import Any
 from splitppo.config import ConfigError
 from splitppo.config.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from splitppo.config_error import config_errors
+from splitppo.manifest import MANIFEST
 from splitppo.model_folder import GENERATION_CONFIG, local_folder, read_json
 
 _HUB_FILES = [
@@ -36,6 +37,17 @@ def read_description(source: str, key: str) -> dict[str, Any]:
     """Reads a model's config.json and adds the entries of its text_config; ConfigError if the file cannot be read."""
     file = model_folder(source, key) / "config.json"
     if not file.is_file():
-        raise ConfigError(f"{key}: {file.parent} has no config.json")
+        raise ConfigError(f"{key}: {file.parent} has no config.json{_if_checkpoint(file.parent)}")
     description = read_json(file)
     return {**description.get("text_config", {}), **description}
+
+
+def _if_checkpoint(folder: Path) -> str:
+    """Returns how to use a folder that is, or holds, a role's checkpoint of a run as a model; empty if it is none."""
+    for role_folder in (folder, folder / "actor", *sorted(folder.glob("checkpoints/global_step_*/actor"))[-1:]):
+        if (role_folder / MANIFEST).is_file():
+            return (
+                f": it is a checkpoint of a run; python -m services.engine.export --checkpoint {role_folder} --output"
+                " DIR makes a model of it"
+            )
+    return ""

@@ -219,7 +219,9 @@ def load_prompts(
     if len(kept) == 0:
         with_tools = ", with its tools" if any(tools_of(row.data_source) for row in rows) else ""
         allowed = f"{limit} tokens; the shortest has {min(map(len, ids))}{with_tools}"
-        raise ConfigError(f"{key}: all {len(rows)} prompts are longer than data.max_prompt_length ({allowed})")
+        raise ConfigError(
+            f"{key}: all {len(rows)} prompts are longer than data.max_prompt_length ({allowed}): raise it"
+        )
     if len(kept) < len(rows):
         log.warning("%s: %d of %d prompts are overlong and left out", key, len(rows) - len(kept), len(rows))
     fitting = [_truncated(ids[index], config, rows[index].place) for index in kept]

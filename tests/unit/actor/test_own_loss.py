@@ -75,7 +75,7 @@ TRYING = r"^key 'actor\.policy_loss\.loss_mode': .*mine\.py: trying 'mine' faile
     [
         (
             "import torch\nraise OSError('no disk')\ndef mine(tokens, config): ...\n",
-            r"^key 'actor\.policy_loss\.custom_path': importing .*mine\.py failed: OSError: no disk$",
+            r"^key 'actor\.policy_loss\.custom_path': importing .*mine\.py failed: OSError: no disk \(line \d+\)$",
         ),
         ("def mine(tokens):\n    return 0\n", TRYING + "TypeError: "),
         ("def mine(tokens, config):\n    return tokens.log_probs.mean()\n", TRYING + r"ValueError: .*\[3\], got \[\]$"),

@@ -102,6 +102,33 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path, make: Any) -> Non
         load_inputs(make(critic__model=str(tmp_path / "empty")))
 
 
+@pytest.mark.parametrize("given", ["", "checkpoints/global_step_7", "checkpoints/global_step_7/actor"])
+def test_a_checkpoint_of_a_run_is_no_model_and_the_sentence_says_how_to_make_one_of_it(
+    tmp_path: Path, make: Any, given: str
+) -> None:
+    role_folder = tmp_path / "run/checkpoints/global_step_7/actor"
+    role_folder.mkdir(parents=True)
+    (role_folder / "manifest.json").write_text("{}")
+    sentence = f"it is a checkpoint of a run; python -m services.engine.export --checkpoint {role_folder} --output DIR"
+    with pytest.raises(ConfigError, match=rf"^actor\.model: .* has no config\.json: {sentence} makes a model of it$"):
+        check_models(make(actor__model=str(tmp_path / "run" / given)))
+
+
+def test_messages_without_a_chat_template_are_warned_of(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_inputs(make())
+    assert caplog.messages == []
+    rows = tmp_path / "chat.jsonl"
+    row = {"prompt": [{"role": "user", "content": "ab"}], "data_source": "sort_letters"}
+    rows.write_text(f"{json.dumps({**row, 'reward_model': {'ground_truth': 'ab'}})}\n" * 4)
+    load_inputs(make(data__train_files=str(rows)))
+    assert caplog.messages == [
+        f"{rows}, line 1: the prompt has chat messages, but the tokenizer has no chat template: the model reads their"
+        " contents alone, one per line (data.chat_template sets a template)"
+    ]
+
+
 def test_an_adapter_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()

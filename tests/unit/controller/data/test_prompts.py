@@ -137,7 +137,10 @@ def test_a_reward_model_row_needs_no_ground_truth(tmp_path: Path, tokenizer: Tok
         ([row("a", extra_info=[1])], r"line 1: column 'extra_info' must be a mapping, got \[1\]"),
         (["text"], "line 1: expected a JSON object, got str"),
         ([], "data.train_files: .*a.jsonl has no rows"),
-        ([row("a" * 9), row("a" * 12)], r"all 2 prompts are longer than data.max_prompt_length \(8 tokens; .* has 9\)"),
+        (
+            [row("a" * 9), row("a" * 12)],
+            r"all 2 prompts are longer than data.max_prompt_length \(8 tokens; .* has 9\): raise it",
+        ),
     ],
 )
 def test_a_wrong_row_is_named_by_file_row_and_column(
