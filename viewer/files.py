@@ -1,5 +1,6 @@
 """Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ _STEP_FILE = re.compile(r"(0|[1-9][0-9]{0,8})\.parquet")
 MAX_JSON_BYTES = 16 << 20
 MAX_LINES_BYTES = 512 << 20
 MAX_LINE_BYTES = 4 << 20
+MAX_LINES = 1 << 20
 MAX_DEPTH = 64
 MAX_PARQUET_BYTES = 512 << 20
 _MARK_BYTES = 1 << 10
@@ -90,17 +92,20 @@ class Tail:
     """A file of one JSON object per line that grows: each `read` gives what is new.
 
     Attributes:
-        lines_broken: how many lines were no JSON object, and were left out.
+        lines_broken: how many lines were no JSON object, or came after MAX_LINES others, and were left out.
     """
 
     def __init__(self, folder: RunDir, name: str) -> None:
-        self.lines_broken = 0
+        self.lines_broken = self._num_lines = 0
         self._folder, self._name = folder, name
         self._inode = self._offset = 0
         self._mark = b""  # the bytes before the offset; a file that is replaced twice may have its first inode again
 
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Returns (True if the file is another one than before, the objects of its new whole lines)."""
+    def read(self) -> tuple[bool, Iterator[dict[str, Any]]]:
+        """Returns (True if the file is another one than before, the objects of its new whole lines).
+
+        The objects, which take many times the memory of their lines, are made one by one while they are iterated over.
+        """
         inode, is_same, content = 0, self._inode == 0, b""  # if there is no file
         with suppress(Unreadable), self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
             facts = os.fstat(file.fileno())
@@ -109,17 +114,22 @@ class Tail:
             is_same = inode == self._inode and file.read(len(self._mark)) == self._mark
             content = file.read(max(0, facts.st_size - file.seek(self._offset if is_same else 0)))
         if not is_same:
-            self._inode, self._offset, self._mark, self.lines_broken = inode, 0, b"", 0
+            self._inode, self._offset, self._mark = inode, 0, b""
+            self.lines_broken = self._num_lines = 0
         whole = content.rfind(b"\n") + 1
         self._offset += whole
         self._mark = (self._mark + content[:whole])[-_MARK_BYTES:]
-        rows: list[dict[str, Any]] = []
-        for line in filter(bytes.strip, content[:whole].split(b"\n")):
+        return not is_same, self._objects(content[:whole])
+
+    def _objects(self, content: bytes) -> Iterator[dict[str, Any]]:
+        for line in filter(bytes.strip, io.BytesIO(content)):
+            self._num_lines += 1
             try:
-                rows.append(json_object(line, self._name))
+                if self._num_lines > MAX_LINES:
+                    raise Unreadable(f"{self._name} has more than {MAX_LINES:,} lines.")
+                yield json_object(line, self._name)
             except Unreadable:
                 self.lines_broken += 1
-        return not is_same, rows
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:

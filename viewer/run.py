@@ -49,8 +49,12 @@ class Run:
             if is_new:
                 self.events.clear()
                 self.spans.lost = ()
-            self.spans.add_lost(event.get("spans") for event in rows)
-            self.events += [_told(event) | {"number": number} for number, event in enumerate(rows, len(self.events))]
+            self.spans.add_lost(self._noted(event) for event in rows)
+
+    def _noted(self, event: dict[str, Any]) -> Any:
+        """Adds an event of events.jsonl, and returns its spans of lost work, if it has any."""
+        self.events.append(_told(event) | {"number": len(self.events)})
+        return event.get("spans")
 
     def told_events(self, since: int = 0) -> list[dict[str, Any]]:
         """Returns the events from number `since` on; of very many the last, and of steps in a row only the last one."""

@@ -18,7 +18,7 @@ import pytest
 from controller.tracking.metric_names import meaning
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
-from viewer import step_files
+from viewer import files, step_files
 from viewer.__main__ import main
 from viewer.app import make_app
 from viewer.files import RunDir, Tail, Unreadable, finite
@@ -77,6 +77,28 @@ async def test_a_parquet_cut_at_any_length_is_a_sentence(run: Path) -> None:
     for share in range(1, 10):
         file.write_bytes(whole[: len(whole) * share // 10])
         assert (await ask([run], "/api/runs/0/train/1")).status == 422
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "trace.json", "config.yaml", "summary.json"])
+async def test_a_pipe_in_place_of_a_file_is_not_waited_for(run: Path, name: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    for path in ("/api/runs", "/api/runs/0", "/api/runs/0/config", "/api/runs/0/timeline"):
+        assert (await ask([run], path)).status in (200, 422)
+
+
+def test_of_very_many_lines_the_first_are_taken_and_the_others_counted(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_LINES", 2)
+    viewed = Run(0, run)
+    viewed.refresh()
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"kind": "one"}\n' * 5)
+    viewed.refresh()
+    assert viewed.metrics.steps == [1, 2]
+    assert viewed.metrics.lines_broken == 1
+    assert [event["number"] for event in viewed.events] == [*range(2)]
 
 
 async def test_a_text_that_is_stored_once_for_many_rows_is_not_unfolded_beyond_the_limit(
@@ -286,10 +308,12 @@ async def test_a_text_is_found_in_what_is_recorded_of_a_response(run: Path) -> N
 async def test_a_file_that_was_replaced_twice_and_has_its_first_inode_again_is_another_one(tmp_path: Path) -> None:
     file, tail = tmp_path / "metrics.jsonl", Tail(RunDir(tmp_path), "metrics.jsonl")
     file.write_text("".join(f'{{"step": {step}, "x": 1}}\n' for step in range(1, 6)))
-    assert tail.read() == (True, [{"step": step, "x": 1} for step in range(1, 6)])
+    is_new, rows = tail.read()
+    assert (is_new, [*rows]) == (True, [{"step": step, "x": 1} for step in range(1, 6)])
     with file.open("a") as more:
         more.write('{"step": 6, "x": 1}\n')
-    assert tail.read() == (False, [{"step": 6, "x": 1}])
+    is_new, rows = tail.read()
+    assert (is_new, [*rows]) == (False, [{"step": 6, "x": 1}])
     lines = [f'{{"step": {step}, "x": {1 if step < 3 else 2}}}\n' for step in range(1, 10)]
     with file.open("r+") as same:  # the inode stays, and the file is longer than before
         same.write("".join(lines))
