@@ -156,12 +156,12 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
-    """Adds Hydra overrides to the settings, the last one wins; ConfigError if only unknown values set a key."""
-    names = [_key(word) for word in words if not word.unknown]
-    for word in words:
+    """Adds Hydra overrides to the settings, the last one wins; ConfigError if that one has an unknown value."""
+    for number, word in enumerate(words, 1):
+        is_overridden = any(_key(later) == _key(word) and not later.unknown for later in words[number:])
         if word.unknown and _is_not_needed(_key(word)):
             settings.add_override(f"{_key(word)}=null", word.line)
-        elif not word.unknown or _key(word) not in names:
+        elif not word.unknown or not is_overridden:
             settings.add_override(_known(settings, word), word.line)
 
 

@@ -168,6 +168,19 @@ def test_a_value_that_only_a_command_knows_is_asked_for_and_can_be_given(
     )
 
 
+def test_an_unknown_value_that_overrides_a_known_one_is_asked_for_and_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, key = tmp_path / "run.sh", "actor_rollout_ref.actor.use_kl_loss"
+    command = f"python -m verl.trainer.main_ppo {' '.join(BASE)} trainer.nnodes=1"
+    file.write_text(f"{command} {key}=True {key}=$USE_KL")
+    assert run(file, "--verl-version=0.9") == 2
+    assert f"{key} is not known, as USE_KL is set nowhere; give {key}=... here" in capsys.readouterr().err
+    assert run(file, f"{key}=False", "--verl-version=0.9") == 0
+    file.write_text(f"{command} {key}=$USE_KL {key}=True")
+    assert run(file, "--verl-version=0.9") == 0
+
+
 def test_the_version_is_asked_for_where_no_key_tells_it_and_defaults_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
