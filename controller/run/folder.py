@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -161,7 +161,15 @@ class RunFolder:
             named_step(Path(resume))
         with self._errors_named():
             check_folder(self.path)
-            return self._checked(resolve_run(self.config, self._used(self._stored()), permitted_cores()))
+            stored = self._stored()
+            used = self._used(stored)
+            resolved = resolve_run(self.config, used, permitted_cores())
+            try:
+                return self._checked(resolved)
+            except ConfigError:
+                if stored is not None:  # a key that was changed explains more than the rule that it breaks
+                    self._refuse_changed(self._differences(resolved, stored, used))
+                raise
 
     def check(self) -> Config:
         """Returns what `resolve` returns; ConfigError also if the folder has a run that this start may not resume."""
@@ -207,14 +215,22 @@ class RunFolder:
         if self.config.run.resume == "disable":
             advice = "remove it, choose another folder, or set run.resume=auto"
             raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
+        lines = self._differences(self.config, stored, used)
+        self._refuse_changed(lines)
+        self._checked(self.config)
+        return list(lines.values())
+
+    def _differences(self, config: Config, stored: Any, used: Config | None) -> dict[str, str]:
+        """Returns a line for each key that has another value in `config` than in the folder, by key."""
         before = stored if used is None else yaml.safe_load(dump_config(used))
-        changed = differences(before, yaml.safe_load(dump_config(self.config)))
-        lines = {key: _line(key, old, new) for key, old, new in changed}
+        changed = differences(before, yaml.safe_load(dump_config(config)))
+        return {key: _line(key, old, new) for key, old, new in changed}
+
+    def _refuse_changed(self, lines: Mapping[str, str]) -> None:
+        """Raises ConfigError if one of these keys may not have another value than in the folder."""
         if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
             way = self.checkpoints.way_to_other_keys()
             raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
-        self._checked(self.config)
-        return list(lines.values())
 
     def _checked(self, config: Config) -> Config:
         """Returns `config`; ConfigError if values that a resumed run keeps break a rule between keys."""

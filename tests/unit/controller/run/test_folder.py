@@ -121,6 +121,13 @@ def test_a_share_that_is_kept_needs_its_group(run_dir: Path) -> None:
     reopen(run_dir, services=ON_CORES)  # nothing was changed
 
 
+def test_a_changed_key_is_named_and_not_the_rule_that_it_breaks_with_a_value_that_is_kept(run_dir: Path) -> None:
+    leave_a_run(run_dir, services=ON_CORES)
+    for start in (RunFolder.resolve, RunFolder.check, RunFolder.__enter__):
+        with pytest.raises(ConfigError, match=r"another config:\n  run\.seed: 1 in the folder, 5 now\na resumed run"):
+            start(RunFolder(make_config(run_dir, run__seed=5)))
+
+
 def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
     with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
         pass
