@@ -143,9 +143,10 @@ def age_of_words(words: Sequence[str]) -> Age:
 
 
 def engine_of_words(words: Sequence[str]) -> str:
-    """Returns the training engine that Hydra overrides (key=value) choose in verl: "dp" (FSDP) if they choose none.
+    """Returns the training engine that arguments of verl's command line choose: "dp" (FSDP) if they choose none.
 
-    The older configuration of verl for Megatron is "ppo_megatron_trainer".
+    The older configuration of verl for Megatron is "ppo_megatron_trainer". It is chosen by its name, or by that of the
+    actor's strategy.
     """
     if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
         return names[-1]

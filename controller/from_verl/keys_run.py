@@ -1,6 +1,6 @@
 """Converts verl's keys of `algorithm` and `trainer`, and keys outside all sections, into keys of SplitPPO."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ from splitppo.config.subsections.rejection import parse_weight_bounds
 
 _CORRECTION = "algorithm.rollout_correction"
 _LOWER = "rollout_rs_threshold_lower"
+VETO = f"{_CORRECTION}.rollout_token_veto_threshold"
 _OLD_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 _SAMPLES_ANEW = "every step samples new responses"
 _TIMELESS = "which weights sample is never a matter of time"
@@ -78,6 +79,26 @@ def _rejection_bounds(value: Any, run: VerlRun) -> Any:
     return f"{1.0 / upper!r}_{1.0 / num_of(lower, _LOWER) if lower is not None else upper!r}"
 
 
+def _veto(value: Any, _: VerlRun) -> str:
+    if not 0.0 < num_of(value, VETO) < 1.0:
+        raise NotSupported("rollout_rs: seq_max_k1, with a probability ratio between 0 and 1")
+    return "seq_max_k1"
+
+
+def rules_with_veto(run: VerlRun) -> Mapping[str, str]:
+    """Returns rollout_rs and its thresholds, by their keys, with verl's veto as one more rule.
+
+    The veto rejects a response with a token whose probability ratio of trainer to rollout is below a threshold: a bound
+    of the greatest inverse ratio. Versions of verl that have it have at most one other rule.
+    """
+    rule, bounds = (run.value(f"{_CORRECTION}.{key}") for key in ("rollout_rs", "rollout_rs_threshold"))
+    rules = [] if rule is None else [(_rejects(rule, run), _rejection_bounds(bounds, run))]
+    rules.append(("seq_max_k1", 1.0 / num_of(run.value(VETO), VETO)))
+    names, thresholds = zip(*rules, strict=True)
+    keys = {"rollout_rs": names, "rollout_rs_threshold": thresholds}
+    return {f"{_CORRECTION}.{key}": ",".join(map(str, values)) for key, values in keys.items()}
+
+
 def _freq(value: Any, _: VerlRun) -> int:
     return int(value) if value and num_of(value, "freq") > 0 else -1
 
@@ -139,7 +160,8 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.changed("rollout_rs", "rollout_rs", ratios, _rejects, None)
     yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
-    yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
+    veto = "one more rule, seq_max_k1, which bounds the inverse ratio"
+    yield correction.changed("rollout_token_veto_threshold", "rollout_rs", veto, _veto)
     gradient = only_if(lambda value, _: value, "loss_type sets it", _loss_type)
     yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", gradient, False)
     auto = "auto, the default here: log-probs of the policy, from the trainer or the rollout backend"

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
 from controller.from_verl.keys_distillation import teachers_of
+from controller.from_verl.keys_run import VETO, rules_with_veto
 from controller.from_verl.row import NO_DEFAULT, Noted, NotNeeded, NotSupported, Row, Rule
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import NEXT, Settings
@@ -99,6 +100,9 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
         result.findings.append(finding)
         if finding.to and finding.outcome in ("taken", "changed") and "*" not in finding.to:
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
+    if any(finding.key == VETO and finding.outcome == "changed" for finding in result.findings):
+        for key, value in rules_with_veto(run).items():
+            result.set(key, value, "with verl's rollout_token_veto_threshold")
     _place(result, run)
     return result
 

@@ -154,7 +154,11 @@ def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
     estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
     if rejection.over == "token":
         return estimate_BT
-    statistic_B = estimate_BT.max(axis=1) if rejection.over == "seq_max" else estimate_BT.sum(axis=1)
+    if rejection.over == "seq_max":
+        statistic_B = np.where(mask_BT, estimate_BT, -np.inf).max(axis=1)
+        statistic_B[~mask_BT.any(axis=1)] = 0.0
+    else:
+        statistic_B = estimate_BT.sum(axis=1)
     if rejection.over == "seq_mean":
         statistic_B /= np.maximum(mask_BT.sum(axis=1), 1)
     return np.broadcast_to(statistic_B[:, None], mask_BT.shape)

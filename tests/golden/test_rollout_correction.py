@@ -209,6 +209,16 @@ def test_weights_do_not_depend_on_what_is_rejected() -> None:
     assert both.learned.sum() == 2
 
 
+def test_a_token_that_the_trainer_finds_improbable_rejects_its_response_and_no_other_token_does() -> None:
+    """Verl's veto, as its versions up to 0.7.0 write it: (log_ratio < log(threshold)).any() over a response."""
+    veto = 0.01
+    rows = [[(0.5, 0.5), (0.0099 * 0.5, 0.5)], [(0.5, 0.5), (0.0101 * 0.5, 0.5)], [(0.9, 0.001)]]
+    kept = [all(math.log(p / q) >= math.log(veto) for p, q in row) for row in rows]
+    assert kept == [False, True, True]
+    learned = correct(rows, rollout_rs="seq_max_k1", rollout_rs_threshold=1.0 / veto).learned
+    assert [learned[index, : len(row)].tolist() for index, row in enumerate(rows)] == [[False] * 2, [True] * 2, [True]]
+
+
 # An independent reference.
 
 
@@ -238,11 +248,13 @@ def random_rows(seed: int) -> BearerTokens:
 @pytest.mark.parametrize("option", REJECTION_OPTIONS)
 def test_rejection_equals_the_reference(option: str, seed: int) -> None:
     rows = random_rows(seed)
-    threshold = "0.8_1.3" if option.endswith("k1") else 0.05
+    bounds = {"seq_max_k1": (1.3, -math.inf, math.log(1.3))} | dict.fromkeys(
+        ("token_k1", "seq_sum_k1", "seq_mean_k1"), ("0.8_1.3", math.log(0.8), math.log(1.3))
+    )
+    threshold, low, high = bounds.get(option, (0.05, -math.inf, 0.05))
 
     correction = correct(rows, rollout_rs=option, rollout_rs_threshold=threshold)
 
-    low, high = (math.log(0.8), math.log(1.3)) if option.endswith("k1") else (-math.inf, 0.05)
     statistics = [reference_statistic(option, row) for row in rows]
     for index, statistic in enumerate(statistics):
         assert correction.learned[index, : len(statistic)].tolist() == [low <= value <= high for value in statistic]

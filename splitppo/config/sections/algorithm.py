@@ -42,13 +42,13 @@ class RolloutCorrectionConfig(Section):
 
     rollout_rs: str | None = None
     """The criteria by which tokens or responses are rejected, with commas between them. They compare k1 = -log r, k2 =
-    (log r)^2 / 2 or k3 = r - 1 - log r. token_k{1,2,3} rejects tokens; seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3}
-    reject whole responses. null: nothing is rejected."""
+    (log r)^2 / 2 or k3 = r - 1 - log r. token_k{1,2,3} rejects tokens; seq_{sum,mean,max}_k{1,2,3} reject
+    whole responses. null: nothing is rejected."""
 
     rollout_rs_threshold: str | float | None = None
     """The bounds of rollout_rs: one for all criteria, or one for each, with commas between them. For k1: bounds of 1 /
-    r, "0.5_2.0" in quotes, or the upper bound alone, whose reciprocal is then the lower bound. For k2 and k3: the upper
-    bound, in nats."""
+    r, "0.5_2.0" in quotes, or the upper bound alone, whose reciprocal is then the lower bound; for seq_max_k1 the upper
+    bound alone, and none below. For k2 and k3: the upper bound, in nats."""
 
     def _check_keys(self) -> None:
         if self.rollout_is_batch_normalize and self.rollout_is is None:

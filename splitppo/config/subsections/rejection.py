@@ -6,10 +6,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-# Statistics of the log-ratio, per token, or summed, averaged or maximised over a response. k1 is bounded on both sides.
+# Statistics of the log-ratio, per token, or summed, averaged or maximised over a response. k1 is bounded on both sides,
+# but its maximum, which looks for one token that the trainer finds improbable, only from above.
 REJECTION_OPTIONS = (
     *(f"{over}_{estimate}" for over in ("token", "seq_sum", "seq_mean") for estimate in ("k1", "k2", "k3")),
-    *("seq_max_k2", "seq_max_k3"),
+    *("seq_max_k1", "seq_max_k2", "seq_max_k3"),
 )
 
 
@@ -18,7 +19,7 @@ class Rejection:
     """One criterion of rollout correction: a statistic of log-ratios, and its accepted range in nats.
 
     `option` is one of REJECTION_OPTIONS: outside of its range it rejects tokens, or whole responses. Only statistics of
-    k1 have a lower bound.
+    k1 have a lower bound, and not their maximum.
     """
 
     option: str
@@ -100,6 +101,13 @@ def _numbers(bounds: str) -> list[float]:
 
 def _rejection(option: str, bound: str) -> Rejection:
     numbers = _numbers(bound)
+    if option == "seq_max_k1":
+        if len(numbers) != 1 or not 1.0 < numbers[0] < math.inf:
+            raise ValueError(
+                f"rollout_rs_threshold: {option} takes one upper bound above 1 of the rollout backend's probability"
+                f" over the trainer's, got {bound!r}"
+            )
+        return Rejection(option, None, math.log(numbers[0]))
     if option.endswith("k1"):
         if len(numbers) == 1 and numbers[0] > 0.0:
             numbers = [1.0 / numbers[0], numbers[0]]

@@ -51,7 +51,7 @@ from tests.support.verl_launch import ACTOR, ROLLOUT, finding, translated
         ("trainer.v1.trainer_mode=separate_async", "one_step_off_policy"),
         ("algorithm.rollout_is_threshold=2.0", "algorithm.rollout_correction: rollout_is is the level"),
         ("algorithm.rollout_correction.rollout_is_threshold=-1", "at least 1"),
-        ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", "rollout_rs"),
+        ("algorithm.rollout_correction.rollout_token_veto_threshold=2.0", "rollout_rs: seq_max_k1"),
         ("data.train_batch_sise=4", "did you mean data.train_batch_size?"),
     ],
 )

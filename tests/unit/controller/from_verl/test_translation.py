@@ -335,6 +335,19 @@ def test_a_share_of_a_decay_with_an_end_of_its_own_is_of_those_steps(tmp_path: P
     assert (actor.lr_warmup_steps, actor.lr_warmup_steps_ratio, actor.lr_decay_steps) == (5, 0.0, 50)
 
 
+@pytest.mark.parametrize(
+    ("rule", "names", "thresholds"),
+    [
+        ("", "seq_max_k1", "10000.0"),
+        (", rollout_rs: token, rollout_rs_threshold: 2.0", "token_k1,seq_max_k1", "0.5_2.0,10000.0"),
+    ],
+)
+def test_a_veto_of_tokens_is_one_more_rule_of_rejection(tmp_path: Path, rule: str, names: str, thresholds: str) -> None:
+    words = f"algorithm.rollout_correction={{rollout_is: token, rollout_token_veto_threshold: 1e-4{rule}}}"
+    correction = config_of(tmp_path, words).algorithm.rollout_correction
+    assert (correction.rollout_rs, correction.rollout_rs_threshold) == (names, thresholds)
+
+
 def test_stable_steps_leave_room_for_a_warm_up_that_is_a_share(tmp_path: Path) -> None:
     decay = "lr_decay_style: WSD, lr_wsd_decay_style: cosine, lr_wsd_decay_steps: 30"
     wsd = f"{ACTOR}.optim={{{decay}, lr_warmup_steps_ratio: 0.1}}"
