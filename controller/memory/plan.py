@@ -11,8 +11,9 @@ from splitppo.config import Config
 from splitppo.config.section import RoleName
 
 # (passes, tokens) of services/engine/forward_proof.py: the engine, then the model itself row by row; in bf16 also with
-# another attention and beside padding.
+# another attention and beside padding. A model that is trained makes one more pass, in training.
 PROOF = {"fp32": (5, 108), "bf16": (10, 262)}
+PROOF_IN_TRAINING = (1, 54)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def memory_plan(config: Config, gpus: Mapping[int, int], main_memory: int = 0) -
         sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
         groups.append(estimate_group(config, role, model, gpu_bytes=min(sizes, default=None), **frozen))
         if role != "rollout":  # it gets its weights later, and is held to the actor's log-probs
-            proofs.append(_proof(config, role, [model, *frozen.values()]))
+            proofs.append(_proof(config, role, model, list(frozen.values())))
     misfit = find_misfit(config, groups, gpus) or find_main_memory_misfit(config, groups, main_memory)
     return MemoryPlan(tuple(groups), unknown, misfit, tuple(proofs))
 
@@ -81,12 +82,15 @@ def _read_shapes(config: Config, role: RoleName) -> tuple[ModelShape, dict[str, 
     return read_model_shape(config.model_of(role).model, kind, f"{section}.model"), frozen
 
 
-def _proof(config: Config, role: RoleName, models: Sequence[ModelShape]) -> str:
+def _proof(config: Config, role: RoleName, main: ModelShape, frozen: Sequence[ModelShape]) -> str:
     """Says what each rank of a group computes at a start to prove its models; see docs/architectures.md."""
     passes, tokens = PROOF[config.model_of(role).dtype]
-    flop = 2 * tokens * sum(model.num_parameters for model in models)
+    flop = 2 * tokens * sum(model.num_parameters for model in (main, *frozen))
+    if role in config.trained_roles:
+        passes += PROOF_IN_TRAINING[0]
+        flop += 2 * PROOF_IN_TRAINING[1] * main.num_parameters
     return (
-        f"proof of the {role}'s models at each start: {passes} passes through all weights, {tokens} tokens,"
+        f"proof of the {role}'s models at each start: {passes} passes of short rows through their weights,"
         f" {flop / 1e12:.2g} TFLOP on each rank"
     )
 

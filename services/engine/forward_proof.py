@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from services.engine.batching.packing import MicroBatchLimits, collate, plan_micro_batches, row_lengths
+from services.engine.batching.row_checks import most_positions
 from services.engine.model.forward import Forward, policy_forward, reward_forward, value_forward
 from services.engine.model.weights import Kind
 from services.engine.strategies.protocol import Strategy
@@ -74,11 +75,13 @@ def prove_forward(
     limits: MicroBatchLimits,
     device: torch.device,
     dtype: DType,
+    is_trained: bool = False,
 ) -> Difference:
     """Compares the engine's forward with the model's own on a few rows; returns how far they are apart.
 
     All ranks call it, with weights loaded. `name` is the model's, for the error; `limits` say whether the engine packs
-    rows or pads them, and which ranks share them; the model computes in `dtype`.
+    rows or pads them, and which ranks share them; the model computes in `dtype`. If it `is_trained`, its forward in
+    training must give the same numbers, too: some architectures then add noise, or drop something out.
 
     Raises:
         ValueError: the numbers differ by more than rounding explains, or a forward cannot be run.
@@ -89,18 +92,20 @@ def prove_forward(
     try:
         with as_bad_input(subject):
             engine_N = _engine_outputs(model, kind, rows, limits, device)
+            modes = {"": engine_N}
+            if is_trained:
+                model.train()
+                modes["in training "] = _engine_outputs(model, kind, rows, limits, device)
+                model.eval()
             with attention_of(model, "eager"):
                 own_N, largest = own_outputs(model, kind, rows, device)
                 itself = difference_from_itself(model, kind, rows, device, own_N, dtype)
     finally:
         strategy.release(model)
-    outputs = _FORWARDS[kind][2]
-    found = check_difference(
-        engine_N,
-        own_N,
-        bound_of(itself, own_N, kind, dtype, largest),
-        f"{subject}: the {outputs} are not those of the model itself",
-    )
+    outputs, bound = _FORWARDS[kind][2], bound_of(itself, own_N, kind, dtype, largest)
+    for mode, computed_N in modes.items():
+        wrong = f"{subject}: {mode}the {outputs} are not those of the model itself"
+        found = check_difference(computed_N, own_N, bound, wrong)
     log.info(
         "%s: %s of %s rows are those of the model itself, up to %.1g (proved in %.2f s)",
         *(name, outputs, how, found.largest, time.perf_counter() - began_s),
@@ -114,11 +119,11 @@ def rows_of(config: Any, kind: Kind) -> list[Row]:
     special = {value for name, value in vars(text).items() if name.endswith("token_id") and isinstance(value, int)}
     ids = np.setdiff1d(np.arange(text.vocab_size), [*special]).astype(np.int32)
     ids = ids if len(ids) else np.arange(text.vocab_size, dtype=np.int32)
-    most = getattr(text, "max_position_embeddings", None) or sum(max(ROW_LENGTHS[kind], key=sum))
+    most = most_positions(config)
     rng = np.random.default_rng(0)
     rows = []
     for num_prompt, num_response in ROW_LENGTHS[kind]:
-        tokens = rng.choice(ids, num_prompt + num_response)[: max(2, most)]
+        tokens = rng.choice(ids, min(num_prompt + num_response, max(2, most)))
         prompt, response = np.split(tokens, [min(num_prompt, len(tokens) - 1)])
         rows.append((prompt, response))
     return rows

@@ -120,6 +120,7 @@ class TrainEngine:
                 limits=self.limits,
                 device=device,
                 dtype=config.dtype,
+                is_trained=True,
             )
 
     def _fill(self) -> None:

@@ -74,8 +74,8 @@ def _check_freq(config: Config) -> int:
         return 0
     if config.rollout.backend != "hf":
         return 1
-    # Where no old log-probs are computed, the backend hf is proved once, at the start of the actor.
-    return HF_CHECK_FREQ if config.algorithm.rollout_correction.bypasses or config.needs_old_log_probs else 0
+    # Where a step computes no old log-probs, the backend hf is proved once, at the start of the actor.
+    return HF_CHECK_FREQ if config.algorithm.rollout_correction.bypasses or config.always_needs_old_log_probs else 0
 
 
 def _share(config: Config) -> float:

@@ -115,6 +115,11 @@ class Config(Section):
         return any(_needs_old_log_probs(config) for config in self.in_every_phase)
 
     @property
+    def always_needs_old_log_probs(self) -> bool:
+        """True if every step needs old log-probs, see `needs_old_log_probs`."""
+        return all(_needs_old_log_probs(config) for config in self.in_every_phase)
+
+    @property
     def reward_model_host(self) -> RoleName | None:
         """The role whose worker group holds the reward model; None if the run has no reward model."""
         if not self.reward_model.model:

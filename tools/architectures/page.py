@@ -15,16 +15,17 @@ This page answers, for people who bring a model: can it be trained here, how is 
 Any causal language model of transformers can be tried. No list decides: at every start each group **proves its
 forward**. A few short rows of fixed token ids go through the model's own forward, each row alone, with the whole logits
 and with attention of transformers. The engine's log-probs, values or scores of these rows, packed or padded as in
-training, must be the same. So must the log-probs of a few tokens that the backend `hf` decodes. If they are not, the
-group ends with exit code 2 and one sentence with the architecture and the difference, before anything is sampled.
+training, must be the same, also in training mode, in which some models add noise. So must the log-probs of a few tokens
+that the backend `hf` decodes. If they are not, the group ends with exit code 2 and one sentence with the architecture
+and the difference, before anything is sampled.
 
 * **The bound.** In fp32 log-probs must agree to 1e-4 nats, values and scores to 1e-4 of their spread. In bf16 a model
   differs from itself: the same rows with eager attention, with sdpa, and beside padding. The engine differs from it as
   much (0.9 to 1.2 times, in ten families of random models). Three times that mean difference and four times the
   greatest are allowed, and the rounding of the logits.
 * **What it costs.** One pass of the engine over four rows, and one of the model's own forward over each of them; in
-  bf16 five more passes. `--check` of the controller says how many floating-point operations that is for your models.
-  Ranks that divide the weights gather them once for each pass.
+  bf16 five more passes, and one more of a model that is trained. `--check` of the controller says how many
+  floating-point operations that is for your models. Ranks that divide the weights gather them once for each pass.
 * **Without a run.** `python -m services.actor --config my.yaml --check` (and `services.critic`, ...) loads the models
   of that group in one process, one after another, and proves them. The controller's `--check` has no torch.
 * **Sampling** with vLLM is held to the trainer by the check of the first step

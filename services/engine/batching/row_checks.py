@@ -1,6 +1,6 @@
 """Checks once, before a command runs, that a model can take the rows of a batch (pure functions)."""
 
-import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
             _check_ids(batch[name], name, model)
     if "responses" in batch:
         lengths = lengths + batch["responses"].lengths
-    longest, most = int(lengths.max()) + room, _most_positions(model)
+    longest, most = int(lengths.max()) + room, most_positions(model.config)
     if longest > most:
         of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
         raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
@@ -59,7 +59,7 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
     Raises:
         ValueError: an empty row, a token id outside the vocabulary, a row too long.
     """
-    column, most = batch[name], _most_positions(model)
+    column, most = batch[name], most_positions(model.config)
     if not column.lengths.all():
         raise ValueError(
             f"column {name!r}, row {int(np.argmin(column.lengths))}: expected at least one token, got none"
@@ -90,8 +90,10 @@ def _check_ids(column: Column, name: str, model: Any) -> None:
     _refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
 
 
-def _most_positions(model: Any) -> float:
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+def most_positions(config: Any) -> int:
+    """Returns the largest number of tokens that a row of a model may have; sys.maxsize if it has no limit."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or -1
+    return most if most > 0 else sys.maxsize
 
 
 def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:

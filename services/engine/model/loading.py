@@ -23,7 +23,6 @@ from splitppo.config_error import sentence_of
 from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, local_folder
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-_RANDOM = ("phimoe",)  # no attribute of its config switches that off
 _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
     "policy": response_log_probs,
     "value": response_values,
@@ -67,8 +66,6 @@ def build_model(
     hf_logging.set_verbosity_error()
     try:
         config = _read_config(folder, kind)
-        if config.model_type in _RANDOM:
-            raise ValueError(f"{config.model_type} draws its experts at random in training, not as when it samples")
         model = _without_weights(config, kind, dtype)
         if override_config:
             shapes = _shapes(model)

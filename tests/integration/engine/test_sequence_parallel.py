@@ -67,7 +67,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 5},
     "ministral": {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     "qwen3_moe": {"num_experts": 4, **EXPERTS},
     "phi3": {"sliding_window": 5},
     "olmo2": {},

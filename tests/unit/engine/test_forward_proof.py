@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
-from services.engine.forward_proof import Difference, rows_of
+from services.engine.forward_proof import Difference, prove_forward, rows_of
 from services.engine.frozen_model import FrozenModel
 from services.engine.inference import check_sequence_ranks
 from services.engine.model.forward import policy_forward
 from services.engine.model.loading import for_generation
 from services.engine.model.weights import Kind
+from services.engine.strategies.registry import build_strategy
 from services.rollout.hf_backend.decoding_proof import prove_decoding
 from splitppo.batch import Batch
 from splitppo.config import ComputedModelConfig
@@ -138,6 +139,29 @@ def test_layers_with_heads_of_their_own_are_computed_and_counted(tmp_path: Path)
     config = tiny_config("gemma4_text")  # heads of 8 in two layers, and of 16 in two
     engine = make_engine(save_random(transformers.Gemma4ForCausalLM, config, tmp_path))
     assert engine.flops_meter._shape.attention_width == 2 * 4 * 8 + 2 * 4 * 16
+
+
+def test_a_model_that_computes_otherwise_in_training_can_be_frozen_but_not_trained(tmp_path: Path) -> None:
+    held = frozen(save_policy(tmp_path))
+    held.model.model.norm.register_forward_hook(lambda norm, _, output: output * (1.1 if norm.training else 1.0))
+    options: Any = {"strategy": build_strategy(CPU), "limits": held.limits, "device": CPU, "dtype": "fp32"}
+    assert prove_forward(held.model, "policy", "noisy", **options).largest < 1e-5
+    with pytest.raises(
+        ValueError, match=r"noisy: .* rows: in training the log-probs are not those of the model itself"
+    ):
+        prove_forward(held.model, "policy", "noisy", **options, is_trained=True)
+    assert not held.model.training
+
+
+def test_experts_that_are_drawn_at_random_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"phimoe in packed rows: .* not those of the model itself"):
+        make_engine(save_random(transformers.PhimoeForCausalLM, tiny_config("phimoe"), tmp_path))
+
+
+def test_a_model_whose_rows_see_what_comes_behind_them_is_refused(tmp_path: Path) -> None:
+    # Its config has -1 positions, which is no limit.
+    with pytest.raises(ValueError, match=r"xlnet in padded rows: .* not those of the model itself"):
+        make_engine(save_random(transformers.XLNetLMHeadModel, tiny_config("xlnet"), tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

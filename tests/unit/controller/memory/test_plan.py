@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.memory.gpus import visible_gpus, way_out
-from controller.memory.plan import PROOF, MemoryPlan, memory_plan
+from controller.memory.plan import PROOF, PROOF_IN_TRAINING, MemoryPlan, memory_plan
 from services.engine.forward_proof import ROW_LENGTHS
 from splitppo.config import Config
 from tests.support.fake_gpus import put_gpus
@@ -43,7 +43,7 @@ def test_the_table_names_every_term_and_the_peak(tmp_path: Path, model: str) -> 
 def test_the_cost_of_the_proof_at_a_start_is_said_for_each_group(tmp_path: Path) -> None:
     seven_billion = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
     model = str(save_shapes(tmp_path / "7b", **seven_billion, num_attention_heads=32, num_key_value_heads=32))
-    for dtype, said in (("fp32", "5 passes through all weights, 108 tokens, 1.4 TFLOP"), ("bf16", "262 tokens, 3.4")):
+    for dtype, said in (("fp32", "6 passes of short rows through their weights, 2.1 TFLOP"), ("bf16", "11 passes")):
         config = make_config(tmp_path / dtype, actor__model=model, actor__dtype=dtype, critic__dtype=dtype)
         *_, actor, critic = str(memory_plan(config, {})).splitlines()
         assert actor.startswith("proof of the actor's models at each start: ")
@@ -56,6 +56,7 @@ def test_the_proof_has_as_many_passes_and_tokens_as_the_engine_makes() -> None:
     padded = len(rows) * max(rows)
     assert PROOF["fp32"] == (1 + len(rows), 2 * sum(rows))
     assert PROOF["bf16"] == (1 + 2 * len(rows) + 1, 3 * sum(rows) + padded)
+    assert (1, sum(rows)) == PROOF_IN_TRAINING
 
 
 def test_saving_on_gpus_is_of_main_memory_and_no_part_of_the_peak(tmp_path: Path, model: str) -> None:

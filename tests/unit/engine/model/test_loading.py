@@ -106,12 +106,6 @@ def test_a_router_adds_no_noise_in_training(tmp_path: Path) -> None:
     assert torch.equal(model(tokens).logits, model(tokens).logits)
 
 
-def test_a_model_that_draws_its_experts_in_training_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "phimoe"}')
-    with pytest.raises(ValueError, match="phimoe draws its experts at random in training"):
-        build_model(str(tmp_path), "policy")
-
-
 def test_new_value_head_is_a_function_of_the_seed_alone(policy: Path) -> None:
     torch.manual_seed(1)
     first = load_model(str(policy), "value", seed=7)
