@@ -114,7 +114,7 @@ class RolloutConfig(Section):
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,
     beginning with the first step of a start. 0: never, as with staleness 1. null: 1 with rollout.backend vllm; with hf
-    100 if every step computes old log-probs, or bypass_mode is on, else 0."""
+    100 if every step computes old log-probs or bypass_mode is on, else 0."""
 
     max_log_prob_diff: Annotated[float | None, CONTROLLER_ONLY] = Field(None, gt=0.0)
     """The largest difference of log-probs, in nats, that a comparison (check_freq) may find. A larger difference ends
