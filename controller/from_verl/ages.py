@@ -143,13 +143,14 @@ def age_of_words(words: Sequence[str]) -> Age:
 
 
 def engine_of_words(words: Sequence[str]) -> str:
-    """Returns the training engine that arguments of verl's command line choose: "dp" (FSDP) if they choose none.
+    """Returns the training engine that arguments of verl, or lines of a YAML file, choose: "dp" (FSDP) if none does.
 
-    The older configuration of verl for Megatron is "ppo_megatron_trainer". It is chosen by its name, or by that of the
-    actor's strategy.
+    The older configuration of verl for Megatron is "ppo_megatron_trainer". It is chosen by its name, which a file has
+    in its defaults list, or by that of the actor's strategy.
     """
     if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
         return names[-1]
+    words = [word for word in words if not word.lstrip().startswith("#")]
     is_megatron = any("ppo_megatron_trainer" in word or word.endswith("actor.strategy=megatron") for word in words)
     return "ppo_megatron_trainer" if is_megatron else "dp"
 

@@ -99,14 +99,19 @@ def read_settings(
     age = age_of_release(verl_version) if verl_version else age_of_checkout(source) if text else Age(None)
     if age.version is None:
         age = age_of_yaml(text) if is_yaml else age_of_words(texts)
-    engine = engine_of_words(texts)
+    options, overriding = _take_options(name, words)
+    file = _config_file(options, source, name)
+    file_text = "" if file is None else _read(file)
+    engine = engine_of_words([*texts, *(text if is_yaml else file_text).splitlines()])
     settings = Settings(name, VERL_DEFAULTS | age.defaults(engine), SECTIONS)
     settings.version = age.version or LATEST
     settings.from_environment = launch.from_environment
     settings.unread = launch.unread
     if is_yaml:
         settings.add_yaml(text, name)
-    _add_words(settings, _take_options(settings, source, words))
+    if file is not None:
+        settings.add_yaml(file_text, file.name)
+    _add_words(settings, overriding)
     if not settings.given:
         raise ConfigError(f"{name} sets none of verl's keys")
     settings.age = age.text(settings, engine)
@@ -131,28 +136,33 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
 
 
-def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:
-    """Returns the words of verl's command line that are overrides; adds the file of --config-name to the settings."""
+def _take_options(name: str, words: Sequence[Word]) -> tuple[dict[str, str], list[Word]]:
+    """Divides the words of verl's command line into its options, by their long names, and overrides."""
     rest: list[Word] = []
     options: dict[str, str] = {}
     remaining = iter(words)
     for word in remaining:
         if option := _OPTION.match(word.text):
-            value = option[2] if option[2] is not None else _known(settings, next(remaining, Word("", 0)))
+            value = option[2] if option[2] is not None else _known(name, next(remaining, Word("", 0)))
             options[_LONG_NAMES.get(option[1], option[1])] = value
         elif word.text.startswith("-"):
-            raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not supported here")
+            raise ConfigError(f"{name}, line {word.line}: option {word.text} is not supported here")
         else:
             rest.append(word)
+    return options, rest
+
+
+def _config_file(options: Mapping[str, str], source: Path, name: str) -> Path | None:
+    """Returns the file that --config-name names; None if it is one of verl's own. ConfigError if it is not here."""
     config = re.sub("^(one_step_off|fully_async)_ppo", "ppo", options.get("config-name", "").removesuffix(".yaml"))
-    if config and config not in ("ppo_trainer", "ppo_megatron_trainer"):
-        file = Path(options.get("config-path", ".")) / f"{config}.yaml"
-        places = (file, source.parent / file, source.parent / "config" / file.name)  # the last is Hydra's usual folder
-        place = next(filter(Path.is_file, places), file)
-        if not place.is_file():
-            raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this command where it is")
-        settings.add_yaml(_read(place), place.name)
-    return rest
+    if not config or config in ("ppo_trainer", "ppo_megatron_trainer"):
+        return None
+    file = Path(options.get("config-path", ".")) / f"{config}.yaml"
+    places = (file, source.parent / file, source.parent / "config" / file.name)  # the last is Hydra's usual folder
+    place = next(filter(Path.is_file, places), file)
+    if not place.is_file():
+        raise ConfigError(f"{name} starts from {file}, which is not here; run this command where it is")
+    return place
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
@@ -162,7 +172,7 @@ def _add_words(settings: Settings, words: Sequence[Word]) -> None:
         if word.unknown and _is_not_needed(_key(word)):
             settings.add_override(f"{_key(word)}=null", word.line)
         elif not word.unknown or not is_overridden:
-            settings.add_override(_known(settings, word), word.line)
+            settings.add_override(_known(settings.source, word), word.line)
 
 
 def _is_not_needed(key: str) -> bool:
@@ -171,12 +181,12 @@ def _is_not_needed(key: str) -> bool:
     return row is not None and row.outcome == "not needed"
 
 
-def _known(settings: Settings, word: Word) -> str:
+def _known(name: str, word: Word) -> str:
     if not word.unknown:
         return word.text
     key = _key(word) if "=" in word.text else ""
     give = f"give {key}=... here" if key else "set it in the environment"
-    raise ConfigError(f"{settings.source}, line {word.line}: {key or 'a word'} is not known, as {word.unknown}; {give}")
+    raise ConfigError(f"{name}, line {word.line}: {key or 'a word'} is not known, as {word.unknown}; {give}")
 
 
 def _key(word: Word) -> str:

@@ -299,6 +299,17 @@ def test_learning_rates_of_megatron_decayed_by_default_in_two_versions(
     assert (config.critic.lr_decay_steps == 50) == (critic[0] == "linear")
 
 
+def test_a_file_that_begins_with_megatrons_defaults_has_its_learning_rates(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - ppo_megatron_trainer\n  - _self_\ndata: {max_prompt_length: 9}\n"
+    )
+    command = f"python -m verl.trainer.main_ppo --config-path={tmp_path} --config-name=mine {' '.join(BASE)}"
+    (tmp_path / "run.sh").write_text(command)
+    for source in ("run.sh", "mine.yaml"):
+        settings = read_settings(tmp_path / source, (), {}, NOW, "0.4.1")
+        assert translate(settings, gpus=None, drop=()).values["actor.lr_schedule"] == "linear"
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
