@@ -37,7 +37,8 @@ left out as a whole. A key that the table does not name, of a later version or o
   Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and 0.5, and the actor's in 0.4.1: the report
   says so, and `--verl-version` takes these defaults.
 * `--gpus 6:2` sets the GPUs of actor and critic. In verl both models use all GPUs; here each has its own, so that
-  both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines.
+  both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines,
+  and no more than a mini-batch has rows.
   `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
 * `actor_rollout_ref.hybrid_engine=False`, as in `one_step_off_policy`: verl's `rollout.n_gpus_per_node` GPUs on
   `rollout.nnodes` machines are those of `services.rollout`, which samples one step ahead with `rollout.staleness: 1`

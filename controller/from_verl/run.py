@@ -21,6 +21,7 @@ class GpuGroups:
     """The number of ranks of each process group in SplitPPO; each rank has one GPU.
 
     `tensor_parallel` is the number of GPUs of a vLLM engine. `shared` is True if actor and critic share the only GPU.
+    `idle` GPUs of verl's are left over: a mini-batch has fewer rows than the actor would have ranks.
     """
 
     actor: int
@@ -29,6 +30,7 @@ class GpuGroups:
     rollout: int
     tensor_parallel: int
     shared: bool = False
+    idle: int = 0
 
     def ranks(self) -> Mapping[str, int]:
         """Returns the number of ranks by role, without roles that have no process group."""
@@ -106,7 +108,8 @@ class VerlRun:
         In verl both models use all GPUs. The actor's share is rounded down to whole vLLM engines, if it has at least
         one. A reward model has as many GPUs as its resource pool in verl, and teachers as theirs. Without a pool the
         critic's process group runs the reward model; without a critic the reward model gets a quarter of the GPUs.
-        Rollouts have as many GPUs as their own pool in verl, if they have one.
+        Rollouts have as many GPUs as their own pool in verl, if they have one. The actor has no more ranks than a
+        mini-batch has rows, times the ranks that divide a row: verl's Megatron uses more GPUs for parts of a model.
 
         Raises:
             ConfigError: there are fewer GPUs than process groups, or `--gpus` names GPUs for a critic and the run has
@@ -131,8 +134,17 @@ class VerlRun:
         if actor < 1 or (self.has_rollout_pool and rollout < 1):
             pool, gpus = ("trainer", total) if actor < 1 else ("rollout", rollout)
             raise ConfigError(f"{pool}.n_gpus_per_node times {pool}.nnodes is {gpus}; expected at least one GPU")
+        idle = 0 if self.requested else max(0, actor - self._rows_of_mini_batch())
+        actor -= idle
         reward += self.teacher_nodes * self._count("distillation.n_gpus_per_node") if self.teacher_nodes else 0
-        return GpuGroups(actor, critic, reward, rollout, math.gcd(wanted, rollout or actor), shared)
+        return GpuGroups(actor, critic, reward, rollout, math.gcd(wanted, rollout or actor), shared, idle)
+
+    def _rows_of_mini_batch(self) -> int:
+        """Returns how many ranks the rows of the actor's mini-batch occupy."""
+        actor = "actor_rollout_ref.actor"
+        keys = [f"{actor}.{engine}ulysses_sequence_parallel_size" for engine in ("", "fsdp_config.")]
+        together = max([1, *(self._count(key) for key in keys if self.value(key) is not None)])
+        return self._count(f"{actor}.ppo_mini_batch_size") * self._count("actor_rollout_ref.rollout.n") * together
 
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:
         if self.uses_critic and not (actor and critic):

@@ -173,6 +173,7 @@ def _place(result: Translation, run: VerlRun) -> None:
     groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
     in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
+    in_verl += f"; {groups.idle} are left over: a mini-batch has no more rows" if groups.idle else ""
     why = "--gpus" if run.requested else in_verl
     on_cpu, ahead = run.value("trainer.device") == "cpu", run.value("rollout.nnodes") if groups.rollout else 1
     several = (nodes != 1 or ahead != 1 or run.teacher_nodes > 1) and not run.requested
@@ -233,6 +234,8 @@ def _place_frozen_models(result: Translation, run: VerlRun) -> None:
         result.set("algorithm.filter_groups.enable", False)
         result.set("reward.overlong_buffer.enable", False)
     if "reward_model.model" in result.values:
+        dtypes = [finding for finding in result.findings if finding.to == "reward_model.dtype"]
+        result.set("reward_model.dtype", dtypes[-1].new if dtypes else "bf16", "of the computation, as in verl")
         result.set("reward_model.rule_coef", 0.0, "the model's score alone; 1 adds the reward function's")
 
 

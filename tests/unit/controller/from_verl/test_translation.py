@@ -348,6 +348,22 @@ def test_a_veto_of_tokens_is_one_more_rule_of_rejection(tmp_path: Path, rule: st
     assert (correction.rollout_rs, correction.rollout_rs_threshold) == (names, thresholds)
 
 
+def test_an_actor_has_no_more_ranks_than_a_mini_batch_has_rows(tmp_path: Path) -> None:
+    few = ("trainer.nnodes=4", "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=2")
+    few = (*few, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.tensor_model_parallel_size=4")
+    config = config_of(tmp_path, *few)
+    assert (config.services.actor.num_processes, config.rollout.vllm.tensor_model_parallel_size) == (8, 4)
+    assert "24 are left over: a mini-batch has no more rows" in (tmp_path / "my.yaml").read_text()
+    divided = config_of(tmp_path, *few, f"{ACTOR}.ulysses_sequence_parallel_size=2")
+    assert (divided.services.actor.num_processes, divided.actor.ulysses_sequence_parallel_size) == (16, 2)
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("", "bf16"), ("reward.reward_model.rollout.dtype=float32", "fp32")])
+def test_a_reward_model_computes_in_bf16_as_in_verl_unless_it_is_told(tmp_path: Path, word: str, dtype: str) -> None:
+    model = ("reward.reward_model.enable=True", "reward.reward_model.model_path=my/rm")
+    assert config_of(tmp_path, *model, *([word] if word else [])).reward_model.dtype == dtype
+
+
 def test_stable_steps_leave_room_for_a_warm_up_that_is_a_share(tmp_path: Path) -> None:
     decay = "lr_decay_style: WSD, lr_wsd_decay_style: cosine, lr_wsd_decay_steps: 30"
     wsd = f"{ACTOR}.optim={{{decay}, lr_warmup_steps_ratio: 0.1}}"
