@@ -12,6 +12,8 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from splitppo.config.sections.models import is_dropout
+
 VOCABULARY = 53
 POSITIONS = 128
 PAD, EOS = 0, 1
@@ -98,7 +100,9 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {"logit_scale": 0.3},
     "cwm": {"bos_token_id": 2},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
-    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "reformer": {"is_decoder": True},
+    "zaya": {"num_experts_per_tok": 1},
     **{name: {"head_dim": 8} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     "falcon_h1": {"lm_head_multiplier": 0.5, "layer_types": _OMIT},
     "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -174,7 +178,7 @@ def _candidates(config: Any) -> dict[str, Callable[[random.Random], Any]]:
     """Returns the fields of a configuration that may change, each with a function that draws a value."""
     found: dict[str, Callable[[random.Random], Any]] = {}
     for name, value in vars(config).items():
-        if name.startswith("_") or name in _FIXED or not _is_settable(type(config), name):
+        if name.startswith("_") or name in _FIXED or is_dropout(name) or not _is_settable(type(config), name):
             continue
         if isinstance(value, bool):
             found[name] = lambda rng: rng.random() < 0.5
@@ -193,7 +197,7 @@ _FIXED = frozenset(
     {
         *("use_cache", "is_encoder_decoder", "output_attentions", "output_hidden_states", "return_dict"),
         *("initializer_range", "init_std", "router_aux_loss_coef", "output_router_logits", "chunk_size_feed_forward"),
-        *("dropout", "attention_dropout", "add_cross_attention", "is_decoder", "rope_theta", "transformers_version"),
+        *("add_cross_attention", "is_decoder", "rope_theta", "transformers_version"),
     }
 )
 
@@ -213,6 +217,7 @@ def _takes(default: Any, name: str) -> bool:
     return _is_settable(type(default), name) and (value is not None or name in _SET_ALTHOUGH_NONE)
 
 
-def _is_settable(config_class: type, name: str) -> bool:
+def _is_settable(config_class: Any, name: str) -> bool:
     """Returns True if a configuration takes a field, and does not compute it from others."""
+    name = config_class.attribute_map.get(name, name)
     return not isinstance(getattr(config_class, name, None), property)
