@@ -114,12 +114,11 @@ def test_a_bf16_policy_with_an_fp32_head_has_the_log_probs_of_a_float64_head(
         assert (hidden.dtype, weight.dtype) == (torch.bfloat16, torch.bfloat16)
         return outputs
 
-    monkeypatch.setattr("services.engine.model.forward.log_probs_and_entropy", spy)
     folder = save_policy(tmp_path / "policy", tie_word_embeddings=tied)
     config = ActorConfig.model_validate({"model": str(folder), "dtype": "bf16", "fp32_lm_head": fp32_lm_head})
-    FrozenModel(config, device=CPU).compute(
-        BATCH, policy_forward(0.8), outputs=["log_probs", "entropy"], progress=silent
-    )
+    frozen = FrozenModel(config, device=CPU)
+    monkeypatch.setattr("services.engine.model.forward.log_probs_and_entropy", spy)
+    frozen.compute(BATCH, policy_forward(0.8), outputs=["log_probs", "entropy"], progress=silent)
     assert least <= max(errors) <= largest
 
 

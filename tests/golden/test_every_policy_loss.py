@@ -148,10 +148,11 @@ def test_value_and_gradient_of_every_loss_in_every_aggregation(name: str, mode: 
     ("name", "option"), [*(("vanilla", option) for option in REJECTION_OPTIONS), ("reinforce_by_token", "seq_mean_k1")]
 )
 def test_what_is_rejected_against_the_policy_in_training_has_no_loss(name: str, option: str) -> None:
-    is_k1 = option.endswith("k1")
-    bounds = (math.log(0.9), math.log(1.2)) if is_k1 else (-math.inf, 0.02)
+    threshold, *bounds = {"seq_max_k1": ("1.2", -math.inf, math.log(1.2))}.get(
+        option, ("0.9_1.2", math.log(0.9), math.log(1.2)) if option.endswith("k1") else ("0.02", -math.inf, 0.02)
+    )
     other = "token_k3" if option == "token_k2" else "token_k2"
-    rejects = {"rollout_rs": f"{option},{other}", "rollout_rs_threshold": f"{'0.9_1.2' if is_k1 else 0.02},0.2"}
+    rejects = {"rollout_rs": f"{option},{other}", "rollout_rs_threshold": f"{threshold},0.2"}
     loss_mode, settings, reference = REFERENCES[name]
 
     def kept(row: Row, t: int) -> bool:

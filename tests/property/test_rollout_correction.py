@@ -28,7 +28,7 @@ def rollouts(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def configs(draw: st.DrawFn) -> RolloutCorrectionConfig:
     level = draw(st.sampled_from([None, "token", "sequence"]))
     options = draw(st.lists(st.sampled_from(REJECTION_OPTIONS), unique=True, max_size=3))
-    threshold = draw(st.floats(1.0, 10.0))
+    threshold = draw(st.floats(1.0, 10.0, exclude_min=True))
     return RolloutCorrectionConfig(
         rollout_is=level,
         rollout_is_threshold=draw(st.floats(1.0, 10.0)),
