@@ -24,10 +24,10 @@ class Backend:
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy
-    # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: it
-    # would sample with other log-probs. A backend with weights of its own is proved by the first step of a run alone.
-    prove: Callable[[Gathered, ComputedModelConfig, torch.device], None]
     samples_with_policy: bool  # the backend has no copy of the weights: it samples with the model of `PolicyWeights`
+    # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: it
+    # would sample with other log-probs. Without it a backend is held to the trainer by the first step of a run alone.
+    prove: Callable[[Gathered, ComputedModelConfig, torch.device], None] = lambda *_: None
 
 
 def _build_hf(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
@@ -65,6 +65,6 @@ def _build_vllm(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "hf": Backend(lambda _: None, _build_hf, _prove_hf, samples_with_policy=True),
-    "vllm": Backend(_check_vllm, _build_vllm, lambda *_: None, samples_with_policy=False),
+    "hf": Backend(lambda _: None, _build_hf, samples_with_policy=True, prove=_prove_hf),
+    "vllm": Backend(_check_vllm, _build_vllm, samples_with_policy=False),
 }

@@ -112,7 +112,7 @@ async def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, environment: 
 
 async def test_a_file_that_does_not_import_is_one_sentence(tmp_path: Path) -> None:
     found = await refused(processes({"m": tools(write(tmp_path, "import nowhere_at_all"), "f")}))
-    assert found.endswith("mine.py failed: ModuleNotFoundError: No module named 'nowhere_at_all'")
+    assert found.endswith("mine.py failed: ModuleNotFoundError: No module named 'nowhere_at_all' (line 1)")
 
 
 async def test_without_websockets_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

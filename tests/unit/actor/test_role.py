@@ -79,7 +79,7 @@ def test_the_rollout_engine_sleeps_before_anything_else_computes(
     monkeypatch.setitem(
         cast(Any, BACKENDS),
         "hf",
-        Backend(lambda _: None, lambda *_: rollout, lambda *_: None, samples_with_policy=True),
+        Backend(lambda _: None, lambda *_: rollout, samples_with_policy=True),
     )
     role = build_actor(model, use_kl_loss=True)
     batch = experience(role)

@@ -116,7 +116,7 @@ def build(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
             backends.append(RecordedRollout(policy, level))
             return backends[-1]
 
-        entry = Backend(lambda _: None, build_backend, lambda *_: None, samples_with_policy=False)
+        entry = Backend(lambda _: None, build_backend, samples_with_policy=False)
         monkeypatch.setitem(cast(Any, BACKENDS), "hf", entry)
         sections = {"rollout": {"n": 3, "sync_dir": str(tmp_path)}, "actor": {"model": str(model)}}
         role = RolloutRole(context_of("rollout", services=services, **sections))
