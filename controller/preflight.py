@@ -285,13 +285,18 @@ async def check_rewards(config: Config, inputs: Inputs) -> str:
                     f"{row.place}, data_source {row.data_source!r}: its ground truth as the response gets no score:"
                     f" {result.message}"
                 )
-    return f"scores of a ground truth as the response: {', '.join(told)}\n" if told else ""
+    remark = "0 or less where more than the ground truth is expected, such as a box"
+    return f"scores of a ground truth as the response ({remark}): {', '.join(told)}\n" if told else ""
 
 
 def _trial_samples(scorer: Scorer, prompts: PromptBatch, config: Config) -> list[Sample]:
-    """Makes a sample for each prompt: its ground truth as the response, in a conversation if there are environments."""
+    """Makes a sample for each prompt: its ground truth as the response, in a conversation if there are environments.
+
+    The response has ended by itself, as a whole answer does.
+    """
     truths = ["" if row.ground_truth is None else str(row.ground_truth)[:_MAX_TRUTH] for row in prompts.rows]
-    responses = [scorer.tokenizer.backend.encode(truth, add_special_tokens=False).ids for truth in truths]
+    encode, end = scorer.tokenizer.backend.encode, scorer.tokenizer.eos_token_ids[:1]
+    responses = [[*encode(truth, add_special_tokens=False).ids, *end] for truth in truths]
     conversations = [
         Conversation(
             turn_rewards=(0.0,),

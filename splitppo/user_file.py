@@ -5,6 +5,7 @@ Scoring processes import this module, so it imports nothing heavy.
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -106,7 +107,9 @@ def line_in(path: str | Path, error: BaseException) -> str:
 
     The text is empty if the exception passed through no line of the file.
     """
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    file = os.path.realpath(path)
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if os.path.realpath(frame.f_code.co_filename) == file]
     return f", line {lines[-1]}" if lines else ""
 
 

@@ -85,14 +85,19 @@ class _Trained:
             raise NotNeeded("optim.clip_grad is given too, and verl's engines read only that key")
         return value
 
-    def warmup_steps(self, value: Any, _: VerlRun) -> Any:
-        if value is None or num_of(value, "lr_warmup_steps") <= 0:
+    def warmup_steps(self, value: Any, run: VerlRun) -> Any:
+        if not self._has_warmup_steps(value, run):
             raise NotNeeded("lr_warmup_steps_ratio sets it")
         return int(value)
 
+    def _has_warmup_steps(self, value: Any, run: VerlRun) -> bool:
+        """Returns True if verl takes the number of steps and not the share: up to 0.7 also a 0, later only more."""
+        least = 0 if run.settings.version < (0, 8) else 1
+        return value is not None and num_of(value, "lr_warmup_steps") >= least
+
     def warmup_ratio(self, value: Any, run: VerlRun) -> Any:
         steps = self._of(run, "optim.lr_warmup_steps")
-        if steps is not None and num_of(steps, "lr_warmup_steps") > 0:
+        if self._has_warmup_steps(steps, run):
             raise NotNeeded("lr_warmup_steps is given too, and counts")
         share = num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio")
         steps = self._decay_steps(None, run)

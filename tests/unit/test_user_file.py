@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from splitppo.config_error import ConfigError
-from splitppo.user_file import import_file, load_from_file
+from splitppo.user_file import import_file, line_in, load_from_file
 
 
 @pytest.mark.parametrize("last_line", ["", "raise RuntimeError('not today')"])
@@ -45,3 +45,13 @@ def test_a_module_beside_the_file_that_is_not_found_is_told_how_to_be_found(tmp_
         f"{refused}; it lies beside the file, but modules are imported from PYTHONPATH and the folder of the command"
         f" ({Path.cwd()}): set PYTHONPATH={tmp_path.resolve()}"
     )
+
+
+def test_the_line_is_told_of_a_relative_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def compute_score():\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    for path in ("mine.py", "./mine.py", str(tmp_path / "mine.py")):
+        function = load_from_file(Path(path), "compute_score", path_key="path", name_key="name")
+        with pytest.raises(ZeroDivisionError) as caught:
+            function()
+        assert line_in(path, caught.value) == ", line 2"

@@ -22,7 +22,7 @@ and the difference, before anything is sampled.
 * **The bound.** In fp32 log-probs must agree to 1e-4 nats, values and scores to 1e-4 of their spread. In bf16 a model
   differs from itself: the same rows with eager attention, with sdpa, and beside padding. The engine differs from it as
   much (0.9 to 1.2 times, in ten families of random models). Three times that mean difference and four times the
-  greatest are allowed, and the rounding of the logits.
+  greatest are allowed, and the rounding of the logits; at most 0.15 and 2 nats.
 * **What it costs.** One pass of the engine over four rows, and one of the model's own forward over each of them; in
   bf16 five more passes, and one more of a model that is trained. `--check` of the controller says how many
   floating-point operations that is for your models. Ranks that divide the weights gather them once for each pass.

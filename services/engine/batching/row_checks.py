@@ -92,7 +92,8 @@ def _check_ids(column: Column, name: str, model: Any) -> None:
 
 def most_positions(config: Any) -> int:
     """Returns the largest number of tokens that a row of a model may have; sys.maxsize if it has no limit."""
-    most = getattr(config.get_text_config(), "max_position_embeddings", None) or -1
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or -1
     return most if most > 0 else sys.maxsize
 
 

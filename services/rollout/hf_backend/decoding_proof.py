@@ -57,7 +57,7 @@ def _decode(model: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
     places = [*range(len(rows))]
     log_probs: list[list[Tensor]] = [[] for _ in rows]
     for step in range(len(rows[0][1])):
-        if step == _NUM_TOGETHER:
+        if step == _NUM_TOGETHER and len(rows) > 1:
             places = [places[-1], places[0]]
             decoded.keep(places)
         tokens_R = torch.tensor([int(rows[place][1][step]) for place in places], device=device)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from services.engine.forward_proof import Difference, prove_forward, rows_of
+from services.engine.forward_proof import Difference, check_difference, prove_forward, rows_of
 from services.engine.frozen_model import FrozenModel
 from services.engine.inference import check_sequence_ranks
 from services.engine.model.forward import policy_forward
@@ -171,6 +172,29 @@ def test_rounding_is_no_difference(tmp_path: Path, dtype: str) -> None:
     assert (found.largest > 1e-3) is (dtype == "bf16")
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("bias", [-1e9, float("-inf")])
+def test_a_logit_that_forbids_a_token_hides_no_difference(tmp_path: Path, dtype: str, bias: float) -> None:
+    config = transformers.BertConfig(**{**SIZES, "num_key_value_heads": None}, is_decoder=True)
+    folder = save_random(transformers.BertLMHeadModel, config, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    [name] = [name for name in weights if name.endswith("predictions.bias")]
+    weights[name][0] = bias
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"bert in .* rows: the log-probs are not those of the model itself"):
+        frozen(folder, dtype=dtype)
+
+
+def test_a_token_that_is_forbidden_is_not_compared() -> None:
+    bound = Difference(1e-4, 1e-4)
+    own = torch.tensor([-1e9, -1.0, float("-inf")])
+    assert check_difference(torch.tensor([-1.001e9, -1.0, -1e9]), own, bound, "it") == Difference(0.0, 0.0)
+    with pytest.raises(ValueError, match="it: they differ"):
+        check_difference(torch.tensor([-1e9, float("nan")]), torch.tensor([-1e9, -1.0]), bound, "it")
+    with pytest.raises(ValueError, match="it: they differ"):
+        check_difference(torch.tensor([-1.0]), torch.tensor([float("nan")]), bound, "it")
+
+
 def test_the_rows_have_no_special_ids_and_fit_into_the_positions() -> None:
     config = transformers.Qwen2Config(**{**SIZES, "pad_token_id": 7, "bos_token_id": 9, "max_position_embeddings": 12})
     rows = rows_of(config, "policy")
@@ -193,6 +217,11 @@ def test_what_is_no_number_on_one_side_is_infinitely_far() -> None:
 def decode(folder: Path) -> Callable[[], None]:
     model = frozen(folder, use_remove_padding=False).model
     return lambda: prove_decoding(lambda: for_generation(model), str(folder), CPU, "fp32")
+
+
+@pytest.mark.parametrize("positions", [2, 4, 8, 16])
+def test_decoding_is_proved_however_few_positions_there_are(tmp_path: Path, positions: int) -> None:
+    decode(save_policy(tmp_path, max_position_embeddings=positions))()
 
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])

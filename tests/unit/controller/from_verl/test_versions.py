@@ -93,3 +93,11 @@ def test_a_value_that_is_not_known_stops_nothing_if_the_key_is_not_needed(tmp_pa
 
 def test_grpo_with_one_sample_is_taken(tmp_path: Path) -> None:
     assert translated(tmp_path, "algorithm.adv_estimator=grpo").stopping == []
+
+
+@pytest.mark.parametrize(("version", "steps"), [("0.5", 0), ("0.7", 0), ("0.8", 20), ("0.9", 20)])
+def test_no_steps_of_warm_up_beside_a_share_are_none_up_to_0_7_and_the_share_later(version: str, steps: int) -> None:
+    warm_up = (f"{ACTOR}.optim.lr_warmup_steps=0", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1")
+    values = of_version(version, *warm_up).values
+    assert values.get("actor.lr_warmup_steps", 0) == steps
+    assert values.get("actor.lr_warmup_steps_ratio", 0) == 0
