@@ -109,6 +109,8 @@ def prove_forward(
                 itself = difference_from_itself(model, kind, rows, device, own_N, dtype)
     finally:
         strategy.release(model)
+    if own_N.isnan().any():
+        raise ValueError(f"{name}: the model's own forward gives what is no number: are its weights numbers?")
     outputs, bound = _FORWARDS[kind][2], bound_of(itself, own_N, kind, dtype, largest)
     for mode, computed_N in modes.items():
         wrong = f"{subject}: {mode}the {outputs} are not those of the model itself"

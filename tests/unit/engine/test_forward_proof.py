@@ -185,6 +185,14 @@ def test_a_logit_that_forbids_a_token_hides_no_difference(tmp_path: Path, dtype:
         frozen(folder, dtype=dtype)
 
 
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    weights = load_file(save_policy(tmp_path) / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"own forward gives what is no number: are its weights numbers\?$"):
+        frozen(tmp_path)
+
+
 def test_a_token_that_is_forbidden_is_not_compared() -> None:
     bound = Difference(1e-4, 1e-4)
     own = torch.tensor([-1e9, -1.0, float("-inf")])
