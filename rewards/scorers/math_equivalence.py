@@ -36,11 +36,11 @@ def is_equivalent(answer: str, truth: str) -> bool:
     if len(answer) > max(_MAX_CHARACTERS, 2 * len(truth)):
         return False
     answer, truth = (_MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", rewritten(text)) for text in (answer, truth))
+    if _differ_in_kind(answer, truth):
+        return False
     first, second = _number(answer), _number(truth)
     if first and second:
         return Decimal(first) == Decimal(second)
-    if _differ_in_kind(answer, truth):
-        return False
     return is_spelt_alike(answer, truth) or is_equivalent_by_math_verify(answer, truth)
 
 
@@ -85,6 +85,8 @@ _MIXED_NUMBER = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 
 # Both comparisons miss these differences. Each pattern has one group, which must be the same if both answers have it.
 _BASE = re.compile(r"^-?[\dA-Z.]+_\{?(\d+)\}?$")
+# Two signs in a row, degrees that go on as minutes, and a number that goes on in dots.
+_UNSETTLED = re.compile(r"-[\s({]*-|\\circ\}?\s*\d|(?:\.\.\.|\\[lcd]?dots)\s*$")
 _HALF_OF_DAY = re.compile(r"(?<![\\a-z])([ap])\.?m\.?(?![a-z])", re.IGNORECASE)
 _BRACKET = re.compile(r"^(?!.*\\cup)(\(|\\\{).*(?:\)|\\\})$")
 _LETTERS = re.compile(r"^([A-Za-z]+)$")
@@ -93,9 +95,14 @@ _LETTERS = re.compile(r"^([A-Za-z]+)$")
 def _differ_in_kind(answer: str, truth: str) -> bool:
     """Returns True if two answers differ in number base, a.m. or p.m., brackets or letters, or only one is an equation.
 
-    An equation that names a value, as "x = 5", does not count.
+    A base that only one of them names is a difference, and so is an answer that is no settled value if the truth
+    is one. An equation that names a value, as "x = 5", does not count.
     """
     plain = normalise(answer), normalise(truth)
+    if bool(_BASE.search(plain[0])) is not bool(_BASE.search(plain[1])):
+        return True
+    if _UNSETTLED.search(answer) and not _UNSETTLED.search(truth):
+        return True
     for pattern, texts in ((_BASE, plain), (_HALF_OF_DAY, (answer, truth)), (_BRACKET, plain), (_LETTERS, plain)):
         first, second = (match and match.group(1) for match in map(pattern.search, texts))
         if first and second and not _is_same_word(first, second):
@@ -126,7 +133,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\mbox\b", r"\\text"),
     (r"\\[dt]frac", r"\\frac"),
     (r"\\left(?![a-z])|\\right(?![a-z])", ""),
-    (r"\^\{?\\circ\}?", ""),
+    (r"\^\{?\\circ\}?+(?!\s*\d)", ""),
     (r"\\\$|\$", ""),
     (r"\.\s*$", ""),
     (UNIT_AS_TEXT, ""),

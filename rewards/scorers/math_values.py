@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 from math_verify import verify
-from sympy import Expr, Float, Integer, MatrixBase, Mul, N, Pow, Rational, Symbol, UnevaluatedExpr
+from sympy import Expr, Float, I, Integer, MatrixBase, Mul, N, Pow, Rational, Symbol, UnevaluatedExpr
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.relational import Relational
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
@@ -44,6 +44,8 @@ def are_small(expressions: list[Any]) -> bool:
 def is_same(truth: Any, answer: Any, limit_s: int | None) -> bool:
     """Returns True if two small expressions have the same value; False also if math-verify gives up."""
     exact_truth, exact_answer = exact(truth), exact(answer)
+    if _num_repeated(answer) != _num_repeated(truth):
+        return False
     digits = _digits(truth, answer)
     if isinstance(exact_truth, Expr) and isinstance(exact_answer, Expr) and not _has_percent(truth, answer):
         if exact_truth.is_number and exact_answer.is_number:
@@ -65,15 +67,23 @@ def is_same(truth: Any, answer: Any, limit_s: int | None) -> bool:
 
 
 def exact(node: Any) -> Any:
-    """Returns an expression with fractions in place of decimals."""
+    """Returns an expression with fractions in place of decimals, and the imaginary unit in place of the letter i."""
+    if isinstance(node, Symbol):
+        return I if node.name == "i" else node
     if isinstance(node, Float):
         return Rational(str(node))
     if isinstance(node, MatrixBase):
         return node.applyfunc(exact)
-    if not node.has(Float):
+    if not node.has(Float) and all(letter.name != "i" for letter in node.free_symbols):
         return node
     parts = getattr(node, "_unsorted_args", node.args)  # of a set of math-verify
     return node.func(*(exact(part) for part in parts))
+
+
+def _num_repeated(node: Any) -> int:
+    """Returns how many elements of a list or set, which math-verify takes for a set, are written more than once."""
+    elements = [exact(element).doit() for element in getattr(node, "_unsorted_args", ())]
+    return len(elements) - len(set(elements))
 
 
 def _is_same_number(truth: Expr, answer: Expr, digits: int, rounded_from: Expr | None) -> bool:

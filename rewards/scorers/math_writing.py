@@ -34,7 +34,9 @@ _REPEATING_DECIMAL = re.compile(rf"(?<![\d.])(\d{{0,15}})\.(\d{{0,15}}){_PERIOD}
 _DOTS = r"(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))"
 _DECIMAL_WITH_DOTS = re.compile(rf"(?<![\d.])(\d{{1,15}})\.(\d{{0,15}}?)(\d{{1,6}}?)\3(\3*+){_DOTS}(?!\s*[\^_\d])")
 _TIME_OF_DAY = re.compile(
-    r"(?<=\d)(?:\\[ ,;:!]|[~\s])*(?:\\(?:text|mbox|mathrm)\s*\{\s*)?([ap])\.?\s*m\b\.?\s*\}?(?=\s*$)", re.IGNORECASE
+    r"(?<=\d)(?:\\[ ,;:!]|[~\s])*(?:\\(?:text|mbox|mathrm)\s*\{\s*)?"
+    r"(?:([ap])\.?\s*m\b\.?|noon|(midnight))\s*\}?(?=\s*$)",
+    re.IGNORECASE,
 )
 
 
@@ -48,7 +50,7 @@ def rewritten(text: str) -> str:
         text = re.sub(pattern, replacement, text)
     text = _REPEATING_DECIMAL.sub(_repeating_decimal, text)
     text = _DECIMAL_WITH_DOTS.sub(_decimal_with_dots, text)
-    return _TIME_OF_DAY.sub(lambda match: rf"\text{{ {match[1].lower()}m}}", text)
+    return _TIME_OF_DAY.sub(_half_of_day, text)
 
 
 _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -61,8 +63,8 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\lbrace(?![a-zA-Z])", r"\\{"),
     (r"\\rbrace(?![a-zA-Z])", r"\\}"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (rf"\^\s*(?:\{{\s*{_DEGREES}\s*\}}|{_DEGREES})\s*", ""),
-    (rf"(?<=[\d}}])\s*(?:\{{\s*{_DEGREES}\s*\}}|{_DEGREES})(?!\s*[a-zA-Z(])", ""),
+    (rf"\^\s*(?:\{{\s*{_DEGREES}\s*\}}|{_DEGREES})\s*+(?!\d)", ""),
+    (rf"(?<=[\d}}])\s*(?:\{{\s*{_DEGREES}\s*\}}|{_DEGREES})(?!\s*[a-zA-Z\d(])", ""),
     (r"(?<=\S)\s*\\(?:text|mbox|mathrm)\s*\{\s*(?:percent|per cent|pct\.?)\s*\}", r"\\%"),
     (r"(?<=[\d}])\s*(?:percent|per cent|pct\b\.?)", r"\\%"),
     (r"(?<![\w.])1(?:\.0+)?\s*(?=i(?![a-zA-Z]))", ""),
@@ -77,6 +79,11 @@ def _plain_signs(text: str) -> str:
     text = _SUBSCRIPT.sub(lambda match: f"_{{{unicodedata.normalize('NFKC', match[0])}}}", text)
     text = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS)
     return re.sub(r"√\s*(?:\(([^()]*)\)|(\d+))", lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
+
+
+def _half_of_day(match: re.Match[str]) -> str:
+    half = match[1].lower() if match[1] else "a" if match[2] else "p"
+    return rf"\text{{ {half}m}}"
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
@@ -103,7 +110,8 @@ def _fraction(whole: str, before: str, period: str) -> str:
 
 # Words that make another value of the number before them, or say something about it. Any other word is a unit.
 SCALES = (
-    r"hundreds?|thousands?|\w*illions?|dozens?|gross|lakhs?|lacs?|crores?|myriads?"
+    r"hundreds?|thousands?|\w*illions?|dozens?|gross|lakhs?|lacs?|crores?|cr|myriads?|ml?n|bl?n|tr?l?n|mil|grand"
+    r"|scores?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?"
 )
 _CARDINALS = (
@@ -111,13 +119,24 @@ _CARDINALS = (
     r"|seventy|eighty|ninety|googol|half|halves|quarter|third|thirds"
 )
 _CHANGES = (
-    r"twice|thrice|double|triple|quadruple|plus|minus|times|over|negative|positive|mod|modulo|in\s+base|base|factorial"
-    r"|(?!red\b|shaded\b|unshaded\b|colou?red\b|sided\b)[a-z]{2,}ed|off|percent|percentage|pct|pi|sqrt|inf|infinity|root"
+    r"once|twice|thrice|double|triple|treble|\w+tuples?|\w*fold|plus|minus|over|negative|positive|mod|modulo|in\s+base|base"
+    r"|factorials?|reciprocals?|inverses?|conjugates?|power|itself|off|less|percents?|percentage|pct|pi|sqrt|inf|infinity"
+    r"|infinite|roots?|logs?|ln|exp|recurring|repeating|repeats?|hex|hexadecimal|octal|binary|decimal"
+    r"|(?:(?:dou|tre)bl|tripl|\w+tupl|halv|squar|cub|round|add|subtract|multipli|divid|increas|decreas|reduc|rais|lower|negat"
+    r"|invert|flipp|revers|scal|truncat|remov|omitt|exclud|repeat|averag|rais|estimat|guess|assum|suppos|reject|refut"
+    r"|cancell?|suspect|doubt|expect)ed"
+    r"|times(?=\s+(?!(?:per|an?|each|every)\b)\w)"
 )
 _STATEMENTS = (
-    r"or|and|nor|but|not|no|is|isn|are|was|be|to|through|versus|vs|either|maybe|perhaps|wrong|incorrect|false|invalid"
-    r"|untrue|nope|if|unless|except|instead|than|least|most|approximately|approx|about|roughly|nearly|almost|around"
+    r"or|nor|but|not|no|never|none|nothing|cannot|is|isn|isnt|are|was|be|through|versus|vs|either|neither|maybe|perhaps"
+    r"|probabl[ey]|possibl[ey]|impossible|likely|unlikely|presumably|apparently|supposedly|hopefully|guess|guesses|think"
+    r"|believe|assume|suppose|doubt|doubtful|unsure|uncertain|unclear|unknown|undefined|might|could|should|would"
+    r"|wrong|incorrect|mistaken|false|invalid|untrue|nope|if|unless|except|instead|than|least|most|approximately|approx"
+    r"|about|roughly|nearly|almost|around|circa"
 )
-UNIT_WORD = rf"(?!(?i:{SCALES}|{_CARDINALS}|{_CHANGES}|{_STATEMENTS})\b)[^\W\d_]++\.?"
-# Units: "cm", "square units", "miles per hour", "m/s".
-UNIT = rf"{UNIT_WORD}(?:(?:\s*[-/]\s*|\s+|\s*\\cdot\s*){UNIT_WORD})*+"
+# A number word that begins a compound is a part of a unit: "one-way tickets", but not "three-quarters".
+_NUMBER_WORDS = rf"(?:{_CARDINALS})\b(?!-(?!quarters\b)[^\W\d_])"
+_LETTER_NO_UNIT = r"[^\W\d_aAdgJhLlmNsVW]"  # those that are no unit, nor an article
+UNIT_WORD = rf"(?!(?i:{SCALES}|{_CHANGES}|{_STATEMENTS}|and|to|{_NUMBER_WORDS})\b|{_LETTER_NO_UNIT}\b)[^\W\d_]++\.?"
+# Units: "cm", "square units", "miles per hour", "m/s", "miles to the gallon".
+UNIT = rf"{UNIT_WORD}(?:(?:\s*[-/]\s*|\s+(?:(?:and|to)\s+)?|\s*\\cdot\s*){UNIT_WORD})*+"

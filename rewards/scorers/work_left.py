@@ -24,8 +24,9 @@ _MAX_POWER_BITS = 100_000  # a power of numbers with more is not computed
 # Units behind a value: "\text{ cm}^2", " square units" or "cm".
 UNIT_POWER = r"(?:(?<=[a-zA-Z.]\})\^\{?\d\}?)?"
 UNIT_AS_TEXT = rf"(?<=[^\s=,])\s*\\(?:text|mbox|mathrm)\s*\{{\s*+{UNIT}\s*\}}{UNIT_POWER}\s*$"
+_LONG_WORD = rf"(?=[^\W\d_]{{2}}){UNIT_WORD}"
 _UNIT = re.compile(
-    rf"{UNIT_AS_TEXT}|(?<=[\d}}])(?:(?:\s+(?=[^\W\d_]{{2}}){UNIT_WORD})+|\s+[mgshLl]|(?:[ckm]m|kg|ft|mph))\s*$"
+    rf"{UNIT_AS_TEXT}|(?<=[\d}}])(?:\s+{_LONG_WORD}(?:(?:-|\s+(?:(?:and|to)\s+)?){_LONG_WORD})*+|\s+[mgshLl]|(?:[ckm]m|kg|ft|mph))\s*$"
 )
 _EXPONENT = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
 _MIXED_NUMBER = re.compile(r"(?<![\d.^})\]_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")

@@ -79,7 +79,7 @@ UNITS = [
     (r"4:51 \text{ p.m.}", r"4\!:\!51 \text{ p.m.}", 1, "a time"),
     (r"4:51 \text{ a.m.}", r"4\!:\!51 \text{ p.m.}", 0, "the other half of the day"),
     ("52_8", "52_{8}", 1, "a base, typeset otherwise"),
-    ("52", "52_8", 1, "a base that the problem gives"),
+    ("52", "52_8", 0, "without its base it is fifty-two"),
     ("52_8", "52_9", 0, "another base"),
     (r"\text{ cm}", r"\%", 0, "units without a number"),
 ]
