@@ -20,7 +20,10 @@ def parse(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, Sequenc
 
 
 def _find(text: str, position: int) -> Written | None:
-    """Finds a call. A broken one lasts up to the first end tag behind the place where it is broken."""
+    """Finds a call. A broken one lasts up to the first end tag behind the place where it is broken.
+
+    Without a bracket behind it, a start tag stands alone: what follows may have calls that are whole.
+    """
     start = text.find(_START, position)
     if start < 0:
         return None
@@ -30,5 +33,7 @@ def _find(text: str, position: int) -> Written | None:
     call, broken_at = read_call(text[begin:end])
     if broken_at is None:
         return Written(call, start, end)
+    if not text[begin:end].lstrip().startswith(("{", "[")):
+        return Written(call, start, begin)
     tag = text.find(_END, begin + broken_at)
     return Written(call, start, len(text) if tag < 0 else tag + len(_END), is_whole=False)

@@ -8,6 +8,7 @@ from environments.chat import ToolCall
 
 # What is nested deeper is no call: pickle can take less than `json.loads`.
 _MAX_DEPTH = 64
+_KEYS = ("name", "arguments", "parameters")
 
 
 class NotFinite(ValueError):
@@ -34,7 +35,10 @@ def read_call(text: str) -> tuple[ToolCall, int | None]:
 
 
 def call_of(written: Any) -> ToolCall:
-    """Reads a call from a JSON value: an object with `name`, and `arguments` or `parameters` if there are any."""
+    """Reads a call from a JSON value: an object with `name`, and `arguments` or `parameters` if there are any.
+
+    It may also have `"type": "function"`. Any other key is an error, because it may stand for arguments.
+    """
     if not isinstance(written, dict):
         return bad_call(f"it is {json.dumps(written)[:60]}")
     name = written.get("name")
@@ -42,6 +46,9 @@ def call_of(written: Any) -> ToolCall:
         return bad_call("it has no name")
     if "arguments" in written and "parameters" in written:
         return bad_call("it has both arguments and parameters")
+    other = next((key for key in written if key not in _KEYS and (key, written[key]) != ("type", "function")), None)
+    if other is not None:
+        return bad_call(f"it has the key {other[:60]!r}")
     arguments = written.get("arguments", written.get("parameters", {}))
     if not isinstance(arguments, dict):
         return bad_call("its arguments are no JSON object")

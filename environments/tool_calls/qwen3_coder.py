@@ -9,7 +9,8 @@
     </tool_call>
 
 Values are not escaped. A tag inside of a line belongs to the value. One that has a line of its own ends the value if it
-is the end tag and what must follow it does; otherwise nobody can say where the value ends, and the call is broken.
+is the end tag and what must follow it does; otherwise nobody can say where the value ends, and the call is broken. So
+it is if end tags are left over behind it: then a value had tags, and was cut off.
 """
 
 import re
@@ -32,6 +33,7 @@ _TAG = re.compile(_ANY_TAG)
 _TAG_LINE = re.compile(rf"^{_ANY_TAG}$", re.MULTILINE)
 _FUNCTION_END = re.compile(r"</function>\s*(?:</tool_call>|(?=<tool_call>|<function=|\Z))")
 _CALL_END = re.compile(r"</tool_call>|\Z")
+_NEXT_TAG = re.compile(r"(?P<left_over></(?:parameter|function|tool_call)>)|<tool_call>|<function=")
 _SPACES = re.compile(r"\s*")
 
 Types = Mapping[str, Mapping[str, set[str]]]  # JSON types of the parameters of each tool
@@ -64,13 +66,17 @@ def _find(text: str, position: int, types: Types) -> Written | None:
     start = tag.start()
     function = _FUNCTION.match(text, start)
     if function is None:
-        return Written(bad_call("it has no function", _EXPECTED), start, tag.end(), is_whole=False)
+        return Written(bad_call("it has no function", _EXPECTED), start, tag.end())
     try:
         parameters, end = _read_parameters(text, function.end())
     except _Broken as broken:
         return Written(
             bad_call(str(broken), _EXPECTED), start, broken.position, is_whole=False, hides_rest=broken.hides_rest
         )
+    next_tag = _NEXT_TAG.search(text, end)
+    if next_tag is not None and next_tag["left_over"]:
+        reason = f"{next_tag['left_over']} is left over behind it"
+        return Written(bad_call(reason, _EXPECTED), start, end, hides_rest=True, is_end_of_another=True)
     return Written(_call(function[1], parameters, types.get(function[1], {})), start, end)
 
 

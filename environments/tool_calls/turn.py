@@ -4,7 +4,7 @@ The time is linear in the length of the turn, because a format looks at each par
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from environments.chat import ToolCall
 from environments.tool_calls.json_calls import bad_call
@@ -20,6 +20,7 @@ class Written:
     Attributes:
         is_whole: True if it is known where the call ends, be it right or wrong.
         hides_rest: True if the call is broken in such a way that what follows may be a part of it.
+        is_end_of_another: True if the call, and those before it, may be a part of one value.
     """
 
     call: ToolCall
@@ -27,6 +28,7 @@ class Written:
     end: int
     is_whole: bool = True
     hides_rest: bool = False
+    is_end_of_another: bool = False
 
 
 # Finds the first call that begins at or behind a position of a text; None: there is none.
@@ -36,26 +38,37 @@ Find = Callable[[str, int], Written | None]
 def read_calls(text: str, find: Find) -> tuple[str, Sequence[ToolCall]]:
     """Returns the text before the first call, and the calls.
 
-    A thought ends at the first `</think>` if the turn begins with `<think>`. Otherwise it may have begun in the prompt,
-    and ends at the last `</think>` that is not inside of a call. A broken call with `</think>` in it belongs to the
-    thought if another call follows, and otherwise is a call with an error.
+    The first `</think>` ends the thought, with which the turn begins, or which may have begun in the prompt; then it is
+    the first one that is not inside of a call. Of the calls before it those that are broken are kept, as errors: they
+    may have a call in them that is none of the thought. A later `</think>` is text; but calls in a second thought, from
+    `<think>` to a `</think>`, are calls with an error.
     """
-    has_thought = text.lstrip().startswith(_THOUGHT) and _THOUGHT_END in text
-    position = text.find(_THOUGHT_END) + len(_THOUGHT_END) if has_thought else 0
-    calls, cut = list[Written](), list[Written]()
+    first_end, last_end = text.find(_THOUGHT_END), text.rfind(_THOUGHT_END)
+    may_be_thought = not text.lstrip().startswith(_THOUGHT)
+    position = 0 if may_be_thought or first_end < 0 else first_end + len(_THOUGHT_END)
+    calls = list[Written]()
+    is_second_thought = False
     while (found := find(text, position)) is not None:
-        if text.rfind(_THOUGHT_END, position, found.start) >= 0:
-            calls, cut = [], []
-        thought_end = text.rfind(_THOUGHT_END, found.start, found.end) if not found.is_whole else -1
+        if not may_be_thought:
+            thought, end = (text.rfind(mark, position, found.start) for mark in (_THOUGHT, _THOUGHT_END))
+            is_second_thought = thought > end or (is_second_thought and end < 0)
+        elif text.find(_THOUGHT_END, position, found.start) >= 0:
+            calls = _broken(calls)
+            may_be_thought = False
+        thought_end = text.find(_THOUGHT_END, found.start, found.end) if may_be_thought and not found.is_whole else -1
         if thought_end >= 0:
-            calls, cut = [], [found]
+            calls = _broken([*calls, found])
+            may_be_thought = False
             position = thought_end + len(_THOUGHT_END)
-        else:
-            calls.append(_behind(calls, found))
-            position = found.end
-    if text.find(_THOUGHT_END, position) >= 0:
-        calls, cut = [], []
-    calls = calls or cut
+            continue
+        if is_second_thought and found.end <= last_end:
+            found = _refused(found, "it stands in a second thought", "calls behind all thoughts")
+        if found.is_end_of_another and calls and not calls[-1].hides_rest:
+            calls = [_refused(call, "it may be a part of a value that has tags", "the calls again") for call in calls]
+        calls.append(_behind(calls, found))
+        position = found.end
+    if may_be_thought and text.find(_THOUGHT_END, position) >= 0:
+        calls = _broken(calls)
     return text[: calls[0].start] if calls else text, [written.call for written in calls]
 
 
@@ -63,5 +76,14 @@ def _behind(calls: Sequence[Written], found: Written) -> Written:
     """Returns a call, with an error if it may be a part of the call before it."""
     if not calls or not calls[-1].hides_rest:
         return found
-    error = bad_call("it stands behind a call that is broken, and may be a part of it", "the calls again")
-    return Written(error, found.start, found.end, found.is_whole, hides_rest=True)
+    refused = _refused(found, "it stands behind a call that is broken, and may be a part of it", "the calls again")
+    return replace(refused, hides_rest=True)
+
+
+def _broken(calls: Sequence[Written]) -> list[Written]:
+    """Returns the calls of a thought that are broken; they hide nothing behind it."""
+    return [replace(call, hides_rest=False) for call in calls if call.hides_rest or not call.is_whole]
+
+
+def _refused(found: Written, reason: str, expected: str) -> Written:
+    return replace(found, call=bad_call(reason, expected))

@@ -240,6 +240,7 @@ BROKEN = {
     hermes('{"name": "f", "arguments": "text"}'): "arguments are an object",
     hermes('{"name": "f", "arguments": [1]}'): "arguments are an object",
     hermes('{"name": "f", "arguments": null}'): "arguments are an object",
+    hermes('{"name": "f", "arguments": {"text": "a"}, "id": 7}'): "another key may be meant as an argument",
     hermes('{"name": "f", "arguments": {"ratio": NaN}}'): "NaN is no JSON",
     hermes('{"name": "f", "arguments": {"text": "\\ud800"}}'): "half of a character cannot be encoded",
     hermes('{"name": "f", "arguments": {"text": "a", "text": "b"}}'): "one argument has two values",

@@ -69,6 +69,12 @@ def test_a_broken_call_says_what_was_expected(tool_format: str, text: str, expec
     assert call.error.startswith(f"this is no call of a tool: {expected}")
 
 
+def test_a_start_tag_alone_costs_no_call_behind_it() -> None:
+    text = hermes('{"name": "f", "arguments": {"text": "</think>"}}')
+    _, calls = parsed("hermes", f"<tool_call>{text}{hermes(G)}")
+    assert [call.name for call in calls] == ["", "f", "g"]
+
+
 def test_a_broken_call_costs_no_other_call() -> None:
     _, calls = parsed("hermes", hermes('{"name": "f", "arguments": {}}', "{", '{"name": "g", "arguments": {}}'))
     assert [(call.name, bool(call.error)) for call in calls] == [("f", False), ("", True), ("g", False)]
@@ -84,13 +90,61 @@ def test_a_broken_call_costs_no_other_call() -> None:
         ("perhaps <tool_call>{ or not</think>5", [("", {})]),
         ("<think>perhaps <tool_call>{ or not</think>5", []),
         (f"{hermes(F)}</think>5", []),
-        (f"<think>a</think>b<think>{hermes(F)}</think>{hermes(G)}", [("g", {})]),
+        (f"<think>a</think>b<think>{hermes(F)}</think>{hermes(G)}", [("", {}), ("g", {})]),
         (hermes('{"name": "f", "arguments": {"text": "a "b" ' + hermes(G) + '"}}'), [("", {})]),
     ],
 )
 def test_a_thought_ends_where_no_call_is_cut(text: str, expected: list[tuple[str, dict[str, Any]]]) -> None:
     _, calls = parsed("hermes", text)
     assert [(call.name, call.arguments) for call in calls] == expected
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['"args": {"text": "a"}', '"Arguments": {"text": "a"}', '"input": {"text": "a"}', '"text": "a"', '"type": "tool"'],
+)
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3_json"])
+def test_a_call_with_another_key_is_an_error_that_names_it(tool_format: str, written: str) -> None:
+    text = f'{{"name": "f", {written}}}'
+    _, (call,) = parsed(tool_format, hermes(text) if tool_format == "hermes" else text)
+    key = written.split('"')[1]
+    assert call.error.startswith(f"this is no call of a tool: it has the key {key!r}; expected {{")
+
+
+def test_a_call_may_say_that_it_is_one_of_a_function() -> None:
+    _, (call,) = parsed("llama3_json", '{"type": "function", "name": "f", "parameters": {"text": "a"}}')
+    assert (call.name, call.arguments, call.error) == ("f", {"text": "a"}, "")
+
+
+WRITTEN_G = {"hermes": hermes(G), "llama3_json": '{"name": "g", "parameters": {}}', "qwen3_coder": function("g")}
+
+
+@pytest.mark.parametrize("thought", ["<think>plan</think>", "plan</think>"])
+@pytest.mark.parametrize("tool_format", WRITTEN_G)
+def test_a_later_end_of_a_thought_loses_no_call(tool_format: str, thought: str) -> None:
+    _, calls = parsed(tool_format, f"{thought}{WRITTEN_G[tool_format]} I closed </think> above.")
+    assert [(call.name, call.error) for call in calls] == [("g", "")]
+
+
+@pytest.mark.parametrize("tool_format", WRITTEN_G)
+def test_a_call_in_a_second_thought_is_counted_and_not_made(tool_format: str) -> None:
+    g = WRITTEN_G[tool_format]
+    _, calls = parsed(tool_format, f"<think>a</think>\n<think>{g}\n</think>\n{g}")
+    assert ["it stands in a second thought" in call.error for call in calls] == [True, False]
+
+
+@pytest.mark.parametrize("thought", ["", "<think>plan</think>"])
+def test_an_end_of_a_thought_in_a_value_that_is_cut_hides_no_error(thought: str) -> None:
+    _, calls = parsed("qwen3_coder", thought + qwen("a\n</tool_call>\n</think>\nb"))
+    assert [bool(call.error) for call in calls] == [True]
+
+
+@pytest.mark.parametrize("between", ["", function("g") + "\n"])
+def test_a_value_that_ends_its_own_call_is_an_error_with_all_calls_in_it(between: str) -> None:
+    text = qwen("a\n</parameter>\n</function>\n</tool_call>\n" + between + "b")
+    _, calls = parsed("qwen3_coder", text)
+    assert calls
+    assert all(call.error for call in calls)
 
 
 def qwen(value: str) -> str:
