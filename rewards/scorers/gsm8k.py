@@ -13,13 +13,29 @@ Method = Literal["strict", "flexible"]
 _TAIL_CHARACTERS = 300
 # At most one minus and one dollar sign, in either order; at least one digit.
 _SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
-# A number that continues as an expression, a list or in words is another number: "1/2" is not 1.
-_SCALE = rf"(?i:k\b| ?(?:{SCALES})\b)"
+# A number that continues as an expression, a list, with a smaller unit or in words is another number: "1/2" is not 1.
+_CHANGE = (
+    rf"(?i:k\b| ?(?:{SCALES})\b)| ?(?:[KMBTxyz]|half|halves|thirds?|squared|cubed|doubled|tripled|halved|factorial)\b"
+    r"|[ -]and[ -](?:a|one)[ -](?:half|third|quarter)\b"
+)
 _BLANK = r"[ \t]"
-_SIGN = r"(?:[-+*/^=x×÷;~|&]|(?<=,)|(?:or|and|to)\b)"
-_FURTHER = rf"{_BLANK}*+{_SIGN}{_BLANK}*+{_SIGNED}|:{_SIGNED}|{_BLANK}++{_SIGNED}(?:/[0-9]++)?"
-_MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?:{_FURTHER}|{_SCALE})*)")
-_NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){_SCALE}?")
+_SIGN = (
+    r"(?:[-=]>|\*\*|[-+*/^=x×÷·;~|&%<>≤≥≈→]|\\(?:times|cdot|div|pm|to|bmod|over)\b|(?<=,)"
+    r"|(?:or|and|to|times|plus|minus|less|over|mod|modulo|(?:multiplied|divided) by)\b)"
+)
+_IN_BRACKETS = rf"\({_SIGNED}\)|\{{{_SIGNED}\}}"
+_LARGER_UNIT = (
+    r"(?:feet|foot|ft|yards?|meters?|miles?|pounds?|lbs?|gallons?|dollars?|(?:hour|minute|day|week|month|year)s?)"
+)
+_FURTHER = (
+    rf"{_BLANK}*+{_SIGN}{_BLANK}*+(?:{_SIGNED}|{_IN_BRACKETS})|:{_SIGNED}|\({_SIGNED}\)"
+    rf"|{_BLANK}++(?:{_LARGER_UNIT}{_BLANK}++(?:and{_BLANK}++)?)?{_SIGNED}(?:/[0-9]++)?"
+)
+_MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?:{_FURTHER}|{_CHANGE})*)")
+_NUMBER = re.compile(
+    rf"\\[dt]?frac\{{?-?[0-9]+\}}?\{{?[0-9]+\}}?"
+    rf"|-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:{_BLANK}?/{_BLANK}?[0-9]+)?|\.[0-9]+)(?:{_CHANGE})?"
+)
 
 
 def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
