@@ -37,7 +37,7 @@ _LONG = (
 )
 _ALL_STRINGS = re.compile(f"{_LONG}|{_SHORT}", re.DOTALL)
 _SHORT_STRINGS = re.compile(_SHORT, re.DOTALL)
-_PYTHON = ("python", "python3", "py")
+_PYTHON = ("python", "python3", "py", "py3", "pypy", "pypy3")
 
 # Words, and the line breaks of str.splitlines.
 _TOKEN = re.compile(r"\S+|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -101,8 +101,10 @@ def parse_cases(ground_truth: Any) -> Cases:
             tests = _parse(tests)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{_EXPECTED}, got {ground_truth!r:.80}") from error
-    if isinstance(tests, Mapping) and "inputs" in tests:
-        return _pairs(tests)
+    if isinstance(tests, Mapping):
+        tests = {name: value for name, value in tests.items() if value is not None}  # parquet fills other forms' keys
+        if "inputs" in tests:
+            return _pairs(tests)
     if isinstance(tests, Mapping) and (code := tests.get("functional") or tests.get("assert_case")):
         tests = [code] if isinstance(code, str) else code
     if not isinstance(tests, list) or not tests or not all(isinstance(statements, str) for statements in tests):
@@ -116,6 +118,8 @@ def _pairs(tests: Mapping[str, Any]) -> Cases:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {tests!r:.80}")
     if not fn_name:
+        if any(_has_null(entry) for entry in [*inputs, *outputs]):
+            raise ValueError(f"{_EXPECTED} with a text for each input and output, got a null in {tests!r:.80}")
         return Cases("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
     try:
         arguments = tuple(map(_arguments, inputs))
@@ -132,6 +136,10 @@ def _arguments(entry: Any) -> list[Any]:
     if not isinstance(entry, list):
         raise ValueError(f"expected a list of arguments, got {entry!r:.80}")
     return entry
+
+
+def _has_null(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, list) and None in entry)
 
 
 def _lines(entry: Any) -> str:

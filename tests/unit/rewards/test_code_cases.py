@@ -45,6 +45,8 @@ from tests.support.groups import PROJECT
         ('```python\n"""open\n```\nNo:\n```python\n"""doc"""\nb\n```', '"""doc"""\nb\n'),
         ("```python\na\n```python\nb\n```", "b\n"),
         ("```python\r\na\r\n```\r\n", "a\r\n"),
+        ("```py3\na\n```\n```\n5\n```", "a\n"),
+        ("```pypy3\na\n```\n```\n5\n```", "a\n"),
     ],
 )
 def test_the_program_is_the_last_fenced_block_of_python(response: str, program: str | None) -> None:
@@ -79,6 +81,8 @@ def test_the_program_in_128_kb_of_repeated_marks_is_found_in_linear_time() -> No
         ({"functional": "assert f(1) == 2"}, Cases("asserts", ("assert f(1) == 2",))),
         ({"assert_case": ["assert f(1)", "assert f(2)"]}, Cases("asserts", ("assert f(1)", "assert f(2)"))),
         (["assert f(1)"], Cases("asserts", ("assert f(1)",))),
+        ({"inputs": None, "outputs": None, "functional": "assert f(1)"}, Cases("asserts", ("assert f(1)",))),
+        ({"inputs": ["1"], "outputs": ["2"], "functional": None}, Cases("stdin", ("1",), ("2",))),
     ],
 )
 def test_test_cases_are_read_as_verls_code_sets_have_them(ground_truth: Any, cases: Cases) -> None:
@@ -98,6 +102,11 @@ def test_test_cases_are_read_as_verls_code_sets_have_them(ground_truth: Any, cas
         {"inputs": ["1"]},
         {"inputs": [], "outputs": []},
         {"inputs": ["1"], "outputs": []},
+        {"inputs": None, "outputs": None},
+        {"inputs": ["1", None], "outputs": ["1", "2"]},
+        {"inputs": ["1", "2"], "outputs": ["1", None]},
+        {"inputs": [["1", None]], "outputs": ["1"]},
+        {"functional": ["assert f(1)", None]},
     ],
 )
 def test_what_holds_no_test_cases_is_refused_with_what_was_expected(ground_truth: Any) -> None:
