@@ -36,15 +36,17 @@ command_not_found_handle() {
   fi
   [[ $1 != python* || $* != *torch_npu* ]] || return 1 # there are no NPUs here
   name=${1//[^A-Za-z0-9_.+-]/_}
-  _ask_note call "$name"
-  if [[ $_ASK_FAILING == *" $line@$name "* && ! -e /tmp/.failed.$line@$name ]]; then
-    : >"/tmp/.failed.$line@$name" # once, as loops wait for commands
-    return 1
-  fi
+  ! _ask_fails "$name" || return 1
   echo "@@$line@$name@@"
 }
 
-# What a command has marked is marked behind every tool, too.
+# Notes a command whose status is not known; it fails once, as loops wait for commands.
+_ask_fails() {
+  _ask_note call "$1"
+  [[ $_ASK_FAILING == *" $line@$1 "* && ! -e /tmp/.failed.$line@$1 ]] && : >"/tmp/.failed.$line@$1"
+}
+
+# What a command has marked is marked behind every tool, too, whose status is not known then.
 _ask_tool() {
   local input=/dev/null
   case $1 in
@@ -53,13 +55,16 @@ _ask_tool() {
       input=$(/tools/mktemp) && /tools/cat >"$input"
       ;;
   esac
-  local word marked=("$input")
+  local word mark marked=("$input")
   for word in "${@:2}"; do [[ -f $word ]] && marked+=("$word"); done # a file that is not read has a mark in it
   if [[ $* =~ $_ASK_MARK ]]; then
-    echo "${BASH_REMATCH[0]}"
-  elif ! /tools/grep -Eoh -m 1 "$_ASK_MARK" "${marked[@]}"; then
+    mark=${BASH_REMATCH[0]}
+  elif ! mark=$(/tools/grep -Eoh -m 1 "$_ASK_MARK" "${marked[@]}"); then
     PATH=/tools "/tools/$1" "${@:2}" <"$input"
+    return
   fi
+  echo "$mark"
+  ! _ask_fails "$1"
 }
 
 # These look for programs themselves, and would not ask the handler above.

@@ -208,6 +208,22 @@ def test_what_bash_cannot_know_is_said_with_its_line(script: str, line: int, fac
 
 
 @pytest.mark.parametrize(
+    "branch",
+    [
+        "grep -q zzz secret.txt && X=1",
+        "if grep -q zzz <secret.txt; then X=1; fi",
+        "cat secret.txt | grep -q zzz || X=1",
+        "grep -q zzz secret.txt\n[ $? -eq 0 ] && X=1",
+        "while ! grep -q zzz secret.txt; do X=1; break; done",
+    ],
+)
+def test_whether_a_tool_succeeds_on_a_file_that_is_not_read_is_not_known(branch: str) -> None:
+    Path("secret.txt").write_text("1e-3\n")
+    assert "line 1: what is passed depends on whether grep succeeds" in mistake(f"{branch}\n{RUN} x=${{X:-2}}")
+    assert words(f"grep -q zzz secret.txt && echo found\n{RUN} x=2") == ["x=2"]
+
+
+@pytest.mark.parametrize(
     ("script", "fact"),
     [
         ("echo hello", "starts no verl.trainer.main_ppo; expected python -m verl.trainer.main_ppo"),
