@@ -35,8 +35,8 @@ ROW_LENGTHS: Mapping[Kind, Sequence[tuple[int, int]]] = {
 }
 FP32_BOUND = 1e-4  # nats; of values and scores, times their spread
 # In bf16 a model differs from itself (eager and sdpa, a row alone and beside padding). The engine differs from it by as
-# much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and
-# of the greatest difference that it shows are allowed.
+# much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and of the
+# greatest difference that it shows are allowed.
 _MEAN_MULTIPLE, _MAX_MULTIPLE = 3.0, 4.0
 # Tokens that are less likely than this are not compared: heads give the ids behind the vocabulary such logits.
 _LEAST_LOG_PROB = -1e4
@@ -94,7 +94,8 @@ def prove_forward(
         ValueError: the numbers differ by more than rounding explains, or a forward cannot be run.
     """
     began_s = time.perf_counter()
-    rows, how = rows_of(model.config, kind), "packed" if limits.packed else "padded"
+    rows = rows_of(model.config, kind)
+    how = "packed" if limits.packed else "padded"
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
         with as_bad_input(subject):
@@ -111,10 +112,11 @@ def prove_forward(
         strategy.release(model)
     if own_N.isnan().any():
         raise ValueError(f"{name}: the model's own forward gives what is no number: are its weights numbers?")
-    outputs, bound = _FORWARDS[kind][2], bound_of(itself, own_N, kind, dtype, largest)
+    bound = bound_of(itself, own_N, kind, dtype, largest)
+    outputs = _FORWARDS[kind][2]
     for mode, computed_N in modes.items():
         wrong = f"{subject}: {mode}the {outputs} are not those of the model itself"
-        found = check_difference(computed_N, own_N, bound, wrong)
+        found = check_difference(computed_N, own_N, kind, bound, wrong)
     log.info(
         "%s: %s of %s rows are those of the model itself, up to %.1g (proved in %.2f s)",
         *(name, outputs, how, found.largest, time.perf_counter() - began_s),
@@ -235,10 +237,12 @@ def bound_of(itself: Difference, own_N: Tensor, kind: Kind, dtype: DType, larges
     return Difference(_MEAN_MULTIPLE * mean + rounding, _MAX_MULTIPLE * largest_of_itself + 2 * rounding)
 
 
-def check_difference(actual_N: Tensor, expected_N: Tensor, bound: Difference, subject: str) -> Difference:
+def check_difference(actual_N: Tensor, expected_N: Tensor, kind: Kind, bound: Difference, subject: str) -> Difference:
     """Returns how far two computations are apart; ValueError, which begins with `subject`, if over the bound."""
-    is_likely_N = ~(expected_N < _LEAST_LOG_PROB)
-    found = Difference.of(actual_N[is_likely_N], expected_N[is_likely_N])
+    if kind == "policy":
+        is_likely_N = ~(expected_N < _LEAST_LOG_PROB)
+        actual_N, expected_N = actual_N[is_likely_N], expected_N[is_likely_N]
+    found = Difference.of(actual_N, expected_N)
     if not (found.mean <= bound.mean and found.largest <= bound.largest):
         raise ValueError(
             f"{subject}: they differ by {found.mean:.2g} on average and by up to {found.largest:.2g}, rounding explains"

@@ -45,7 +45,9 @@ def prove_decoding(
             own_N, largest = own_outputs(model, "policy", kept, device)
             itself = difference_from_itself(model, "policy", kept, device, own_N, dtype)
     bound = bound_of(itself, own_N, "policy", dtype, largest)
-    check_difference(decoded_N, own_N, bound, f"{subject}: its decoding gives other log-probs than its forward")
+    check_difference(
+        decoded_N, own_N, "policy", bound, f"{subject}: its decoding gives other log-probs than its forward"
+    )
 
 
 def _decode(model: Any, rows: Sequence[Row], device: torch.device) -> Tensor:

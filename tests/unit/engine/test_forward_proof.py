@@ -196,11 +196,13 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 def test_a_token_that_is_forbidden_is_not_compared() -> None:
     bound = Difference(1e-4, 1e-4)
     own = torch.tensor([-1e9, -1.0, float("-inf")])
-    assert check_difference(torch.tensor([-1.001e9, -1.0, -1e9]), own, bound, "it") == Difference(0.0, 0.0)
+    assert check_difference(torch.tensor([-1.001e9, -1.0, -1e9]), own, "policy", bound, "it") == Difference(0.0, 0.0)
     with pytest.raises(ValueError, match="it: they differ"):
-        check_difference(torch.tensor([-1e9, float("nan")]), torch.tensor([-1e9, -1.0]), bound, "it")
+        check_difference(torch.tensor([-1e9, float("nan")]), torch.tensor([-1e9, -1.0]), "policy", bound, "it")
+    with pytest.raises(ValueError, match="it: they differ"):  # values have no such bound
+        check_difference(torch.tensor([-2e4]), torch.tensor([-3e4]), "value", bound, "it")
     with pytest.raises(ValueError, match="it: they differ"):
-        check_difference(torch.tensor([-1.0]), torch.tensor([float("nan")]), bound, "it")
+        check_difference(torch.tensor([-1.0]), torch.tensor([float("nan")]), "policy", bound, "it")
 
 
 def test_the_rows_have_no_special_ids_and_fit_into_the_positions() -> None:
