@@ -87,7 +87,8 @@ def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always
     rows: list[PromptRow] = []
     num_read = 0
     for file_index, (name, max_characters, contents) in enumerate(_sources(config, split, filters)):
-        is_empty, num_characters = True, 0
+        is_empty = True
+        num_characters = 0
         for place, content in contents if len(rows) != max_samples else ():
             is_empty, num_read = False, num_read + 1
             row, length = _checked(content, place, config.prompt_key, file_index, needs_truth)

@@ -72,7 +72,8 @@ class RewardTokenizer:
 
         `write` makes of the texts of tools and environments those that the template gets.
         """
-        asked, template = _with_response(row, response, write), self.tokenizer.chat_template
+        asked = _with_response(row, response, write)
+        template = self.tokenizer.chat_template
         if template.template is None and not isinstance(asked, str):
             raise ConfigError(
                 f"{row.place}: the prompt has messages, and the tokenizer of the reward model has no chat template;"
