@@ -93,12 +93,13 @@ test-openenv: setup-dev  ## test sessions with a server of OpenEnv, also one tha
 	@.venv-openenv/bin/python -m pip install --quiet -r tests/integration/openenv/requirements.txt
 	$(PY) -m pytest tests/integration/openenv $(ARGS)
 
-check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages
+check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages, the tests of style
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m tools.commit_messages
+	$(PY) -m pytest -q tests/style
 
 check-stubs: setup-dev
 	@generated=$$(mktemp -d) && trap 'rm -rf "$$generated"' EXIT && $(PY) tools/stubs.py --out "$$generated" \

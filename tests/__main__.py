@@ -32,7 +32,9 @@ USAGE_ERROR = 4
 
 
 def stages() -> dict[str, list[str]]:
-    """Arguments of pytest by the name of the stage; together they are all of tests/ (a test holds them to it)."""
+    """Arguments of pytest by the name of the stage; together they are all of tests/ but tests/style, which `make check`
+    runs (a test holds them to it).
+    """
     groups = sorted(folder for folder in GROUPS.iterdir() if is_suite(folder) and folder != WHOLE_RUNS)
     on_two_workers = {
         "unit, golden, property": [TESTS / name for name in ("unit", "golden", "property")],

@@ -51,10 +51,16 @@ def test_the_recipe_needs_no_other_one(title: str, tmp_path: Path) -> None:
     copy.run(f"{RUFF} check --no-cache --quiet --select F .")
 
 
-@pytest.mark.parametrize("folder", ["tests/unit", pytest.param("tests/integration", marks=pytest.mark.extended)])
-def test_what_the_recipes_show_is_so(followed: Copy, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folders",
+    [
+        pytest.param(("tests/unit", "tests/style"), id="tests/unit"),
+        pytest.param(("tests/integration",), id="tests/integration", marks=pytest.mark.extended),
+    ],
+)
+def test_what_the_recipes_show_is_so(followed: Copy, folders: tuple[str, ...]) -> None:
     # In one process: the imports take longer than the tests.
-    paths = sorted({path for recipe in RECIPES.values() for path in shown_by(recipe) if path.startswith(folder)})
+    paths = sorted({path for recipe in RECIPES.values() for path in shown_by(recipe) if path.startswith(folders)})
     followed.run(f'make test ARGS="{" ".join(paths)}"')
 
 

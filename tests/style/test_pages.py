@@ -1,4 +1,4 @@
-"""The pages of the documentation: links that exist, and limits on lines and pages."""
+"""The pages of the documentation: links that exist, lines of one width, and tables that name every page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )
 MAX_COLUMNS = 120
-MAX_LINES = 250
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REPLACED = r"(?:partly replaced: .+, by|replaced by) \[\d{3}\]\([\w-]+\.md\)"
 DECISION = re.compile(r"^\| \[\d+\]\(([\w-]+\.md)\) \|.*\| ([^|]+) \|$", re.MULTILINE)
@@ -66,11 +65,6 @@ def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_no_line_of_text_is_long(page: str) -> None:
     assert [number for number, line in text_lines(page) if len(line) > MAX_COLUMNS] == []
-
-
-def test_no_page_of_the_docs_is_long() -> None:
-    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in PAGES if page.startswith("docs/")}
-    assert {page: length for page, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def test_the_table_of_contents_names_every_page() -> None:

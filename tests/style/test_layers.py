@@ -1,4 +1,4 @@
-"""The structure of the code: the reading list, the sizes of folders, and forbidden imports.
+"""The structure of the code: the reading list, the way of a prompt, and forbidden imports.
 
 That no module imports one of a layer above it is checked by import-linter, in `make check` (layers in pyproject.toml).
 """
@@ -9,7 +9,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,22 +17,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 READING_LIST = re.findall(r"^\d+\. \[([\w/.]+)\]", (ROOT / "README.md").read_text(), re.MULTILINE)
-GENERATED = "splitppo/v1/"
 PRODUCT = ("controller", "environments", "services", "splitppo", "rewards", "recipes", "deploy", "viewer")
-MAX_FILES = 20
 
 
-def test_what_a_newcomer_reads_is_short() -> None:
+def test_the_reading_list_begins_with_the_algorithm_and_names_files_that_are_there() -> None:
     assert READING_LIST[0] == "controller/trainer.py"
-    assert 5 <= len(READING_LIST) <= 12
-    assert all((ROOT / file).is_file() for file in READING_LIST)
-
-
-def test_no_folder_is_long() -> None:
-    files = [file.relative_to(ROOT) for file in product_files() if file.name != "__init__.py"]
-    num_files = Counter(f"{file.parent}/" for file in files)
-    assert len(num_files) > 30
-    assert {folder: num for folder, num in num_files.items() if num > MAX_FILES and folder != GENERATED} == {}
+    assert [file for file in READING_LIST if not (ROOT / file).is_file()] == []
 
 
 def product_files() -> list[Path]:
@@ -103,8 +92,8 @@ def test_neither_the_controllers_side_nor_a_reward_loads_torch_or_a_service() ->
     assert ended.stdout.split() == []
 
 
-def test_the_way_of_a_prompt_is_written_down_and_short() -> None:
+def test_the_way_of_a_prompt_is_written_down() -> None:
     way = re.findall(r"^\| \d+ \| `([\w/.]+)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
-    assert 25 <= len(way) <= 35
+    assert "controller/trainer.py" in way
     assert [file for file in way if not (ROOT / file).is_file()] == []
     assert len(set(way)) == len(way)

@@ -23,12 +23,18 @@ FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")
 MARKS = ("docker", "extended", "gpu", "slow", "slurm", "vllm")
 # Run by hand, on a machine that has one.
 BY_HAND = ["-m", "gpu"]
+# make check runs these; the stages are the others.
+STYLE = Path("tests/style")
 
 
 @functools.cache
 def named_tests(file: Path) -> list[tuple[str, frozenset[str]]]:
     """(name, marks) of the tests of a file, read from the source."""
     return [*_named_tests(file)]
+
+
+def files_of_stages() -> list[Path]:
+    return [file for file in FILES if any(named_tests(file)) and not file.is_relative_to(STYLE)]
 
 
 def _named_tests(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
@@ -49,8 +55,8 @@ def marks(node: ast.AST) -> frozenset[str]:
 
 
 def commands() -> list[list[str]]:
-    """Arguments of `python -m tests` in every target of make that runs it, in both environments."""
-    targets = re.findall(r"^(test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    """Arguments of `python -m tests` and of pytest in every target of make that runs them, in both environments."""
+    targets = re.findall(r"^(check|test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     found = []
     for target in targets:
         for settings in ([], ["VLLM=1"]):
@@ -62,7 +68,8 @@ def commands() -> list[list[str]]:
                 text=True,
                 check=True,
             ).stdout.splitlines()
-            found += [shlex.split(line.partition("-m tests ")[2]) for line in lines if "-m tests " in line]
+            run = (re.search(r"-m (?:tests|pytest) (.*)", line) for line in lines)
+            found += [shlex.split(arguments[1]) for arguments in run if arguments]
     return found
 
 
@@ -88,7 +95,7 @@ def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
 
 def test_the_stages_are_all_tests_each_once() -> None:
     paths = [Path(argument).relative_to(ROOT) for stage in stages().values() for argument in stage if "/" in argument]
-    of_file = {file: [path for path in paths if file.is_relative_to(path)] for file in FILES if any(named_tests(file))}
+    of_file = {file: [path for path in paths if file.is_relative_to(path)] for file in files_of_stages()}
     assert len(of_file) > 100
     assert {str(file): found for file, found in of_file.items() if len(found) != 1} == {}
 
@@ -100,12 +107,12 @@ def test_the_files_that_draw_are_those_that_import_the_seeds_or_ask_for_a_fixtur
     assert {
         name: [argument for argument in stage if "/" not in argument] for name, stage in drawing.items()
     } == of_stages
-    assert {file for file in FILES if "import shifted" in (ROOT / file).read_text() and any(named_tests(file))} <= files
+    assert {file for file in files_of_stages() if "import shifted" in (ROOT / file).read_text()} <= files
     for name, draws in {
         "unit/engine/test_train_engine.py": True,  # imports tests.support.models
         "unit/actor/test_role.py": True,  # asks for the model of tests/unit/conftest.py
         "integration/runs/test_schedules.py": True,  # asks for runs of the conftest.py beside it
-        "unit/test_makefile.py": False,
+        "style/test_makefile.py": False,
         "unit/test_end_reason.py": False,
     }.items():
         assert (Path("tests", name) in files) == draws, name
