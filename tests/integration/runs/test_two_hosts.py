@@ -90,8 +90,16 @@ class Rehearsal:
         self.controller.wait_until(lambda folder: step in folder.steps, f"the line of step {step}")
 
     def kill_torchrun(self, name: str) -> None:
-        """SIGKILL to a host's torchrun; its ranks see that by themselves."""
-        os.kill(self.supervisors[name].torchrun, signal.SIGKILL)
+        """SIGKILL to a host's torchrun; its ranks see that by themselves.
+
+        The controller stands still until they have ended, so that no run is over before.
+        """
+        torchrun = self.supervisors[name].torchrun
+        ranks = [below.pid for below in descendants(torchrun)]
+        self.controller.signal(signal.SIGSTOP)
+        os.kill(torchrun, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, ranks)), what=f"the end of the ranks of {name}")
+        self.controller.signal(signal.SIGCONT)
 
     def check_ports(self) -> None:
         """Nothing listens but what docs/hosts.md's table has."""
