@@ -4,6 +4,9 @@ One process, with one compute thread, does what rank 0 of an actor and of a roll
 three sizes in fp32, in turn on the disk of the run folder and in main memory. Figures are medians of the rounds. *copy*
 is a copy of the weights from memory to memory in the same round, the machine's own pace. *load* reads them without
 verification; *verify* is what a load with verification takes longer.
+
+At last two ranks publish the same weights to storage that is slow: each write of a weight waits. If the ranks write at
+the same time, publishing takes as long as the writes of one rank.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from services.engine import exchange as files
 from services.engine.exchange import PublishedWeights, Publisher
 
 # (hidden size, size inside the MLP, layers, vocabulary), by the name of the size.
@@ -30,6 +36,8 @@ SIZES = {
 }
 RUN = "benchmark"
 FP32 = torch.float32
+NUM_RANKS = 2
+SLOW_WRITE_S = 0.04
 
 
 def main() -> None:
@@ -52,6 +60,8 @@ def main() -> None:
         for parent, parts in seconds.items():
             medians = {part: statistics.median(took_s) for part, took_s in parts.items()}
             report(size, parent, 4 * model.num_parameters(), medians)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(publish_slowly, (folder, options.sizes[0]), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
 
 
 def report(size: str, parent: Path, num_bytes: int, medians: dict[str, float]) -> None:
@@ -111,6 +121,36 @@ def exchange(model: Any, parent: Path) -> dict[str, float]:
         seconds["verified load"] = timed(lambda: load(verified=True))
         assert all(torch.equal(copies[name], weight) for name, weight in weights.items())
     return seconds
+
+
+def publish_slowly(rank: int, folder: str, size: str) -> None:
+    """On a rank: publishes weights to slow storage; rank 0 prints the seconds of publishing and of its writes."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), NUM_RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+    model = make_model(*SIZES[size])
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    num_written, digest_of = 0, files.xxhash.xxh3_128_hexdigest
+
+    def slow_digest(values: memoryview) -> str:
+        nonlocal num_written
+        num_written += 1
+        time.sleep(SLOW_WRITE_S)
+        return digest_of(values)
+
+    def gathered(_: torch.dtype) -> Any:
+        for named in weights.items():
+            dist.barrier()  # all ranks gather each weight together
+            yield named
+
+    files.xxhash.xxh3_128_hexdigest = slow_digest
+    publisher = Publisher(Path(folder) / "weights", model, gathered, FP32, torch.device("cpu"))
+    dist.barrier()
+    took_s = timed(lambda: publisher.publish(RUN, 0, 0, lambda *_: None))
+    if rank == 0:
+        own_s = num_written * SLOW_WRITE_S
+        print(f"{NUM_RANKS} ranks, slow storage: published in {took_s:.2f} s; writes of one rank {own_s:.2f} s")
+    dist.destroy_process_group()
 
 
 def timed(work: Callable[[], object]) -> float:

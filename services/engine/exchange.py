@@ -13,9 +13,11 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from queue import Queue
 from typing import Any, Self
 
 import safetensors.torch
@@ -36,6 +38,8 @@ _PREFIX = "version_"
 _HEADER_ALIGNMENT = 8
 _BYTES_PER_THREAD = 64 << 20  # threads that hash less wait for each other longer than that takes
 _BUFFERS_FILE = "model-buffers.safetensors"
+# Weights of a rank that wait in main memory to be written, so that ranks with large and with small ones keep pace.
+_MAX_WAITING_WEIGHTS = 4
 
 # (name, whole tensor) of each weight, tied ones once; every rank must take them all.
 NamedWeights = Iterator[tuple[str, Tensor]]
@@ -166,33 +170,25 @@ class Publisher:
                 shutil.rmtree(rest, ignore_errors=True)
 
     def _write_own(self, folder: Path, report: Callable[[int, int, str], None]) -> None:
-        """Writes this rank's share of the weights to one file, and their digests to a file beside it."""
+        """Writes this rank's share of the weights to one file, and their digests to a file beside it.
+
+        A thread writes while the main thread gathers the next weights: no rank waits for the storage of another one.
+        """
         shapes = _shapes(self.model)
         own = dict(itertools.islice(shapes.items(), parallel.rank(), None, parallel.num_ranks()))
         file = folder / f"weights-{parallel.rank()}.safetensors"
-        digests, failure = dict[str, str](), None
-        stream = None
-        for number, (name, tensor) in enumerate(self.whole_weights(self.dtype), 1):
-            if name in own and failure is None:  # after a failure the other ranks still need this one's share
-                try:
-                    if stream is None:
-                        stream = file.open("xb")
-                        stream.write(_header(own, self.dtype))
-                    values = _bytes_of(tensor.detach().cpu())
-                    stream.write(values)
-                    digests[name] = xxhash.xxh3_128_hexdigest(values)
-                except OSError as error:
-                    failure = error
-            report(number, len(shapes), "publish")
-        try:
-            if stream is not None:
-                stream.close()
-            if failure is not None:
-                raise failure
-            entries = {name: (file.name, shape, digests[name]) for name, shape in own.items()}
-            _digests_file(folder, parallel.rank()).write_text(json.dumps(entries))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file)) from error
+        gathered: Queue[tuple[str, Tensor] | None] = Queue(_MAX_WAITING_WEIGHTS)
+        with ThreadPoolExecutor(1, thread_name_prefix="publish") as thread:
+            written = thread.submit(_write_weights, file, own, self.dtype, gathered)
+            try:
+                for number, (name, tensor) in enumerate(self.whole_weights(self.dtype), 1):
+                    if name in own:
+                        gathered.put((name, tensor.detach().cpu()))
+                    report(number, len(shapes), "publish")
+            finally:
+                gathered.put(None)
+        entries = {name: (file.name, own[name], digest) for name, digest in written.result().items()}
+        _digests_file(folder, parallel.rank()).write_text(json.dumps(entries))
 
     def _write_manifest(self, folder: Path, run_id: str, version: int) -> str:
         weights: dict[str, StoredWeight] = {}
@@ -220,6 +216,34 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def _digests_file(folder: Path, rank: int) -> Path:
     return folder / f"digests-{rank}.json"
+
+
+def _write_weights(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, gathered: Queue[tuple[str, Tensor] | None]
+) -> dict[str, str]:
+    """Writes the weights of `gathered`, which are those of `shapes` in order, to a file; returns the digest of each.
+
+    The last item of the queue is None. All items are taken also if storage fails, because whoever gathers goes on.
+
+    Raises:
+        OSError: storage has failed; it names the file.
+    """
+    weights = iter(gathered.get, None)
+    digests: dict[str, str] = {}
+    try:
+        if shapes:
+            with file.open("xb") as stream:
+                stream.write(_header(shapes, dtype))
+                for name, tensor in weights:
+                    values = _bytes_of(tensor)
+                    stream.write(values)
+                    digests[name] = xxhash.xxh3_128_hexdigest(values)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    finally:
+        for _ in weights:
+            pass
+    return digests
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:

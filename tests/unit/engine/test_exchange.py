@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import re
 import resource
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+import xxhash
+from torch import Tensor, nn
 
 from services.engine import parallel
 from services.engine.exchange import (
+    NamedWeights,
     PublishedWeights,
     Publisher,
     version_folder,
@@ -140,6 +144,77 @@ def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     publish(tmp_path, 1, keep_from=1)
     assert names(tmp_path) == ["notes", "version_1"]
+
+
+class ManyWeights(Model):
+    """A small model with 24 weights more; `num_gathered` counts those that have been asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ParameterList([torch.full((2,), float(value)) for value in range(24)])
+        self.num_gathered = 0
+
+    def whole_weights(self, dtype: torch.dtype) -> NamedWeights:
+        for name, weight in super().whole_weights(dtype):
+            self.num_gathered += 1
+            yield name, weight
+
+
+@pytest.fixture
+def when_written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Gives a function that sets what is called for each weight while it is written, before its digest is made."""
+
+    def set_hook(hook: Callable[[], object]) -> None:
+        def digest(values: memoryview) -> str:
+            hook()
+            return xxhash.xxh3_128(values).hexdigest()
+
+        monkeypatch.setattr("services.engine.exchange.xxhash.xxh3_128_hexdigest", digest)
+
+    return set_hook
+
+
+def test_the_next_weights_are_gathered_while_one_is_written(
+    tmp_path: Path, when_written: Callable[[Callable[[], object]], None]
+) -> None:
+    """Else every rank would wait for each write of every other rank."""
+    model, is_second_gathered = Model(), threading.Event()
+    have_seen = list[bool]()
+
+    def whole_weights(dtype: torch.dtype) -> NamedWeights:
+        for number, named in enumerate(model.whole_weights(dtype)):
+            if number:
+                is_second_gathered.set()
+            yield named
+
+    when_written(lambda: have_seen.append(is_second_gathered.wait(10.0)))
+    Publisher(tmp_path, model, whole_weights, FP32, CPU).publish(RUN, 0, 0, silent)
+    assert have_seen == [True] * 3
+
+
+def test_only_a_few_weights_wait_in_memory_to_be_written(
+    tmp_path: Path, when_written: Callable[[Callable[[], object]], None]
+) -> None:
+    model = ManyWeights()
+    num_in_memory = list[int]()
+
+    def write_slowly() -> None:
+        time.sleep(0.002)
+        num_in_memory.append(model.num_gathered - len(num_in_memory))
+
+    when_written(write_slowly)
+    manifest_sha256 = publish(tmp_path, 0, model=model)
+    assert len(num_in_memory) == 27
+    assert max(num_in_memory) <= 6  # one is written, four wait, and one has just been gathered
+    assert_equal(read(tmp_path, 0, manifest_sha256), dict(Model.whole_weights(model, FP32)))
+
+
+def test_weights_are_gathered_to_the_end_when_storage_has_failed(tmp_path: Path) -> None:
+    """The other ranks need this one's part of each."""
+    model = ManyWeights()
+    with small_files(0), pytest.raises(OSError, match="File too large"):
+        publish(tmp_path, 0, model=model)
+    assert model.num_gathered == 27
 
 
 @contextmanager
