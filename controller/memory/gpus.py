@@ -6,15 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from controller.memory.estimate import GIB, GroupMemory, label, num_shards
 from controller.memory.frozen_models import FROZEN_MODELS
 from controller.memory.passes import sequence_ranks
-from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
+from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
-from splitppo.machine.gpus import total_bytes_of_gpus
+from splitppo.machine.gpus import check_offered, total_bytes_of_gpus
 
 
 def visible_gpus(config: Config) -> dict[int, int]:
-    """Returns the bytes of memory of this machine's GPUs by index, 0 where a GPU shares the memory of the machine.
+    """Returns the bytes of memory of the GPUs that this process may use, as services.*.devices numbers them.
 
-    Empty if the groups run elsewhere (services.launch: external), or no group has devices.
+    The bytes are 0 where a GPU shares the memory of the machine. The result is empty if the groups run elsewhere
+    (services.launch: external), or no group has devices.
     """
     uses_gpus = any(config.services.of(role).devices for role in config.roles)
     return total_bytes_of_gpus() if config.services.launch == "local" and uses_gpus else {}
@@ -23,11 +24,7 @@ def visible_gpus(config: Config) -> dict[int, int]:
 def check_devices(config: Config, gpus: Collection[int]) -> None:
     """Checks that this machine has the GPUs of all groups that start on it; else ConfigError for the first group."""
     for role, group in config.groups.items() if config.services.launch == "local" else ():
-        if not set(group.devices) <= set(gpus):
-            raise ConfigError(
-                f"services.{role}.devices is {list(group.devices)}, but this machine offers {len(gpus)} GPUs;"
-                " leave it empty to compute on the CPU"
-            )
+        check_offered(f"services.{role}.devices", group.devices, len(gpus))
 
 
 def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:

@@ -25,6 +25,7 @@ from controller.workers.concurrency import gather_calls
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 from splitppo.end_reason import BAD_INPUT_EXIT
+from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.machine.process_tree import find_processes, is_running, kill, kill_tree, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
@@ -128,7 +129,12 @@ class LocalGroup:
         return [rank for rank in self._ranks if is_running(rank)]
 
     async def start(self) -> Endpoint:
-        """Starts the group unless it runs, and waits until its rank 0 takes calls; GroupFailed if it never does."""
+        """Starts the group unless it runs, and waits until its rank 0 takes calls.
+
+        Raises:
+            GroupFailed: the group never takes calls.
+            ConfigError: `services.*.devices` has a number outside of the GPUs that this process may use.
+        """
         if self.has_ended:
             await self._start_torchrun()
         if self.endpoint is None:
@@ -146,7 +152,7 @@ class LocalGroup:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(self._service.threads),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._service.devices)),
+            VISIBLE_DEVICES: visible_devices(f"services.{self.role}.devices", self._service.devices),
             "TOKENIZERS_PARALLELISM": "false",
             **self._secrets,
         }

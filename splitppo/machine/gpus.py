@@ -1,15 +1,27 @@
-"""Reads the GPUs of this machine and their memory from NVML.
+"""Numbers the GPUs that this process may use, as services.*.devices does, and reads their memory from NVML.
+
+A process that has the environment variable CUDA_VISIBLE_DEVICES may use the GPUs of that list: GPU 0 is the first of
+the list, whatever number nvidia-smi gives it. Without the variable the numbers are those of nvidia-smi.
 
 NVML is used because a call of CUDA would make a CUDA context, and could break the capture of a CUDA graph on another
 thread.
 """
 
 import logging
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from splitppo.config_error import ConfigError
 
 log = logging.getLogger(__name__)
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# The number of nvidia-smi, or a UUID of a GPU or of a part of one (MIG), also in the older form MIG-GPU-<uuid>/1/0.
+_ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 class GpuMemory(NamedTuple):
@@ -19,22 +31,76 @@ class GpuMemory(NamedTuple):
     total: int = 0
 
 
+def offered_gpus() -> tuple[str, ...] | None:
+    """Returns the entries of this process's CUDA_VISIBLE_DEVICES; None without the variable.
+
+    CUDA takes an entry that names no GPU, such as -1, for the end of the list.
+    """
+    listed = os.environ.get(VISIBLE_DEVICES)
+    if listed is None:
+        return None
+    return tuple(takewhile(_ENTRY.fullmatch, (entry.strip() for entry in listed.split(","))))
+
+
+def check_offered(key: str, devices: Sequence[int], num_offered: int) -> None:
+    """Checks that the numbers in `devices`, the value of `key`, are GPUs that this process may use; else ConfigError.
+
+    `num_offered` is the number of those GPUs.
+    """
+    if max(devices, default=-1) < num_offered:
+        return
+    listed = os.environ.get(VISIBLE_DEVICES)
+    source = "this machine" if listed is None else f"{VISIBLE_DEVICES}={listed}"
+    numbered = f", numbered from 0 to {num_offered - 1}" if listed is not None and num_offered else ""
+    raise ConfigError(
+        f"{key} is {list(devices)}, but {source} offers {num_offered} GPUs{numbered}; leave it empty to compute on the"
+        " CPU"
+    )
+
+
+def visible_devices(key: str, devices: Sequence[int]) -> str:
+    """Returns the CUDA_VISIBLE_DEVICES with which a new process sees these GPUs and no others, in this order.
+
+    Raises:
+        ConfigError: `devices`, the value of `key`, has a number outside of the CUDA_VISIBLE_DEVICES of this process.
+    """
+    offered = offered_gpus()
+    if offered is None:
+        return ",".join(map(str, devices))
+    check_offered(key, devices, len(offered))
+    return ",".join(offered[device] for device in devices)
+
+
 def total_bytes_of_gpus() -> dict[int, int]:
-    """Returns the total memory of each GPU in bytes, by the index that nvidia-smi shows; empty without a driver.
+    """Returns the total memory in bytes of each GPU that this process may use, by its number; empty without a driver.
 
     The memory is 0 for a GPU that shares the memory of the machine.
     """
     import pynvml  # late: only runs with GPUs need it
 
-    sizes = {}
+    sizes: dict[int, int] = {}
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        offered = offered_gpus()
+        names = [*map(str, range(len(handles)))] if offered is None else offered
+        for index, name in enumerate(takewhile(lambda name: not name.isdigit() or int(name) < len(handles), names)):
             sizes[index] = 0
             with suppress(pynvml.NVMLError):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                sizes[index] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+                sizes[index] = int(pynvml.nvmlDeviceGetMemoryInfo(_find(name, handles)).total)
     return sizes
+
+
+def _find(name: str, handles: Sequence[Any]) -> Any:
+    """Returns the NVML handle of an entry of CUDA_VISIBLE_DEVICES; a UUID may be cut short, as CUDA allows."""
+    import pynvml
+
+    if name.isdigit():
+        return handles[int(name)]
+    for handle in handles:
+        if pynvml.nvmlDeviceGetUUID(handle).startswith(name):
+            return handle
+    return pynvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU
 
 
 def memory_reader(uuid: str) -> Callable[[], GpuMemory]:

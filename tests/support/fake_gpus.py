@@ -15,8 +15,11 @@ UUID = "GPU-{}"
 def put_gpus(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int | None] | None) -> None:
     """Replaces `pynvml` by a module with GPUs of so many bytes, half of them free, with the uuids 0, 1, ...
 
+    The process may use all of them.
+
     None instead of a number is a GPU that shares the machine's memory; None instead of all numbers: no driver.
     """
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", _FakeNvml(sizes))
 
 
@@ -48,6 +51,9 @@ class _FakeNvml(ModuleType):
         if uuid not in uuids:
             raise NVMLError("Not Found")
         return uuids.index(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return UUID.format(handle)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         total = self._known()[handle]

@@ -81,6 +81,7 @@ def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> t
     torch.set_num_threads(num_threads)
     if not service.devices:
         return torch.device("cpu")
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi, not the fastest first
     index = gpu_of_rank(service.devices, launch, torch.cuda.device_count())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

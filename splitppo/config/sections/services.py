@@ -31,8 +31,8 @@ class ServiceConfig(Section):
     master_addr."""
 
     devices: _Indices = ()
-    """The indices of the GPUs of the group, one for each rank of a machine, as in nvidia-smi. Empty: the group computes
-    on the CPU."""
+    """The indices of the GPUs of the group, one for each rank of a machine, as in nvidia-smi; with CUDA_VISIBLE_DEVICES
+    in the environment, their places in its list, from 0. Empty: the group computes on the CPU."""
 
     cpus: _Indices = ()
     """The CPU cores of the group. Empty: all cores that the process may use."""

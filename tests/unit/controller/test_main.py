@@ -234,6 +234,21 @@ def test_check_prints_the_plan_and_refuses_gpus_that_are_not_there(
     )
 
 
+def test_check_counts_gpus_in_the_list_of_those_that_the_controller_may_use(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_gpus(monkeypatch, [1 << 20, 1 << 20, 1 << 40, 1 << 40])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    devices = ["services.actor.devices=[0]", "services.critic.devices=[1]"]
+    assert check(config_file, *devices) == 0
+    capsys.readouterr()
+    assert check(config_file, *devices, "services.critic.devices=[3]") == 2
+    assert capsys.readouterr().err == (
+        "error: services.critic.devices is [3], but CUDA_VISIBLE_DEVICES=2,3 offers 2 GPUs, numbered from 0 to 1;"
+        " leave it empty to compute on the CPU\n"
+    )
+
+
 def test_check_accepts_a_gpu_that_shares_the_memory_of_the_machine(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

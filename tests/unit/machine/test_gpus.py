@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from splitppo.machine.gpus import GpuMemory, memory_reader, total_bytes_of_gpus
+from splitppo.config_error import ConfigError
+from splitppo.machine.gpus import GpuMemory, memory_reader, total_bytes_of_gpus, visible_devices
 from tests.support.fake_gpus import put_gpus
 
 
@@ -13,6 +14,65 @@ def test_gpus_have_the_indices_of_nvml_and_one_without_memory_of_its_own_has_0_b
 ) -> None:
     put_gpus(monkeypatch, [80 << 30, None, 40 << 30])
     assert total_bytes_of_gpus() == {0: 80 << 30, 1: 0, 2: 40 << 30}
+
+
+@pytest.mark.parametrize(
+    ("listed", "sizes"),
+    [
+        ("2,0", {0: 40, 1: 80}),
+        (" 1 , GPU-2 ", {0: 60, 1: 40}),
+        ("GPU-1", {0: 60}),
+        ("MIG-5,0", {0: 0, 1: 80}),  # a part of a GPU, whose memory is not known here
+        ("1,-1,2", {0: 60}),  # CUDA ends the list at an entry that is no GPU
+        ("0,7,2", {0: 80}),
+        ("", {}),
+        ("NoDevFiles", {}),
+    ],
+)
+def test_gpus_are_counted_in_the_list_of_those_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, listed: str, sizes: dict[int, int]
+) -> None:
+    put_gpus(monkeypatch, [80 << 30, 60 << 30, 40 << 30])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert total_bytes_of_gpus() == {index: size << 30 for index, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("listed", "devices", "seen"),
+    [
+        (None, [0, 3], "0,3"),
+        ("4,5,6,7", [0, 3], "4,7"),
+        ("GPU-ab, MIG-GPU-cd/1/0", [1, 0], "MIG-GPU-cd/1/0,GPU-ab"),
+        ("4,5", [], ""),
+        (None, [], ""),
+    ],
+)
+def test_a_group_sees_its_own_of_the_gpus_that_the_controller_may_use(
+    monkeypatch: pytest.MonkeyPatch, listed: str | None, devices: list[int], seen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert visible_devices("services.actor.devices", devices) == seen
+
+
+@pytest.mark.parametrize(
+    ("listed", "offers"),
+    [
+        ("4,5", "CUDA_VISIBLE_DEVICES=4,5 offers 2 GPUs, numbered from 0 to 1"),
+        ("4,-1,5", "CUDA_VISIBLE_DEVICES=4,-1,5 offers 1 GPUs, numbered from 0 to 0"),
+        ("", "CUDA_VISIBLE_DEVICES= offers 0 GPUs"),
+    ],
+)
+def test_a_number_outside_of_the_list_is_refused_with_the_list(
+    monkeypatch: pytest.MonkeyPatch, listed: str, offers: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    with pytest.raises(ConfigError) as refused:
+        visible_devices("services.critic.devices", [0, 4])
+    assert str(refused.value) == (
+        f"services.critic.devices is [0, 4], but {offers}; leave it empty to compute on the CPU"
+    )
 
 
 def test_a_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from services.runtime.group.closed_group import culprit, report
 from services.runtime.group.command_line import start_group_unless_rank
-from services.runtime.group.process_group import Launch, cpus_of_rank, gpu_of_rank
+from services.runtime.group.process_group import Launch, cpus_of_rank, gpu_of_rank, place_process
 from services.runtime.launch import run
-from splitppo.config import Config, ConfigError
+from splitppo.config import Config, ConfigError, ServiceConfig
 
 
 def build_nothing(_: Any) -> Any:
@@ -220,3 +221,16 @@ def test_a_rank_takes_its_own_gpu_whichever_its_process_sees(num_visible: int, i
 def test_a_rank_without_a_gpu_is_the_users_mistake(devices: list[int], num_visible: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         gpu_of_rank(devices, second_of_two_ranks(), num_visible)
+
+
+@pytest.mark.parametrize(("given", "order"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
+def test_a_rank_numbers_gpus_as_nvidia_smi_does_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, order: str
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    nowhere = ServiceConfig(num_processes=2, devices=(98, 99))
+    with pytest.raises(ConfigError, match="this machine offers"):
+        place_process(second_of_two_ranks(), nowhere, torch.get_num_threads())
+    assert os.environ["CUDA_DEVICE_ORDER"] == order

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from controller.workers.launcher import GroupFailed, LocalLauncher
+from splitppo.config import ConfigError
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
 from splitppo.rpc.bearer_tokens import BearerTokens
@@ -91,7 +92,10 @@ async def test_an_estimator_without_critic_starts_no_critic(launch: Launch) -> N
     assert set(await launcher.start()) == {"actor"}
 
 
-async def test_each_group_gets_its_own_ranks_gpus_and_threads(launch: Launch, tmp_path: Path) -> None:
+async def test_each_group_gets_its_own_ranks_gpus_and_threads(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-6,7")
     write_down = """
 names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 (run_dir / (role + ".seen")).write_text(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]))
@@ -104,9 +108,17 @@ names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     arguments, environment = json.loads((tmp_path / "actor.seen").read_text())
     assert arguments[arguments.index("--nproc-per-node") + 1] == "2"
     assert "--lifeline" in arguments
-    assert environment == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,3"}
+    assert environment == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "4,7"}
     environment = json.loads((tmp_path / "critic.seen").read_text())[1]
     assert environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+async def test_a_gpu_that_the_controller_may_not_use_starts_no_group(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(ConfigError, match=r"services.critic.devices is \[2\], but CUDA_VISIBLE_DEVICES=4,5 offers 2"):
+        await launch(SERVE_UNTIL_SIGTERM, services={"actor": {"devices": [1]}, "critic": {"devices": [2]}}).start()
 
 
 async def test_ranks_leave_bytecode_behind_also_where_the_controller_must_not(
