@@ -123,9 +123,10 @@ def backward(
     """Yields the bytes of gradients, activations and logits at each moment of a backward pass that may be its peak.
 
     At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
-    bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and the gradient that is added. In the
-    last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding, and of the output layer if
-    it is tied. With adapters all of these are 0 V D. `sharded_over` is G; None if the model is not wrapped.
+    bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and what is added to it (in bf16: what
+    it is rounded to). In the last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding,
+    and of the output layer if it is tied. With adapters all of these are 0 V D. `sharded_over` is G; None if the model
+    is not wrapped.
 
         output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
         decoder layer:  saved_activations + c N D + c T (2 D + 3 I + 2 E D) + 4 V D if tied

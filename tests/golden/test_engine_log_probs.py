@@ -100,6 +100,20 @@ def test_bf16_inputs_give_fp32_results() -> None:
         torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.1)
 
 
+def test_the_weight_gradient_of_a_bf16_head_does_not_depend_on_chunks() -> None:
+    """With equal logits d log p(0) / d logits is (1/2, -1/2); two tokens give 2^-14, which bf16 sums would lose.
+
+    (1 + 2^-7) (1 + 2^-7) - (1 + 2^-6) = 2^-14, and the first product needs 15 bits.
+    """
+    hidden = torch.tensor([[1 + 2**-7], [1 + 2**-6]], dtype=torch.bfloat16)
+    for max_logits in (2, 100):
+        weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.zeros(2, dtype=torch.long)
+        log_probs, *_ = log_probs_and_entropy(hidden, weight, targets, temperature=1.0, max_logits=max_logits)
+        log_probs.backward(torch.tensor([2 * (1 + 2**-7), -2.0]))
+        assert weight.grad.tolist() == [[2**-14], [-(2**-14)]]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("fp32_lm_head", "least", "largest"), [(True, 0.0, 1e-5), (False, 1e-4, 0.1)])
 def test_a_bf16_policy_with_an_fp32_head_has_the_log_probs_of_a_float64_head(

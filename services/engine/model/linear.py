@@ -39,6 +39,17 @@ def fp32_product(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tens
     return functional.linear(rows.float(), weight_OI.float(), None if bias_O is None else bias_O.float())
 
 
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left @ right to `total` in place; the product is summed up in the dtype of `total`, and not rounded before.
+
+    The factors have the dtype of `total`, which is float32 or wider, or are bfloat16 beside float32.
+    """
+    if left.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left.to(total.dtype) @ right.to(total.dtype)
+
+
 def use_fp32_head(model: Any) -> None:
     """Turns the output layer of a language model into an `Fp32Head`."""
     model.get_output_embeddings().__class__ = Fp32Head

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.engine.model.linear import add_product
 from splitppo.machine.memory_limits import MAX_LOGITS
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -125,7 +126,7 @@ class _ChunkedHead(torch.autograd.Function):
             grad_CV_low = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[part] = grad_CV_low @ weight_VD
             if grad_weight_VD is not None:
-                grad_weight_VD += grad_CV_low.T @ hidden_ND[part]
+                add_product(grad_weight_VD, grad_CV_low.T, hidden_ND[part])
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
