@@ -118,6 +118,8 @@ class Settings:
 
     def resolved(self, value: Any) -> Any:
         """Returns a value with its interpolations resolved by the keys of this configuration."""
+        if "${" not in str(value):
+            return value
         tree = self._tree.copy()
         OmegaConf.update(tree, "value", value, force_add=True)
         return OmegaConf.select(tree, "value")

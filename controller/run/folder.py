@@ -17,13 +17,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-import yaml
-
 from controller.run.checkpoint_store import CheckpointStore, named_step
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.workers.client import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
-from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config import Config, ConfigError, config_tree, dump_config
 from splitppo.config.keys import may_change
 from splitppo.config.load import read_tree, validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
@@ -222,8 +220,8 @@ class RunFolder:
 
     def _differences(self, config: Config, stored: Any, used: Config | None) -> dict[str, str]:
         """Returns a line for each key that has another value in `config` than in the folder, by key."""
-        before = stored if used is None else yaml.safe_load(dump_config(used))
-        changed = differences(before, yaml.safe_load(dump_config(config)))
+        before = stored if used is None else config_tree(used)
+        changed = differences(before, config_tree(config))
         return {key: _line(key, old, new) for key, old, new in changed}
 
     def _refuse_changed(self, lines: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from splitppo.config.load import config_tree as config_tree
     from splitppo.config.load import dump_config as dump_config
     from splitppo.config.load import load_config as load_config
     from splitppo.config.schema import Config as Config
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from splitppo.config_error import ConfigError as ConfigError
 
 _MODULES = {
-    "splitppo.config.load": ("dump_config", "load_config"),
+    "splitppo.config.load": ("config_tree", "dump_config", "load_config"),
     "splitppo.config.schema": ("Config",),
     "splitppo.config.sections.algorithm": ("AlgorithmConfig",),
     "splitppo.config.sections.data": ("DataConfig",),

@@ -113,12 +113,18 @@ def dump_config(config: Config, *, with_defaults: bool = True) -> str:
 
     Without `with_defaults`, the text has only keys that the user has given and that differ from their defaults.
     """
+    tree = config_tree(config, with_defaults=with_defaults)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def config_tree(config: Config, *, with_defaults: bool = True) -> dict[str, Any]:
+    """Returns the resolved configuration as the nested dicts that the YAML text of `dump_config` holds."""
     tree = config.model_dump(mode="json", exclude_defaults=not with_defaults, exclude_unset=not with_defaults)
     if not with_defaults:
         tree = _without_empty_sections(tree)
         if config.services.rollout is not None:  # the section alone, with all of its defaults, makes a group
             tree.setdefault("services", {}).setdefault("rollout", {})
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return tree
 
 
 def _without_empty_sections(tree: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from splitppo.config.keys import KEYS
-from splitppo.config.load import dump_config
+from splitppo.config.load import config_tree
 from splitppo.config.schema import Config
 from splitppo.dotted_keys import leaves
 from splitppo.secret_names import HIDDEN, SECRET_KEY
@@ -28,7 +28,7 @@ def is_secret(path: str) -> bool:
 
 def shown_tree(config: Config, *, with_defaults: bool = True) -> dict[str, Any]:
     """Returns the resolved configuration as nested dicts, with HIDDEN in place of secrets."""
-    tree = yaml.safe_load(dump_config(config, with_defaults=with_defaults)) or {}
+    tree = config_tree(config, with_defaults=with_defaults)
     return {name: _hidden(value, name) for name, value in tree.items()}
 
 
@@ -39,7 +39,7 @@ def shown_config(config: Config, *, with_defaults: bool = True) -> str:
 
 def secret_keys(config: Config) -> list[str]:
     """Returns the dotted paths of all secrets in a configuration."""
-    plain = dict(leaves(yaml.safe_load(dump_config(config)) or {}))
+    plain = dict(leaves(config_tree(config)))
     return [path for path, value in leaves(shown_tree(config)) if value != plain[path]]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from splitppo.config import dump_config
+from splitppo.config import config_tree, dump_config
 from splitppo.config.resolve import resolve_run
 from splitppo.dotted_keys import leaves
 from splitppo.machine.cores import permitted_cores
@@ -68,6 +68,16 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
     config = load(tmp_path, "actor.betas=[0.9, 0.99]", "data.chat_template=t.jinja", "actor.lr=1e-6")
 
     assert load(tmp_path, text=dump_config(config)) == config
+
+
+@pytest.mark.parametrize("with_defaults", [True, False])
+def test_a_configuration_as_dicts_is_what_its_text_says(tmp_path: Path, with_defaults: bool) -> None:
+    given = ("actor.betas=[0.9, 0.99]", "actor.lr=1e-6", "run.name='1: é\u2028'", "services.rollout={}")
+    config = load(tmp_path, *given)
+    tree = config_tree(config, with_defaults=with_defaults)
+
+    assert tree == yaml.safe_load(dump_config(config, with_defaults=with_defaults))
+    assert tree["actor"]["betas"] == [0.9, 0.99]
 
 
 def test_a_config_cannot_be_changed(tmp_path: Path) -> None:
