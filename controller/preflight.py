@@ -133,16 +133,30 @@ def check_config(config: Config) -> None:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Loads the models' sizes, the tokenizers and the prompts that a configuration names, and checks them.
+    """Checks a configuration, and loads all that it names; see `check_setup` and `read_inputs`."""
+    return read_inputs(config, check_setup(config))
 
-    The user's environments are loaded in a process of their own.
+
+def check_setup(config: Config) -> int | None:
+    """Checks all that can be checked before prompts are read, which may take minutes; returns `check_models`.
+
+    Raises:
+        ConfigError: a key, a tracker or a model cannot be used.
+    """
+    check_config(config)
+    check_trackers(config.tracking)
+    return check_models(config)
+
+
+def read_inputs(config: Config, vocab_size: int | None) -> Inputs:
+    """Loads the tokenizers and the prompts that a configuration names, and checks them and what scores them.
+
+    The user's environments are loaded in a process of their own. `vocab_size` is that of the policy, in tokens.
 
     Raises:
         ConfigError: something is missing, cannot be read or does not fit together.
     """
-    check_config(config)
-    check_trackers(config.tracking)
-    data, vocab_size = config.data, check_models(config)
+    data = config.data
     assert data.tokenizer is not None, "load resolves it"
     tokenizer = load_tokenizer(
         data.tokenizer,

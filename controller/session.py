@@ -15,7 +15,7 @@ from controller.conversations.environments import Environments, open_environment
 from controller.memory.gpus import visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence
-from controller.preflight import Inputs, load_inputs
+from controller.preflight import Inputs, check_setup, read_inputs
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd
 from controller.run.folder import RunFolder
@@ -144,7 +144,10 @@ class Session:
         config, folder = self._config, self._folder
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
-        inputs = load_inputs(config)
+        vocab_size = check_setup(config)
+        if self._completed_summary() is None:
+            await self._groups.launch()  # the models are loaded while the prompts are read
+        inputs = read_inputs(config, vocab_size)
         config = self._config = inputs.with_last_step(config)
         if self._is_completed(inputs):
             folder.put_config_back()
@@ -168,15 +171,22 @@ class Session:
             scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
             await self._train_recovering(partial(self._train_from, point, inputs, scorer, environments))
 
+    def _completed_summary(self) -> Summary | None:
+        """Returns the summary of an earlier start that completed the run with the step that this one resumes at.
+
+        That step is still the last one unless a limit of the run was raised. None without such a start.
+        """
+        summary = Summary.read(self._folder.path / "summary.json")
+        if self._config.evaluation.val_only or summary is None or not summary.finished:
+            return None
+        return summary if summary.global_step == self._restored.step else None
+
     def _is_completed(self, inputs: Inputs) -> bool:
         """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
-        config, state = self._config, self._restored
-        summary = Summary.read(self._folder.path / "summary.json")
-        if config.evaluation.val_only or summary is None or not summary.finished:
-            return False
+        config, state, summary = self._config, self._restored, self._completed_summary()
         has_stagnated = state.has_stagnated(config)
         is_at_its_end = has_stagnated or RunEnd.of(config, inputs.prompts).is_reached(state)
-        if summary.global_step != state.step or not is_at_its_end:
+        if summary is None or not is_at_its_end:
             return False
         self._outcome.summary = summary
         if has_stagnated and state.stagnation:

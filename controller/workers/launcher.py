@@ -128,15 +128,18 @@ class LocalGroup:
     def _living_ranks(self) -> list[psutil.Process]:
         return [rank for rank in self._ranks if is_running(rank)]
 
-    async def start(self) -> Endpoint:
-        """Starts the group unless it runs, and waits until its rank 0 takes calls.
+    async def launch(self) -> None:
+        """Starts the group's processes unless they run; does not wait until they take calls.
 
         Raises:
-            GroupFailed: the group never takes calls.
             ConfigError: `services.*.devices` has a number outside of the GPUs that this process may use.
         """
         if self.has_ended:
             await self._start_torchrun()
+
+    async def start(self) -> Endpoint:
+        """Starts the group unless it runs (`launch`), and waits until its rank 0 takes calls; GroupFailed if not."""
+        await self.launch()
         if self.endpoint is None:
             self.endpoint = await self._announced()
             self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
@@ -274,14 +277,18 @@ class LocalLauncher:
         variable = security.token_env or RUN_TOKEN_VARIABLE
         secrets = {} if security.token_file else {variable: "\n".join(self.tokens.accepted)}
         self.groups = {role: LocalGroup(role, config, config_file, torchrun, secrets) for role in config.roles}
-        self._shared_devices = config.shared_devices
+        if config.shared_devices:
+            log.warning("several groups use the GPUs %s: they share memory and compute", list(config.shared_devices))
+
+    async def launch(self) -> None:
+        """Starts the processes of every group that does not run; does not wait until they take calls."""
+        if self._token_file is not None:
+            write_secret(self._token_file, self.tokens.accepted[0])
+        await gather_calls(*(group.launch() for group in self.groups.values()))
 
     async def start(self) -> dict[RoleName, Endpoint]:
         """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role."""
-        if self._shared_devices:
-            log.warning("several groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
-        if self._token_file is not None:
-            write_secret(self._token_file, self.tokens.accepted[0])
+        await self.launch()
         endpoints = await gather_calls(*(group.start() for group in self.groups.values()))
         return dict(zip(self.groups, endpoints, strict=True))
 

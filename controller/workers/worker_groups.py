@@ -129,6 +129,11 @@ class WorkerGroups:
         """The gRPC clients of the connected worker groups that train a model, actor first."""
         return [] if self._workers is None else self._workers.trained
 
+    async def launch(self) -> None:
+        """Starts the processes of all groups that are started here, which load their models until `connect`."""
+        if self._launcher is not None:
+            await self._launcher.launch()
+
     async def connect(self) -> Workers:
         """Starts the groups that do not run, and makes a handshake with every group; returns the clients.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ from controller.validation.result import Accuracy
 from splitppo.config import Config, ConfigError, dump_config
 from tests.support.fake_gpus import put_gpus
 from tests.support.fake_services import make_config
-from tests.support.groups import wait_until
+from tests.support.groups import is_alive, wait_until
 from tests.support.models import save_policy
 
 
@@ -64,6 +65,10 @@ def read_summary(config: Config) -> dict[str, Any]:
     return summary
 
 
+def read_log(config: Config) -> str:
+    return (config.run.dir / "logs" / "controller_0.log").read_text()
+
+
 def test_services_that_cannot_be_reached_in_time_are_bad_input(
     make: Callable[..., Config], closed: Mapping[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +80,28 @@ def test_services_that_cannot_be_reached_in_time_are_bad_input(
     assert read_summary(config)["exit_reason"] == "bad_input"
 
 
+def test_groups_load_while_prompts_are_read_and_end_if_those_are_refused(
+    make: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.jsonl").write_text("no row")
+    config = make(
+        services={"actor": {}, "critic": {}},
+        data__train_files=str(tmp_path / "other.jsonl"),
+        actor__model=str(save_policy(tmp_path / "policy", max_position_embeddings=1024)),
+    )
+    assert run_session(config) == 2
+    assert "other.jsonl" in capsys.readouterr().err
+    started = re.findall("started the .* group, torchrun pid (.*)", read_log(config))
+    assert len(started) == 2
+    assert not any(is_alive(int(pid)) for pid in started)
+
+
+def test_no_group_is_started_for_a_model_that_is_refused(make: Callable[..., Config], tmp_path: Path) -> None:
+    config = make(services={"actor": {}, "critic": {}}, actor__model=str(tmp_path))
+    assert run_session(config) == 2
+    assert "started the" not in read_log(config)
+
+
 def test_a_run_whose_estimate_does_not_fit_on_a_gpu_is_warned_and_goes_on(
     make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,8 +110,8 @@ def test_a_run_whose_estimate_does_not_fit_on_a_gpu_is_warned_and_goes_on(
     config = make(services=services, actor__model=str(save_policy(tmp_path / "policy", max_position_embeddings=1024)))
     assert run_session(config) == 1
     assert "did not come up in 0.3 s" in capsys.readouterr().err
-    log = (config.run.dir / "logs" / "controller_0.log").read_text()
-    assert "GPU 1 (services.critic.devices) has 0.2 GiB, but the critic (1.0 GiB per rank) would need about" in log
+    misfit = "GPU 1 (services.critic.devices) has 0.2 GiB, but the critic (1.0 GiB per rank) would need about"
+    assert misfit in read_log(config)
 
 
 def test_a_start_that_fails_keeps_what_the_checkpoint_knows_in_the_summary(make: Callable[..., Config]) -> None:
