@@ -6,7 +6,7 @@ Every command runs on every rank at the same time; each rank has its own rows, a
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.actor.observed import Observed
 from services.engine.batching.row_checks import check_top_tokens
 from services.engine.checkpoint import HF_FOLDER
+from services.engine.device_thread import device_thread
 from services.engine.exchange import Publisher, saved_buffers
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
@@ -88,7 +89,7 @@ class ActorRole(TrainedRole):
             config.weights_folder, self._engine.model, self._engine.whole_weights, dtype_of(config), context.device
         )
         self._source = resolve_folder(config.actor.model)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf_model")
+        self._thread = device_thread("hf_model")
         self._kept: Sequence[Future[str]] = ()
 
     def commands(self) -> Sequence[Command]:

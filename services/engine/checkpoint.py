@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, UntypedStorage, nn
 
 from services.engine import hf_folder, parallel
+from services.engine.device_thread import device_thread
 from services.engine.model.adapter_checkpoint import (
     AdapterBase,
     check_adapters,
@@ -64,7 +65,7 @@ class Checkpointer:
         self._model, self._source, self._writer_locks, self._base = model, source, writer_locks, base
         self._base_files = file_states(source) if base is not None else ()  # as they were when the model was loaded
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = device_thread("checkpoint")
         self._last: Future[str] | None = None
         self._writer: ShardWriter | None = None
 

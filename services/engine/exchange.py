@@ -13,7 +13,6 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.engine import hf_folder, parallel
+from services.engine.device_thread import device_thread
 from services.engine.model.adapters import base_parameters
 from services.engine.model.loading import describe_architecture
 from splitppo import failpoints
@@ -178,7 +178,7 @@ class Publisher:
         own = dict(itertools.islice(shapes.items(), parallel.rank(), None, parallel.num_ranks()))
         file = folder / f"weights-{parallel.rank()}.safetensors"
         gathered: Queue[tuple[str, Tensor] | None] = Queue(_MAX_WAITING_WEIGHTS)
-        with ThreadPoolExecutor(1, thread_name_prefix="publish") as thread:
+        with device_thread("publish") as thread:
             written = thread.submit(_write_weights, file, own, self.dtype, gathered)
             try:
                 for number, (name, tensor) in enumerate(self.whole_weights(self.dtype), 1):

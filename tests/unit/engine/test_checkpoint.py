@@ -6,15 +6,18 @@ import errno
 import os
 import shutil
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from services.engine import export, hf_folder
+from services.engine.checkpoint import Checkpointer
 from services.engine.hf_folder import check_can_be_saved
 from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
@@ -65,6 +68,38 @@ def test_a_save_before_the_first_update_loads_as_a_fresh_engine(policy: Path, tm
     step(trained)
     step(engine)
     assert trained.compute_weights_digest() == engine.compute_weights_digest()
+
+
+def test_a_save_is_written_on_the_device_of_its_rank(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA starts each thread on device 0, where every rank of a machine would have a context for nothing."""
+    current, used = threading.local(), list[int]()
+
+    @contextmanager
+    def in_stream(_stream: object) -> Iterator[None]:
+        used.append(getattr(current, "device", 0))
+        yield
+
+    engine = updated(policy)
+    fakes = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "current_device": lambda: getattr(current, "device", 0),
+        "set_device": lambda device: setattr(current, "device", device),
+        "get_rng_state": torch.get_rng_state,
+        "Stream": Mock,
+        "current_stream": lambda: None,
+        "stream": in_stream,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    torch.cuda.set_device(3)
+    saving = Checkpointer(engine.model, policy).save(
+        tmp_path / "part", engine.optimizer, at_rest={}, num_updates=1, service_state=b"", with_hf_model=False
+    )
+    saving.result(30)
+    assert used == [3]
 
 
 def test_the_snapshot_is_not_touched_by_later_updates(policy: Path, tmp_path: Path) -> None:
