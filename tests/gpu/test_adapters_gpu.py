@@ -27,9 +27,8 @@ LORA = {"lora_rank": 8, "lora_alpha": 16.0}
 
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
-    if DEVICE.type == "cuda":
-        torch.cuda.set_device(DEVICE)
-    dist.init_process_group(BACKENDS, store=dist.HashStore(), rank=0, world_size=1)
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group(BACKENDS, store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     yield
     dist.destroy_process_group()
 
@@ -123,7 +122,6 @@ def test_adapters_are_saved_loaded_and_sampled_with(policy: Path, tmp_path: Path
     assert (logits[0] - logits[1]).abs().max() > 1e-2
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="memory of a CUDA device")
 def test_adapters_take_a_fraction_of_the_memory_of_all_weights(tmp_path: Path) -> None:
     folder = save_policy(tmp_path / "policy", hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
     used = {}

@@ -26,13 +26,14 @@ from tests.support.seeds import shifted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
+DEVICE = torch.device("cuda", 0)
 BATCH = make_batch(24, num_mini_batches=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
-    torch.cuda.set_device(0)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     yield
     dist.destroy_process_group()
 
@@ -45,7 +46,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_of(folder: Path, kind="policy", **settings) -> TrainEngine:
     section = ActorConfig if kind == "policy" else CriticConfig
     config = section.model_validate({"model": str(folder), "ppo_max_token_len_per_gpu": 256, **settings})
-    return TrainEngine(config, kind=kind, seed=1, max_response_length=MAX_RESPONSE, device=torch.device("cuda", 0))
+    return TrainEngine(config, kind=kind, seed=1, max_response_length=MAX_RESPONSE, device=DEVICE)
 
 
 def test_packing_is_the_default(policy: Path) -> None:
@@ -73,7 +74,7 @@ def test_bf16_varlen_log_probs_are_near_fp32(policy: Path) -> None:
     exact = engine_of(policy).compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
     bf16 = engine_of(policy, dtype="bf16").compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
     assert np.abs(bf16 - exact).mean() <= 0.05
-    frozen = FrozenModel(engine_of(policy, dtype="bf16").config, device=torch.device("cuda", 0))
+    frozen = FrozenModel(engine_of(policy, dtype="bf16").config, device=DEVICE)
     reference = frozen.compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
     np.testing.assert_allclose(reference, bf16, atol=1e-5)
 
@@ -180,7 +181,7 @@ def test_a_bucketed_step_has_the_bits_of_torch(policy: Path) -> None:
     for keys in ({}, {"optimizer_offload": True}):
         parameters = {f"{weight.numel()}": torch.nn.Parameter(weight.clone()) for weight in weights}
         config = ActorConfig.model_validate({"model": "unused", "lr": 1e-2, **keys})
-        optimizer = BucketedAdamW(parameters, config, seed=1, device=torch.device("cuda", 0), bucket_bytes=1 << 16)
+        optimizer = BucketedAdamW(parameters, config, seed=1, device=DEVICE, bucket_bytes=1 << 16)
         torch.manual_seed(shifted(0))
         for _ in range(20):
             for weight in parameters.values():
