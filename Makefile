@@ -161,7 +161,7 @@ bench-viewer: setup-dev  ## measure the viewer with a run of 2,000 steps and 1 G
 	$(PY) -m benchmarks.viewer $(ARGS)
 
 # A Python of the caller's (PY=python3) is taken as it is.
-gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS="--part 1"; PY=python3: without making the environment
+gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS=--quick: in eight minutes; ARGS="--only row": some cases; PY=python3: without making the environment
 	$(PY) -m benchmarks.gpu_proof $(ARGS)
 
 curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, of three on conversations, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"

@@ -1,7 +1,7 @@
 """The process in which benchmarks.gpu_proof measures: python -m benchmarks.gpu_cases FOLDER [--tiny].
 
 It reads cases as lines of JSON (function, arguments), and prints the result of each one as a line of JSON: "values"
-(figures by name), "failed" or "skipped" (a sentence).
+(figures by name), "failed" or "skipped" (a sentence). What else there is to know about a failure goes to stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import re
 import subprocess
 import sys
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,28 @@ from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 
 from benchmarks import gpu_engine, gpu_run
-from benchmarks.gpu_engine import Place, Skipped, median_s, relative_error
+from benchmarks.gpu_engine import NOT_ON_A_CPU, Place, Skipped, Values, median_s, relative_error
+from benchmarks.gpu_run import said_by
 from services.engine.model.attention import causal_attention
+from splitppo.machine.parent import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
-Values = dict[str, Any]
+# Two streams write the same memory, and neither waits for the other.
+_RACE = """
+import torch
+values = torch.zeros(1000, device="cuda")
+with torch.cuda.stream(torch.cuda.Stream()):
+    values.add_(1)
+"""
 
 
 def main() -> None:
     """Runs cases until there are no more."""
+    end_with(os.getppid())
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints
-    is_tiny = "--tiny" in sys.argv
-    place = Place(torch.device("cpu" if is_tiny else "cuda"), Path(sys.argv[1]), is_tiny)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = Place(device, Path(sys.argv[1]), "--tiny" in sys.argv)
     for name, arguments in map(json.loads, sys.stdin):
         result: dict[str, Any] = {}
         try:
@@ -42,6 +53,7 @@ def main() -> None:
         except Skipped as reason:
             result["skipped"] = str(reason)
         except Exception as error:  # noqa: BLE001 # of any kind: it is the result
+            traceback.print_exc()
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             result["failed"] = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
         print(json.dumps(result), file=results, flush=True)
@@ -50,13 +62,11 @@ def main() -> None:
 def machine(place: Place) -> Values:
     """Returns what the figures depend on: hardware, driver, versions, commit."""
     values: Values = {"device": "CPU", "cores": len(os.sched_getaffinity(0))}
-    if not place.tiny:
-        import pynvml
-
-        pynvml.nvmlInit()
+    if place.device.type == "cuda":
         properties = torch.cuda.get_device_properties(place.device)
-        values |= {"device": properties.name, "memory GiB": properties.total_memory / 2**30}
-        values |= {"driver": pynvml.nvmlSystemGetDriverVersion(), "CUDA": torch.version.cuda}
+        name = properties.name if place.has_kernels else f"pretended by torch on a CPU, as {properties.name}"
+        values |= {"device": name, "memory GiB": properties.total_memory / 2**30}
+        values |= {"driver": _driver(), "CUDA": torch.version.cuda}
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -66,14 +76,44 @@ def machine(place: Place) -> Values:
     return values | {"transformers": transformers.__version__, "commit": commit}
 
 
-def tests(_: Place) -> Values:
+def _driver() -> str:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return "unknown"
+
+
+def tests(place: Place) -> Values:
     """Runs tests/gpu; a test that fails fails the case."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"CI": ""}, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        failed = re.findall(r"^(?:FAILED|ERROR) (.+)$", ended.stdout, re.MULTILINE)
-        raise RuntimeError("; ".join(failed) or f"pytest: {[*ended.stdout.splitlines(), ended.stderr][-1]}")
-    return {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", ended.stdout)}
+    if place.device.type == "cpu":
+        raise Skipped(NOT_ON_A_CPU)
+    return _tested([], {})
+
+
+def sanitizer(place: Place) -> Values:
+    """Runs the tests of buckets and of rest with torch's sanitizer, which fails at accesses of two streams to the same
+    memory that nothing has put in order; first looks whether it finds such an access.
+    """
+    if not place.has_kernels:
+        raise Skipped(NOT_ON_A_CPU)
+    switch = {"TORCH_CUDA_SANITIZER": "1"}
+    code, said = said_by([sys.executable, "-c", _RACE], switch)
+    if code == 0 or "CUDASanitizerErrors" not in said:
+        raise RuntimeError(f"the sanitizer found no race where there is one; exit status {code}")
+    return _tested(["-k", "bucket or rest"], switch)
+
+
+def _tested(arguments: list[str], environment: Mapping[str, str]) -> Values:
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu", *arguments]
+    code, said = said_by(command, {"CI": "", **environment})
+    if code != 0:
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+)$", said, re.MULTILINE)
+        raise RuntimeError("; ".join(failed) or f"pytest: {(said.splitlines() or ['no message'])[-1]}")
+    last = said.strip().splitlines()[-1]
+    return {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
 
 
 def ceilings(place: Place) -> Values:
@@ -119,7 +159,7 @@ def attention(place: Place) -> Values:
     return values
 
 
-def fused_adamw(place: Place) -> Values:
+def adamw(place: Place) -> Values:
     """Compares twenty steps of the fused AdamW in fp32 with steps of the plain one in fp64 on the CPU."""
     torch.manual_seed(0)
     start, gradients = torch.randn(1000, dtype=torch.float64), torch.randn(20, 1000, dtype=torch.float64)
@@ -136,14 +176,16 @@ def fused_adamw(place: Place) -> Values:
 
 FUNCTIONS = {
     "machine": machine,
-    "tests/gpu": tests,
+    "tests": tests,
     "ceilings": ceilings,
     "attention": attention,
-    "fused AdamW": fused_adamw,
+    "adamw": adamw,
     "update": gpu_engine.update,
     "row": gpu_engine.row,
     "repeat": gpu_engine.repeat,
-    "run": gpu_run.run,
+    "killed_critic": gpu_run.killed_critic,
+    "resumed_run": gpu_run.resumed_run,
+    "sanitizer": sanitizer,
 }
 
 if __name__ == "__main__":

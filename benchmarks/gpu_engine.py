@@ -8,7 +8,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ _NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "tie_word_embeddings"),
 )
-# Qwen2.5's, and a tiny one.
+# Qwen2.5's, and the one of every model if shapes are tiny.
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
@@ -50,6 +50,9 @@ _ATTENTION = {
     "cpu": re.compile(r"aten::(scaled_dot_product_attention|_scaled_dot_product_\w+_backward)$"),
 }
 _HEAD = re.compile(r"_ChunkedHead(Backward)?$")
+_KERNEL_NAME = 120  # characters that are shown; names of templates have thousands
+_TINY_ROW_SHARE = 256  # tokens of a long row for each one of a tiny row
+NOT_ON_A_CPU = "not on a CPU"
 Values = dict[str, Any]
 
 
@@ -63,6 +66,11 @@ class Place(NamedTuple):
     device: torch.device
     folder: Path
     tiny: bool
+
+    @property
+    def has_kernels(self) -> bool:
+        """True on a GPU; False on a CPU, also if torch was made to take it for a GPU."""
+        return self.device.type == "cuda" and bool(torch._C._has_cuda)  # noqa: SLF001 # is_built may be replaced
 
 
 class Rows(NamedTuple):
@@ -78,21 +86,26 @@ class Rows(NamedTuple):
 _KEPT: dict[str, TrainEngine] = {}
 
 
-def update(place: Place, *, size: str, mode: str, keys: Mapping[str, Any]) -> Values:
-    """Times updates of two micro-batches with one optimizer step, with these keys of the actor's section."""
+def update(place: Place, *, size: str, mode: str, keys: Mapping[str, Any], num_kernels: int) -> Values:
+    """Times updates of two micro-batches with one optimizer step, with these keys of the actor's section.
+
+    The last one is profiled, for the shares of attention and head, and so many of its longest kernels.
+    """
     config = make_config(place, size, mode, _usual_rows(place), **keys)
     values = measured(place, config, 3, 5)
-    resting = torch.cuda.memory_allocated() / 2**30 if place.device.type == "cuda" else None
-    return values | {"between updates GiB": resting}
+    resting = torch.cuda.memory_allocated() / 2**30 if place.device.type == "cuda" else NOT_ON_A_CPU
+    return {**values, "between updates GiB": resting, **profiled(place, _update_of(place, config), num_kernels)}
 
 
 def row(place: Place, *, size: str, mode: str, tokens: int, checkpointing: Checkpointing = True) -> Values:
     """Times updates with a single row, and the shares of attention and of the head in one of them."""
+    if place.tiny:
+        tokens //= _TINY_ROW_SHARE
     rows = Rows(1, tokens // 8, tokens - tokens // 8, 1)
     keys = {"gradient_checkpointing": checkpointing, "ppo_max_token_len_per_gpu": 1 << 16}
     config = make_config(place, size, mode, rows, **keys)
     values = measured(place, config, 1, 2)
-    return values | shares(_update_of(place, config), place.device)
+    return values | profiled(place, _update_of(place, config))
 
 
 def repeat(place: Place, *, size: str, deterministic: bool) -> Values:
@@ -118,19 +131,20 @@ def measured(place: Place, config: Config, num_warm: int, num_timed: int) -> Val
     estimate = estimated_bytes(place, config)
     engine, step = engine_of(place, config), _update_of(place, config)
     metrics: list[Mapping[str, float]] = []
-    if is_cuda := place.device.type == "cuda":
+    is_cuda = place.device.type == "cuda"
+    if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = median_s(lambda: metrics.append(step()), place, num_warm, num_timed)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else None
-    data, mfu = config.data, [found["mfu"] for found in metrics[-num_timed:] if "mfu" in found]
+    peak = torch.cuda.max_memory_allocated() if is_cuda else None
+    mfu = [found["mfu"] for found in metrics[-num_timed:] if "mfu" in found]
     return {
         "trained M": sum(weight.numel() for weight in engine.model.parameters() if weight.requires_grad) / 1e6,
         "update s": seconds,
-        "tokens/s": data.train_batch_size * data.longest_row / seconds,
-        "MFU": statistics.median(mfu) if mfu else None,
-        "peak GiB": peak,
+        "tokens/s": config.data.train_batch_size * config.data.longest_row / seconds,
+        "MFU": (statistics.median(mfu) if mfu else "peak not known") if place.has_kernels else NOT_ON_A_CPU,
+        "peak GiB": NOT_ON_A_CPU if peak is None else peak / 2**30,
         "estimate GiB": estimate / 2**30,
-        "peak/estimate": peak and peak * 2**30 / estimate,
+        "peak/estimate": NOT_ON_A_CPU if peak is None else peak / estimate,
     }
 
 
@@ -144,20 +158,48 @@ def estimated_bytes(place: Place, config: Config) -> int:
     return terms.total - terms.process
 
 
-def shares(call: Callable[[], object], device: torch.device) -> Values:
-    """Returns the shares of attention and of the head (log-probs, entropy) in the device's time of a call."""
-    is_cuda = device.type == "cuda"
+def profiled(place: Place, call: Callable[[], object], num_kernels: int = 0) -> Values:
+    """Returns the shares of attention and of the head (log-probs, entropy) in the device's time of a call.
+
+    With `num_kernels`, also so many kernels that take the most time.
+    """
+    values: Values = {"attention share": NOT_ON_A_CPU, "head share": NOT_ON_A_CPU}
+    if num_kernels:
+        values["longest kernels"] = NOT_ON_A_CPU
+    is_cuda = place.device.type == "cuda"
+    if is_cuda and not place.has_kernels:
+        return values
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]) as profiler:
         call()
     events = profiler.key_averages()
     name = "device" if is_cuda else "cpu"
-    on_device = [event for event in events if event.device_type == (DeviceType.CUDA if is_cuda else DeviceType.CPU)]
-    total = sum(getattr(event, f"self_{name}_time_total") for event in on_device if not event.is_user_annotation)
+    of_device = DeviceType.CUDA if is_cuda else DeviceType.CPU
+    on_device = [event for event in events if event.device_type == of_device and not event.is_user_annotation]
+    total_us = sum(getattr(event, f"self_{name}_time_total") for event in on_device)
     found = {
-        "attention share": [event for event in on_device if _ATTENTION[device.type].search(event.key)],
+        "attention share": [event for event in on_device if _ATTENTION[place.device.type].search(event.key)],
         "head share": [event for event in events if _HEAD.match(event.key)],
     }
-    return {key: sum(getattr(event, f"{name}_time_total") for event in of) / total for key, of in found.items()}
+    for key, of_share in found.items():
+        values[key] = sum(getattr(event, f"{name}_time_total") for event in of_share) / total_us
+    if num_kernels and is_cuda:
+        values["longest kernels"] = _longest(on_device, num_kernels)
+    return values
+
+
+def _longest(kernels: Sequence[Any], num_kernels: int) -> list[Values]:
+    """Returns a row for each of the kernels on which the device spent the most time."""
+    total_us = sum(kernel.self_device_time_total for kernel in kernels)
+    longest = sorted(kernels, key=lambda kernel: kernel.self_device_time_total, reverse=True)[:num_kernels]
+    return [
+        {
+            "kernel": kernel.key[:_KERNEL_NAME],
+            "calls": kernel.count,
+            "ms": kernel.self_device_time_total / 1e3,
+            "share": kernel.self_device_time_total / total_us,
+        }
+        for kernel in longest
+    ]
 
 
 def median_s(call: Callable[[], object], place: Place, num_warm: int, num_timed: int) -> float:
@@ -179,14 +221,20 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 
 def engine_of(place: Place, config: Config) -> TrainEngine:
     """Returns an engine of the actor: the last one, if it has the same configuration."""
+    is_cuda = place.device.type == "cuda"
+    device = torch.device("cuda", 0) if is_cuda else place.device
     if not dist.is_initialized():
-        if place.device.type == "cuda":
-            torch.cuda.set_device(0)
-        backends = "cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo"
-        dist.init_process_group(backends, store=dist.HashStore(), rank=0, world_size=1)
+        if is_cuda:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+            store=dist.HashStore(),
+            rank=0,
+            world_size=1,
+            device_id=device if is_cuda else None,
+        )
     if repr(config.actor) not in _KEPT:
         drop_engine()
-        device = torch.device("cuda", 0) if place.device.type == "cuda" else place.device
         length = config.data.max_response_length
         engine = TrainEngine(config.actor, kind="policy", seed=0, max_response_length=length, device=device)
         _KEPT[repr(config.actor)] = engine
@@ -251,8 +299,10 @@ def make_batch(config: Config) -> Batch:
 def model_folder(place: Place, size: str) -> Path:
     """Returns the folder of a policy with random bf16 weights, made on the device, and a tokenizer of characters.
 
-    Only the last size is kept, since the largest takes 15 GB.
+    With tiny shapes every size is the tiny one. Only the last size is kept, since the largest takes 15 GB.
     """
+    if place.tiny:
+        size = "tiny"
     models = place.folder / "models"
     if (models / size).exists():
         return models / size

@@ -1,4 +1,4 @@
-"""The GPU proof with tiny shapes on a CPU: every part has its figures; what fails is said, and the rest goes on."""
+"""The GPU proof with tiny shapes on a CPU: every case that a CPU can have is run, and the others say so."""
 
 from __future__ import annotations
 
@@ -6,78 +6,90 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu_proof import Case, Measuring, cases_of, how_to_carry, missing_packages, run_part, shown
+from benchmarks.gpu_list import all_cases, quick_cases
+from benchmarks.gpu_page import shown
 from tests.support.groups import PROJECT
 
+NOT_ON_A_CPU = "not on a CPU"
 
-def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
+
+def proof(*arguments: str, python: tuple[str, ...] = (sys.executable,)) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "benchmarks.gpu_proof", *arguments]
+    command = [*python, "-m", "benchmarks.gpu_proof", *arguments]
     return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("parts", [(1, 2, 3), (4,)], ids=str)
-def test_every_part_has_figures_and_a_table(tmp_path: Path, parts: Sequence[int]) -> None:
-    done = proof("--tiny", "--json", str(tmp_path / "proof.json"), "--part", *map(str, parts))
+def results_of(folder: Path, *arguments: str) -> dict[str, Mapping[str, Any]]:
+    """The results by name, after all cases have run and none has failed."""
+    done = proof("--tiny", "--json", str(folder / "proof.json"), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads((tmp_path / "proof.json").read_text())
+    content = json.loads((folder / "proof.json").read_text())
     assert content["machine"]["device"] == "CPU"
-    for part in parts:
-        cases = {case["name"]: case["values"] for case in content["parts"][str(part)]}
-        assert list(cases) == [case.name for case in cases_of(part, tiny=True)]
-        assert all(cases.values())
-        assert f"(part {part}, " in done.stdout
-        assert f"part {part}, {next(iter(cases))}: " in done.stderr
-        if part == 2:
-            learn = {name: values["trained M"] for name, values in cases.items()}
-            assert all(values["tokens/s"] > 0 and values["estimate GiB"] > 0 for values in cases.values())
-            assert 0 < learn["tiny lora"] < learn["tiny full"]
-        if part == 3:
-            assert cases["tiny full, deterministic algorithms"]["same weights twice"]
-            assert 0 < cases["tiny lora, 128 tokens"]["attention share"] < 1
-            assert 0 < cases["tiny lora, 128 tokens"]["head share"] < 1
-        if part == 4:
-            assert cases["tiny lora"]["same weights"]
-            assert f"| tiny lora | {shown(cases['tiny lora']['step s'])} |" in done.stdout
-
-
-def results_of(folder: Path, *cases: Case, limit_s: float) -> dict[str, dict[str, Any]]:
-    results: dict[str, dict[str, Any]] = {}
-    with closing(Measuring(folder, tiny=True)) as measuring:
-        run_part(cases, limit_s, measuring, lambda case, result: results.__setitem__(case.name, result))
-    return results
+    assert content["not reached"] == []
+    assert done.stdout == (folder / "proof.md").read_text() + "\n"
+    return {entry["name"]: entry for entry in content["cases"]}
 
 
 @pytest.mark.extended
-def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
-    mistake = Case("mistake", "update", {"size": "no such size", "mode": "full", "keys": {}})
-    results = results_of(tmp_path, mistake, Case("machine", "machine"), limit_s=120.0)
-    assert results["mistake"] == {"failed": "KeyError: 'no such size'"}
-    assert results["machine"]["values"]["device"] == "CPU"
+def test_the_quick_proof_runs_in_order_and_says_what_a_cpu_cannot_have(tmp_path: Path) -> None:
+    results = results_of(tmp_path, "--quick")
+    assert [*results] == [case.name for case in quick_cases()]
+    without = {name for name, result in results.items() if result.get("skipped") == NOT_ON_A_CPU}
+    assert without == {"tests/gpu", "sanitizer/buckets-and-rest"}
+    assert all(result["values"] for name, result in results.items() if name not in without)
+
+    in_full = results["update/1.5B-full-checkpointing"]["values"]
+    of_a_gpu = {"MFU", "peak GiB", "peak/estimate", "between updates GiB", "longest kernels"}
+    assert {name for name, value in in_full.items() if value == NOT_ON_A_CPU} == of_a_gpu
+    assert in_full["tokens/s"] > 0
+    assert 0 < in_full["attention share"] < 1
+    assert 0 < in_full["head share"] < 1
+    assert 0 < results["row/7B-lora-32k"]["values"]["trained M"] < in_full["trained M"]
+
+    killed = results["run/0.5B-killed-critic"]["values"]
+    assert (killed["steps"], killed["restarts"]) == (3, 1)
+    assert killed["from a kill to the next call s"] > 0
+    assert f"| step s | {shown(killed['step s'])} |" in (tmp_path / "proof.md").read_text()
+    assert results["repeat/1.5B-deterministic"]["values"]["same weights twice"]
 
 
-def test_a_part_ends_at_its_limit_and_names_what_it_did_not_reach(tmp_path: Path) -> None:
-    results = results_of(tmp_path, Case("one", "machine"), Case("two", "machine"), limit_s=0.2)
-    assert results["one"] == {"failed": "stopped, since the time of the part was over"}
-    assert results["two"]["failed"].startswith("not run")
+@pytest.mark.extended
+@pytest.mark.parametrize("kinds", [("update", "row"), ("run",)], ids=str)
+def test_the_other_cases_have_figures(tmp_path: Path, kinds: Sequence[str]) -> None:
+    quick = [case.name for case in quick_cases()]
+    results = results_of(tmp_path, "--only", *kinds, "--skip", *quick)
+    assert [*results] == [case.name for case in all_cases() if case.group in kinds and case.name not in quick]
+    assert all(result["values"] for result in results.values())
+    resumed = [result["values"]["same weights"] for result in results.values() if result["function"] == "resumed_run"]
+    assert all(resumed)
 
 
 def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
-    done = proof()
+    done = proof("--quick")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1  # noqa: PT018
 
 
-def test_missing_packages_are_named_with_the_commands_that_bring_them() -> None:
-    assert missing_packages() == []
-    sentence = how_to_carry(["pydantic>=2.12", "rich>=14"])
-    assert "lacks pydantic>=2.12, rich>=14: " in sentence
-    assert sentence.count("'pydantic>=2.12' 'rich>=14'") == 2
+def test_the_packages_that_a_bare_python_lacks_are_named_before_any_is_needed() -> None:
+    done = proof("--quick", python=(sys.executable, "-S"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert " lacks packaging: on a machine with a network run `python3 -m pip download" in done.stderr
+
+
+def test_the_names_of_the_cases_are_listed_with_their_limits() -> None:
+    done = proof("--quick", "--list", "--skip", "basics")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        case.name for case in quick_cases() if case.group != "basics"
+    ]
+
+
+def test_a_name_that_no_case_has_is_one_sentence() -> None:
+    done = proof("--only", "no/such")
+    assert done.returncode == 2
+    assert done.stderr == "error: no case is named no/such: expected a name that --list shows, a pattern, or a group\n"
