@@ -10,7 +10,6 @@ keys and values in its prefix cache.
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 
 from services.engine.exchange import saved_buffers
 from services.engine.model.file_names import FileNames
-from services.engine.model.loading import resolve_folder
 from services.rollout.protocol import (
     Conversations,
     DecodingStep,
@@ -29,21 +27,14 @@ from services.rollout.protocol import (
 )
 from services.rollout.sampling import turn_seed
 from services.rollout.stopping import StopRule
-from services.rollout.vllm_backend.checks import check_temperature, kv_cache_bytes, log_probs_mode, max_model_len
-from services.rollout.vllm_backend.process import (
-    forget_kernels,
-    import_vllm,
-    kept_random_state,
-    pack_heads,
-)
+from services.rollout.vllm_backend.checks import check_temperature, max_model_len
+from services.rollout.vllm_backend.engine import build_engine, sleeps
+from services.rollout.vllm_backend.process import forget_kernels, import_vllm, pack_heads
 from services.rollout.vllm_backend.sampler import SeededSampler
 from services.rollout.vllm_backend.tensor_parallel import Replica
 from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
-from splitppo.config import Config
-from splitppo.config_error import sentence_of
-from splitppo.machine.heavy_imports import heavy_imports
 
 
 class VllmRollout:
@@ -64,60 +55,13 @@ class VllmRollout:
         self._replica = Replica(context.rank, self.ranks_per_engine)
         self._dtype = torch.float32 if config.actor.dtype == "fp32" else torch.bfloat16
         self._max_model_len = max_model_len(config)
-        self._sleeps = device.type == "cuda" and self._settings.sleep_level > 0
+        self._sleeps = sleeps(config, device)
         self._is_asleep = False
         self.policy_version: int | None = None
         self._vllm = import_vllm()
-        self._engine = self._build_engine(config, device)
+        self._engine = build_engine(config, device, has_texts=bool(stop_rule.texts))
         runner = self._engine.model_executor.driver_worker.model_runner
         self._sampler = SeededSampler(runner) if device.type == "cpu" else None
-
-    def _build_engine(self, config: Config, device: torch.device) -> Any:
-        with heavy_imports():
-            from vllm.v1.engine.llm_engine import LLMEngine
-
-        settings, model = self._settings, str(resolve_folder(config.actor.model))
-        arguments = self._vllm.EngineArgs(
-            model=model,
-            tokenizer=config.data.tokenizer,
-            skip_tokenizer_init=not self._stop_rule.texts,
-            hf_overrides={
-                **config.actor.override_config,
-                **({"head_dtype": "float32"} if config.actor.has_fp32_head else {}),
-            },
-            generation_config="vllm",  # the folder's sampling parameters are not used
-            load_format="dummy",  # the policy's weights come by sync_weights
-            dtype="float32" if self._dtype is torch.float32 else "bfloat16",
-            seed=0,  # every response has its own
-            max_model_len=self._max_model_len,
-            tensor_parallel_size=self.ranks_per_engine,
-            distributed_executor_backend="external_launcher",
-            kv_cache_memory_bytes=kv_cache_bytes(config),
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens(),
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            enable_prefix_caching=settings.enable_prefix_caching,
-            enforce_eager=settings.enforce_eager or device.type == "cpu",
-            enable_sleep_mode=self._sleeps,
-            logprobs_mode=log_probs_mode(config),
-            disable_log_stats=True,
-        )
-        os.environ["LOCAL_RANK"] = str(device.index or 0)  # the GPU that vLLM computes on; torchrun's may be another
-        with kept_random_state():
-            try:
-                return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
-            except (ValueError, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
-                    raise
-                raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {sentence_of(error)}") from error
-
-    def _max_num_batched_tokens(self) -> int:
-        """Limits the configured max_num_batched_tokens: at most all rows at full length, at least a token per row."""
-        settings = self._settings
-        least = 0 if settings.enable_chunked_prefill else self._max_model_len
-        most = settings.max_num_seqs * self._max_model_len
-        return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)
 
     def sync_weights(self, version: int) -> None:
         """Loads the policy's weights into vLLM, tensor by tensor, without a third copy; see `RolloutBackend`."""

@@ -12,21 +12,37 @@ from splitppo.rpc.errors import Internal, OutOfMemory, Place, WireError, wire_er
 from splitppo.user_file import describe
 
 _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+# What NCCL says (ncclGetErrorString) if the GPU or the call of this rank is at fault: ncclUnhandledCudaError,
+# ncclInvalidArgument and ncclInvalidUsage. And errors of CUDA, whose stack may name NCCL.
+_OWN_FAULT = re.compile(
+    r"unhandled ?cuda ?error|invalid (argument|usage) \(run with NCCL_DEBUG|cuda (error|failure)", re.IGNORECASE
+)
+# CUDA's errors as RuntimeError: of cuBLAS and cuDNN, and of vLLM's allocator (cumem_allocator.cpp).
+_DEVICE_ERROR = re.compile(r"CUDA error: ", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|_STATUS_ALLOC_FAILED|failed to cuda calloc", re.IGNORECASE)
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Returns True if a collective raises an error like this one when another rank has died or disconnected."""
-    is_of_transport = isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
-    return is_of_transport or isinstance(error, dist.DistError)
+    """Returns True if a collective raises an error like this one when another rank has died or disconnected.
+
+    An error of NCCL that this rank has caused itself, by its GPU or by its call, is none.
+    """
+    if not isinstance(error, RuntimeError) or _OWN_FAULT.search(str(error)):
+        return False
+    return isinstance(error, dist.DistError) or bool(_PEER_LOSS.search(str(error)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if the error means that an allocation of host or device memory failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    if isinstance(error, torch.AcceleratorError):
-        return "out of memory" in str(error)
-    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+
+
+def _is_of_device(error: BaseException) -> bool:
+    """Returns True for an error that CUDA has raised: all that the process has on its GPU may be lost."""
+    is_of_cuda = isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.match(str(error)))
+    return is_of_cuda or isinstance(error, torch.AcceleratorError)
 
 
 def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
@@ -36,7 +52,7 @@ def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool
     new process helps: its device is broken (an illegal access, a lost GPU), or a load (`repairs`) failed for another
     reason than its input (WireError, ValueError, OSError).
     """
-    if num_ranks > 1 or (isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)):
+    if num_ranks > 1 or (_is_of_device(error) and not is_out_of_memory(error)):
         return True
     return repairs and not isinstance(error, WireError | ValueError | OSError)
 

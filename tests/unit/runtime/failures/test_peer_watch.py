@@ -22,12 +22,55 @@ CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection 
 TIMED_OUT = "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
 
 
-@pytest.mark.parametrize("error", [RuntimeError(CLOSED), RuntimeError(TIMED_OUT), dist.DistBackendError("NCCL error")])
+NCCL = "NCCL error in: torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {}, NCCL version 2.28\n{}\nLast error:\n{}"
+REMOTE = NCCL.format("remote process exited or there was a network error", "ncclRemoteError: A call failed", "")
+SYSTEM = NCCL.format("unhandled system error", "ncclSystemError: System call (e.g. socket, malloc) failed", "")
+ABORTED = "NCCL communicator was aborted on rank 1."
+NCCL_NO_MEMORY = NCCL.format(
+    "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "Cuda failure 2 'out of memory'",
+)
+DUPLICATE_GPU = NCCL.format(
+    "invalid usage (run with NCCL_DEBUG=WARN for details)",
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+    "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+)
+WATCHDOG = "[Rank 0] ProcessGroupNCCL's watchdog got an exception: CUDA error: an illegal memory access was encountered"
+# As vLLM's communicator raises them (pynccl_wrapper.py), and its allocator (cumem_allocator.cpp).
+VLLM_UNHANDLED = "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+VLLM_REMOTE = "NCCL error: remote process exited or there was a network error"
+CUMEM_NO_MEMORY = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:145"
+CUMEM_INVALID = "CUDA Error: invalid argument at /workspace/csrc/cumem_allocator.cpp:145"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(CLOSED),
+        RuntimeError(TIMED_OUT),
+        RuntimeError(VLLM_REMOTE),
+        *map(dist.DistBackendError, ("NCCL error", REMOTE, SYSTEM, ABORTED)),
+        dist.DistNetworkError("recvValue failed"),
+    ],
+    ids=lambda error: str(error)[-40:],
+)
 def test_what_collectives_raise_when_a_rank_has_gone_is_a_lost_peer(error: Exception) -> None:
     assert is_peer_loss(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError(CLOSED), KeyError("gloo")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        ValueError(CLOSED),
+        KeyError("gloo"),
+        RuntimeError(VLLM_UNHANDLED),
+        torch.AcceleratorError(WATCHDOG),
+        *map(dist.DistBackendError, (NCCL_NO_MEMORY, DUPLICATE_GPU, WATCHDOG)),
+    ],
+    ids=lambda error: str(error)[-40:],
+)
 def test_other_errors_are_this_ranks_own(error: Exception) -> None:
     assert not is_peer_loss(error)
 
@@ -39,7 +82,11 @@ def test_other_errors_are_this_ranks_own(error: Exception) -> None:
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), True),
         (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError(CUMEM_NO_MEMORY), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (dist.DistBackendError(NCCL_NO_MEMORY), True),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError(CUMEM_INVALID), False),
         (RuntimeError("shapes differ"), False),
     ],
 )
@@ -57,7 +104,9 @@ NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
         (ValueError("shapes differ"), 2, False, True),
         (ValueError("shapes differ"), 1, False, False),
         (ILLEGAL_ACCESS, 1, False, True),
+        (RuntimeError(CUMEM_INVALID), 1, False, True),
         (NO_MEMORY, 1, False, False),
+        (RuntimeError(CUMEM_NO_MEMORY), 1, False, False),
         (NO_MEMORY, 2, False, True),
         # A load that fails for another reason than its input: nothing else would bring the group back.
         (RuntimeError("broken"), 1, True, True),
