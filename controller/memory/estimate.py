@@ -27,6 +27,11 @@ GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
 # benchmarks.memory. On a GPU: the CUDA context, work space of libraries and buffers of NCCL; not measured.
 CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
+# The memory that a vLLM engine keeps on a GPU while it sleeps: it gives back weights and KV cache, and nothing else.
+# Not measured here. Others report 0.8 GiB for 1 B parameters on one GPU and 2.4 to 7.4 on each of two
+# (github.com/NVIDIA-NeMo/RL/issues/223), and on each of eight 7 GiB (github.com/vllm-project/vllm/issues/47654), of
+# which 1.5 are graphs and 1 is communicators (github.com/vllm-project/vllm/pull/46234).
+VLLM_WORKSPACE_BYTES, VLLM_GRAPH_BYTES, VLLM_COMMUNICATOR_BYTES = GIB, GIB, 3 * GIB
 AT_REST = "at rest"  # the phase in which another group computes on the same GPUs
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
@@ -103,7 +108,7 @@ def estimate_group(
 
     Every rank of a rollout group has whole weights, c P, with rollout.backend hf; with vllm, its share of an engine.
     Published files are mapped, and count as no memory. On GPUs of the critic, the phase "at rest" has neither: the
-    engine sleeps.
+    engine sleeps. A sleeping engine keeps its work space, CUDA graphs and communicators.
 
     Phases are "generate" (if the group samples), "log-probs" (the critic: "values"), those of frozen models, "backward"
     (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if something
@@ -142,8 +147,9 @@ class _Group:
         self.shards = num_shards(config, role)
         self.is_divided = self.service.num_processes > 1 and not (trained and trained.strategy == "ddp")
         self.is_wrapped = trained is not None and (self.is_divided or trained.dtype == "bf16")
-        self.vllm = self._vllm_bytes(gpu_bytes) if config.rollout.backend == "vllm" and role in config.samplers else 0
-        self.sleeps = bool(self.service.devices) and config.rollout.vllm.sleep_level > 0
+        has_engine = config.rollout.backend == "vllm" and role in config.samplers
+        self.vllm = self._vllm_bytes(gpu_bytes) if has_engine else 0
+        self.sleeps = has_engine and bool(self.service.devices) and config.rollout.vllm.sleep_level != 0
         kept, self._offload_keys = self._all_models(), _offload_keys(config, role)
         self.offloaded = {key: getattr(kept, term) for key, term in self._offload_keys.items()}
         self._kept = replace(kept, offloaded=0 if self.service.devices else sum(self.offloaded.values()))
@@ -189,7 +195,7 @@ class _Group:
             frozen_bytes = compute_bytes(self.trained) * self.model.num_frozen
             terms["weights"] = (frozen_bytes + 4 * self.model.num_trained) // self.shards
             terms["optimizer"] = 2 * _moment_bytes(self.trained) * self.model.num_trained // self.shards
-            terms["vllm"] = 0 if self.sleeps else self.vllm
+        terms["vllm"] = self._asleep_bytes() if self.sleeps else self.vllm
         return Terms(process=GPU_PROCESS_BYTES if self.service.devices else CPU_PROCESS_BYTES, **terms)
 
     def _bucket_bytes(self, trained: TrainedModelConfig) -> int:
@@ -223,7 +229,8 @@ class _Group:
         sampling = self._generation(replace(self.needing("weights"), vllm=self.vllm))
         if not (self.vllm and self.sleeps):
             return sampling
-        loading = replace(sampling, vllm=weights // self.config.rollout.vllm.tensor_model_parallel_size)
+        loaded = weights // self.config.rollout.vllm.tensor_model_parallel_size
+        loading = replace(sampling, vllm=loaded + self._asleep_bytes())
         sampling = replace(sampling, weights=self.needing().weights)
         return max(sampling, loading, key=lambda terms: terms.total)
 
@@ -266,13 +273,21 @@ class _Group:
         return max(gathering_terms, prefill, decoding, key=lambda terms: terms.total)
 
     def _vllm_bytes(self, gpu_bytes: int | None) -> int:
-        """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and vllm.kv_cache_gb."""
+        """Returns the bytes of vLLM while it generates: a share of the GPU, or its parts with vllm.kv_cache_gb."""
         settings, on_gpu = self.config.rollout.vllm, bool(self.service.devices)
         if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
             return int(settings.gpu_memory_utilization * gpu_bytes)
         weights = compute_bytes(self.config.actor) * self.model.num_parameters // settings.tensor_model_parallel_size
         default_gb = 0.0 if on_gpu else 1.0
-        return weights + int((settings.kv_cache_gb or default_gb) * GIB)
+        kept = self._asleep_bytes() if on_gpu else 0
+        return weights + int((settings.kv_cache_gb or default_gb) * GIB) + kept
+
+    def _asleep_bytes(self) -> int:
+        """Returns the bytes that vLLM keeps on a GPU while it sleeps: work space, CUDA graphs, communicators."""
+        settings = self.config.rollout.vllm
+        graphs = 0 if settings.enforce_eager else VLLM_GRAPH_BYTES
+        communicators = VLLM_COMMUNICATOR_BYTES if settings.tensor_model_parallel_size > 1 else 0
+        return VLLM_WORKSPACE_BYTES + graphs + communicators
 
 
 def num_shards(config: Config, role: RoleName) -> int:

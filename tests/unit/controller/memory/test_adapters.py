@@ -177,7 +177,7 @@ def test_vllm_gets_the_weights_before_it_has_a_kv_cache(tmp_path: Path) -> None:
     samples = phases(config(tmp_path, **vllm), gpu_bytes=10 * GIB)["generate"]
     assert (samples.vllm, samples.weights) == (5 * GIB, 0)
     loads = phases(config(tmp_path, **vllm, rollout__vllm__kv_cache_gb=1e-9), gpu_bytes=10 * GIB)["generate"]
-    assert (loads.vllm, loads.weights) == (4 * 1000, 4 * 1000)
+    assert (loads.vllm, loads.weights) == (4 * 1000 + 2 * GIB, 4 * 1000)
     stays = phases(config(tmp_path, **vllm, rollout__vllm__sleep_level=0), gpu_bytes=10 * GIB)["generate"]
     assert (stays.vllm, stays.weights) == (5 * GIB, 4 * 1000)
 

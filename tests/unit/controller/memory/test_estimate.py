@@ -178,11 +178,27 @@ def test_a_reward_model_is_kept_in_its_own_dtype_and_has_no_logits(tmp_path: Pat
 def test_vllm_takes_its_share_of_a_gpu_and_gives_it_back(tmp_path: Path) -> None:
     gpu = {"services__actor__devices": [0], "rollout__backend": "vllm"}
     terms = phases(config(tmp_path, **gpu), gpu_bytes=10 * GIB)
-    assert (terms["generate"].vllm, terms["backward"].vllm) == (5 * GIB, 0)
+    assert (terms["generate"].vllm, terms["backward"].vllm) == (5 * GIB, 2 * GIB)
     kept = phases(config(tmp_path, **gpu, rollout__vllm__sleep_level=0), gpu_bytes=10 * GIB)
     assert kept["backward"].vllm == 5 * GIB
     given = phases(config(tmp_path, **gpu, rollout__vllm__kv_cache_gb=3), gpu_bytes=10 * GIB)
-    assert given["generate"].vllm == 3 * GIB + 4 * 1000
+    assert given["generate"].vllm == 3 * GIB + 4 * 1000 + 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [({}, 2), ({"enforce_eager": True}, 1), ({"tensor_model_parallel_size": 2}, 5), ({"sleep_level": 1}, 2)],
+    ids=["work space and graphs", "without graphs", "and communicators", "whatever the level"],
+)
+def test_a_sleeping_engine_keeps_all_but_weights_and_kv_cache(
+    tmp_path: Path, settings: dict[str, Any], gib: int
+) -> None:
+    actor = {"num_processes": 2, "devices": [0, 1]}
+    asleep = phases(
+        config(tmp_path, services={"actor": actor}, rollout={"backend": "vllm", "vllm": settings}), gpu_bytes=80 * GIB
+    )
+    assert {terms.vllm for name, terms in asleep.items() if name != "generate"} == {gib * GIB}
+    assert phases(config(tmp_path, rollout__backend="vllm"))["backward"].vllm == GIB + 4 * 1000  # awake, on a CPU
 
 
 def sampling(config: Config, **more: Any) -> Terms:
@@ -216,7 +232,7 @@ def test_vllm_in_a_rollout_group_has_a_share_of_that_groups_gpu_and_no_second_co
     vllm = gpus | {"rollout__backend": "vllm", "rollout__vllm__tensor_model_parallel_size": 2}
     share = sampling(config(tmp_path, **vllm), gpu_bytes=10 * GIB)
     assert (share.vllm, share.weights, share.gathered_weights) == (5 * GIB, 0, 0)
-    assert sampling(config(tmp_path, **vllm, rollout__vllm__kv_cache_gb=3)).vllm == 3 * GIB + 4 * 1000 // 2
+    assert sampling(config(tmp_path, **vllm, rollout__vllm__kv_cache_gb=3)).vllm == 3 * GIB + 4 * 1000 // 2 + 5 * GIB
     on_cpu = config(tmp_path, services__actor__devices=[0], services__rollout={}, rollout__backend="vllm")
     assert sampling(on_cpu).vllm == GIB + 4 * 1000
 
@@ -240,7 +256,8 @@ def test_on_gpus_of_the_critic_each_group_rests_while_the_other_computes(tmp_pat
     rollout = phases(shared, "rollout", gpu_bytes=10 * GIB)
     process = critic["at rest"].process
     assert critic["at rest"] == Terms(weights=4 * 1000, optimizer=8 * 1000, process=process)
-    assert (list(rollout), rollout["at rest"]) == (["generate", "at rest"], Terms(process=process))
+    asleep = 2 * GIB if backend == "vllm" else 0
+    assert (list(rollout), rollout["at rest"]) == (["generate", "at rest"], Terms(vllm=asleep, process=process))
     on_its_own = config(tmp_path, **gpus | {"services__rollout__devices": [2]}, rollout__backend=backend)
     assert {"at rest"} == {*critic} - {*phases(on_its_own, "critic", gpu_bytes=10 * GIB)}
     assert "at rest" not in phases(shared, "actor", gpu_bytes=10 * GIB)
