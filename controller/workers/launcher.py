@@ -277,20 +277,31 @@ class LocalLauncher:
         variable = security.token_env or RUN_TOKEN_VARIABLE
         secrets = {} if security.token_file else {variable: "\n".join(self.tokens.accepted)}
         self.groups = {role: LocalGroup(role, config, config_file, torchrun, secrets) for role in config.roles}
+        self._last = config.roles_that_measure_shared_gpus
+        self._first = [role for role in self.groups if role not in self._last]
         if config.shared_devices:
             log.warning("several groups use the GPUs %s: they share memory and compute", list(config.shared_devices))
 
     async def launch(self) -> None:
-        """Starts the processes of every group that does not run; does not wait until they take calls."""
+        """Starts the processes of the groups that do not run; does not wait until they take calls.
+
+        Groups that measure the memory of a GPU that another group uses are left to `start`.
+        """
         if self._token_file is not None:
             write_secret(self._token_file, self.tokens.accepted[0])
-        await gather_calls(*(group.launch() for group in self.groups.values()))
+        await gather_calls(*(self.groups[role].launch() for role in self._first))
 
     async def start(self) -> dict[RoleName, Endpoint]:
-        """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role."""
+        """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role.
+
+        Groups that measure the memory of a GPU that another group uses are started when all others take calls.
+        """
         await self.launch()
-        endpoints = await gather_calls(*(group.start() for group in self.groups.values()))
-        return dict(zip(self.groups, endpoints, strict=True))
+        endpoints: dict[RoleName, Endpoint] = {}
+        for roles in (self._first, self._last):
+            started = await gather_calls(*(self.groups[role].start() for role in roles))
+            endpoints |= zip(roles, started, strict=True)
+        return {role: endpoints[role] for role in self.groups}
 
     async def discard(self, roles: Iterable[str]) -> None:
         """Kills the remaining processes of the lost groups of these roles; the next `start` starts them again."""

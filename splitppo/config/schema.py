@@ -180,6 +180,18 @@ class Config(Section):
         return frozenset(self.services.critic.devices).intersection(self.services.of("rollout").devices)
 
     @property
+    def roles_that_measure_shared_gpus(self) -> tuple[RoleName, ...]:
+        """The roles whose groups build a vLLM engine on a GPU that another group of this machine uses, too.
+
+        An engine measures at its start which memory of its GPU is free, and takes its share. Memory that another group
+        takes or frees meanwhile makes its KV cache too small or too large, or fails its start.
+        """
+        if self.rollout.backend != "vllm" or self.services.launch == "external":
+            return ()
+        uses = Counter(device for group in self.groups.values() for device in set(group.devices))
+        return tuple(role for role in self.samplers if any(uses[device] > 1 for device in self.groups[role].devices))
+
+    @property
     def weights_folder(self) -> Path:
         """The folder in which actors publish the policy's weights, version by version."""
         return Path(self.rollout.sync_dir or self.run.dir / "weights")

@@ -121,6 +121,52 @@ async def test_a_gpu_that_the_controller_may_not_use_starts_no_group(
         await launch(SERVE_UNTIL_SIGTERM, services={"actor": {"devices": [1]}, "critic": {"devices": [2]}}).start()
 
 
+NOTE_READY_GROUPS = """
+ready = sorted(file.stem for file in (run_dir / "services").glob("*.json"))
+(run_dir / (role + ".ready")).write_text(json.dumps(ready))
+"""
+CRITIC_WAITS_FOR_ACTOR = """
+while role == "critic" and not (run_dir / "actor.ready").exists():
+    time.sleep(0.01)
+"""
+
+
+def ready_before(folder: Path, role: str) -> set[str]:
+    return {*json.loads((folder / f"{role}.ready").read_text())}
+
+
+async def test_an_engine_on_the_critics_gpu_is_built_when_the_critic_is_ready(launch: Launch, tmp_path: Path) -> None:
+    shared = {"devices": [0]}
+    services = {"actor": shared, "critic": shared, "allow_shared_devices": True}
+    launcher = launch(NOTE_READY_GROUPS + SERVE_UNTIL_SIGTERM, services=services, rollout__backend="vllm")
+    assert list(await launcher.start()) == ["actor", "critic"]
+    assert ready_before(tmp_path, "actor") == {"critic"}
+
+
+async def test_a_rollout_group_on_the_critics_gpu_is_built_when_the_critic_is_ready(
+    launch: Launch, tmp_path: Path
+) -> None:
+    services = {"actor": {"devices": [0]}, "critic": {"devices": [1]}, "rollout": {"devices": [1]}}
+    behaviour = NOTE_READY_GROUPS + CRITIC_WAITS_FOR_ACTOR + SERVE_UNTIL_SIGTERM
+    await launch(behaviour, services=services, rollout__backend="vllm", rollout__share=0.5).start()
+    assert ready_before(tmp_path, "rollout") == {"actor", "critic"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices"),
+    [("vllm", (0, 1)), ("hf", (0, 0)), ("vllm", ())],
+    ids=["a GPU of its own", "no engine", "no GPU"],
+)
+async def test_other_groups_start_at_the_same_time(
+    launch: Launch, tmp_path: Path, backend: str, devices: tuple[int, ...]
+) -> None:
+    actor, critic = ({"devices": devices[role : role + 1]} for role in range(2))
+    services = {"actor": actor, "critic": critic, "allow_shared_devices": True}
+    behaviour = NOTE_READY_GROUPS + CRITIC_WAITS_FOR_ACTOR + SERVE_UNTIL_SIGTERM
+    await launch(behaviour, services=services, rollout__backend=backend).start()
+    assert "critic" not in ready_before(tmp_path, "actor")
+
+
 async def test_ranks_leave_bytecode_behind_also_where_the_controller_must_not(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
