@@ -68,8 +68,8 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield from vllm.all_taken(_vllm_only, gpu_memory_utilization=0.5, max_num_seqs=256, max_num_batched_tokens=8192)
     yield from vllm.all_taken(_vllm_only, max_model_len=None, enforce_eager=False)
     yield from vllm.all_taken(_vllm_only, enable_chunked_prefill=True, enable_prefix_caching=True)
-    sleep = "1: gives memory back while it does not generate; 0: keeps it"
-    level, hybrid = _with_vllm(lambda value, _: 1 if value else 0), "${actor_rollout_ref.hybrid_engine}"
+    sleep = "2: gives memory back while it does not generate; 0: keeps it"
+    level, hybrid = _with_vllm(lambda value, _: 2 if value else 0), "${actor_rollout_ref.hybrid_engine}"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)
     for name in ("prompt_length", "response_length"):
         yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))

@@ -149,6 +149,7 @@ OPEN_KEYS = (
     OpenKey("placement", "reward_model", lambda _: "critic"),
     OpenKey("placement", "teacher", _teacher_host, is_kept=True),
     OpenKey("rollout", "share", _share, is_kept=True),
+    OpenKey("rollout.vllm", "sleep_level", lambda config: 2 if "actor" in config.samplers else 1),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
     OpenKey("rollout.multi_turn", "reply_steps", _reply_steps, is_kept=True),
     OpenKey("placement", "reference", auto_reference_host, is_kept=True),

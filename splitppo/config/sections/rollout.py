@@ -49,18 +49,21 @@ class VllmConfig(Section):
     """If true, prompts that begin with the same tokens share the KV cache of these tokens."""
 
     kv_cache_gb: float | None = Field(None, gt=0.0)
-    """The size of the KV cache of each rank, in GiB. null: 1 on a CPU; on a GPU gpu_memory_utilization sets it."""
+    """The size of the KV cache of each rank, in GiB. null: 1 on a CPU; on a GPU gpu_memory_utilization sets it, when
+    the other groups that use this GPU are ready."""
 
     gpu_memory_utilization: float = Field(0.5, gt=0.0, lt=1.0)
-    """The share of a GPU's memory that vLLM may use for weights and KV cache while it generates."""
+    """The share of a GPU's memory that vLLM may use for weights and KV cache while it generates. Without kv_cache_gb,
+    so much must be free when vLLM starts."""
 
     enforce_eager: bool = False
     """If true, vLLM uses no CUDA graphs. On a CPU there are none in any case."""
 
-    sleep_level: Literal[0, 1, 2] = 1
+    sleep_level: Annotated[Literal[0, 1, 2] | None, MAY_CHANGE] = None
     """The GPU memory that vLLM gives back while it does not generate. 0: none, which is refused for a rollout group
-    on GPUs of the critic. 1: the KV cache, and the weights, which move to main memory. 2: KV cache and weights, both
-    dropped."""
+    on GPUs of the critic. 1: the KV cache, and the weights, which move to pinned main memory. 2: KV cache and weights,
+    both dropped. null: 2 if the actor's group samples, because its engine gets new weights before it generates again; 1
+    if only a rollout group does, which may generate several times with the same weights."""
 
 
 class RolloutConfig(Section):

@@ -80,8 +80,9 @@ class ServicesConfig(Section):
     without this key, because they take turns. With launch external, they take turns only if this key is true and they
     have a device or core with the same number."""
 
-    start_timeout_s: float = Field(300.0, gt=0.0)
-    """The number of seconds that the controller waits until a group answers after its start."""
+    start_timeout_s: float = Field(900.0, gt=0.0)
+    """The number of seconds that the controller waits until a group answers after its start. A vLLM that finds no
+    compiled kernels may need minutes on a GPU."""
 
     progress_timeout_s: float = Field(600.0, gt=0.0)
     """The longest time, in seconds, in which a running command reports no progress. After it the group counts as

@@ -50,6 +50,22 @@ def test_the_share_says_which_groups_sample(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "level"),
+    [
+        pytest.param((), 2, id="the actor's own engine"),
+        pytest.param(("rollout.vllm.sleep_level=1",), 1, id="a level that is given"),
+        pytest.param((*ON_CRITIC, "rollout.share=1"), 1, id="a rollout group"),
+        pytest.param(ON_CRITIC, 2, id="both"),
+        pytest.param((*ON_CRITIC, "rollout.share=0"), 2, id="a rollout group that is not started"),
+    ],
+)
+def test_an_engine_that_gets_new_weights_before_it_generates_drops_its_old_ones(
+    tmp_path: Path, overrides: tuple[str, ...], level: int
+) -> None:
+    assert load(tmp_path, "rollout.backend=vllm", *overrides).rollout.vllm.sleep_level == level
+
+
+@pytest.mark.parametrize(
     ("overrides", "share"),
     [
         pytest.param((), 1.0, id="no group"),

@@ -32,7 +32,7 @@ def test_one_step_off_policy_samples_one_step_ahead_with_its_own_log_probs(tmp_p
 
 def test_a_run_with_a_hybrid_engine_has_no_rollout_group(tmp_path: Path) -> None:
     config = config_of(tmp_path, "actor_rollout_ref.hybrid_engine=True")
-    assert (config.services.rollout, config.rollout.staleness, config.rollout.vllm.sleep_level) == (None, 0, 1)
+    assert (config.services.rollout, config.rollout.staleness, config.rollout.vllm.sleep_level) == (None, 0, 2)
     assert config.algorithm.rollout_correction.bypass_mode is not True
 
 
