@@ -40,7 +40,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -71,13 +71,16 @@ view: setup  ## show the runs in runs/, or RUN=..., in the browser: pages for re
 screenshots: setup-dev  ## take the pictures of the viewer's pages in docs/pictures/viewer anew, of the quickstart or RUN=...; needs chromium
 	$(PY) -m tools.screenshots $(if $(RUN),--run $(RUN)) $(ARGS)
 
-test: setup-dev  ## run the tests that need no GPU; VLLM=1: the tests that need vLLM; ARGS="tests/unit -k kl": only these
+test: setup-dev  ## show every promise of the README, and test all that is fast, without a GPU; VLLM=1: with vLLM; ARGS="tests/unit -k kl": only these tests
+	$(PY) -m tests --part first -m "$(TESTS) and not extended and not docker" $(ARGS)
+
+test-all: setup-dev  ## run all tests that need no GPU, but the long proofs; VLLM=1: the tests that need vLLM; ARGS="--part rest": those that make test leaves out
 	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)
 
 test-deploy: setup-dev  ## test deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, without an engine
 	$(PY) -m tests -m "docker and not extended" tests/deployment $(ARGS)
 
-test-slow: setup-dev  ## run the tests of make test, the long ones (marked extended), and those of random models with three other seeds
+test-slow: setup-dev  ## run the tests of make test-all, the long proofs (marked extended), and those of random models with three other seeds
 	$(PY) -m tests -m "$(TESTS)" --seeds 1,2,3 $(ARGS)
 
 test-slurm: setup-dev  ## test deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm

@@ -1,9 +1,12 @@
-"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
+"""python -m tests [--part first|rest] [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and
+slowest tests.
 
-They run on two workers, file by file in the order of their names, and what needs another machine on one. In one stage
-whole runs, which come last, took almost twice as long. With paths or options of pytest only these tests are run, in one
-stage and one after another. With --seeds, the files that draw random models or inputs are then run again with each of
-these seeds, without the long tests: no fact may depend on what one random model happens to say.
+The first part is what is fast, and what shows a promise of the README (tests/support/promises.py); the rest is all
+other tests. They run on two workers, file by file in the order of their names, and what needs another machine on one.
+In one stage whole runs, which come last, took almost twice as long. With paths or options of pytest only these tests
+are run, of whatever part, in one stage and one after another. With --seeds, the files that draw random models or inputs
+are then run again with each of these seeds, without the long tests: no fact may depend on what one random model happens
+to say.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ WHOLE_RUNS = GROUPS / "runs"
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Models of tests are so small that a second thread only waits, and takes the core from the other worker.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+PARTS = {"first": "(promise or not slow)", "rest": "(slow and not promise)"}
 # pytest's: everything passed, or the expression deselects all of a stage; nothing can be run as it was asked for.
 PASSED = (0, 5)
 USAGE_ERROR = 4
@@ -87,10 +91,13 @@ def main() -> int:
     """Runs every stage, whatever fails in another; returns 1 if one of them failed, or no test was run."""
     parser = argparse.ArgumentParser(prog="tests", description=__doc__, allow_abbrev=False)
     parser.add_argument("-m", dest="expression", default="not gpu and not docker", help="which tests, by their marks")
+    parser.add_argument("--part", choices=PARTS, help="which part, where no tests are named; both together are all")
     parser.add_argument("--seeds", default="", help="other seeds of the random models of tests, as in 1,2,3")
     options, arguments = parser.parse_known_args()
     as_asked = {"the tests asked for": arguments}
-    runs = [(name, stage, options.expression, {}) for name, stage in (as_asked if arguments else stages()).items()]
+    of_part = [PARTS[options.part]] if options.part and not arguments else []
+    expression = " and ".join([f"({options.expression})", *of_part])
+    runs = [(name, stage, expression, {}) for name, stage in (as_asked if arguments else stages()).items()]
     for seed in filter(None, options.seeds.split(",")):
         for name, stage in (as_asked if arguments else stages_that_draw()).items():
             runs.append(

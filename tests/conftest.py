@@ -1,7 +1,8 @@
 """Rules for every test: if the environment variable CI is set, a test that is skipped has failed.
 
 A skip looks like success, so that a machine on which nothing can run would be green. What may be skipped there is
-listed here, by test and by reason. Without the data sets no test is run there at all.
+listed here, by test and by reason. Without the data sets no test is run there at all. Tests that start processes have
+the mark `slow` by their folder.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from splitppo.machine.heavy_imports import heavy_imports
 from tests.support import datasets
+
+TESTS = Path(__file__).parent
 
 # (start of the node id, start of the reason): nobody is told of these.
 MAY_BE_SKIPPED_IN_CI = (
@@ -33,6 +37,9 @@ ON_ONE_WORKER = {
     "validation",
     "tests/vllm/": "conversations engine rollout_group",
 }
+
+# Folders of tests whose kind is to compute and no more; a file of theirs that takes seconds has the mark `slow` itself.
+FAST = ("golden", "property", "style", "unit")
 
 # A busy machine fails no property; with CI set, Hypothesis has a profile of its own that is like this one.
 settings.register_profile("patient", deadline=None)
@@ -65,6 +72,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
             return next((folder for folder in ON_ONE_WORKER if file in together(folder)), file)
 
     return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is slow by its kind, before pytest chooses by marks."""
+    for item in items:
+        if is_slow_by_kind(item.path):
+            item.add_marker("slow")
+
+
+def is_slow_by_kind(file: Path) -> bool:
+    """Returns True for a file of tests that start processes."""
+    return file.is_relative_to(TESTS) and file.relative_to(TESTS).parts[0] not in FAST
 
 
 @pytest.hookimpl(wrapper=True)

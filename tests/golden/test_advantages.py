@@ -19,6 +19,8 @@ from splitppo.config import AlgorithmConfig, Config
 from splitppo.config.subsections.estimator import INPUTS, NEEDS
 from tests.support.seeds import shifted
 
+pytestmark = [pytest.mark.promise("estimators and losses"), pytest.mark.promise("formulas")]
+
 Rows = list[list[float]]
 
 GAMMA, LAM, LAM_CRITIC, ALPHA = 0.9, 0.8, 0.95, 0.4

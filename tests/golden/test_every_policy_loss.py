@@ -42,6 +42,8 @@ from tests.support.policy_losses import (
 )
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.promise("estimators and losses")
+
 Array = NDArray[np.float64]
 
 

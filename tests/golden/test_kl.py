@@ -14,6 +14,8 @@ from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.section import KlEstimator
 
+pytestmark = pytest.mark.promise("formulas")
+
 LOG_PROBS_BT = np.array([[-1.0, -2.0, np.nan], [-0.5, np.nan, np.nan], [np.nan] * 3, [-30.0, -1.0, -60.0]], np.float32)
 REF_LOG_PROBS_BT = np.array([[-1.5, -1.0, np.nan], [-0.5, np.nan, 3], [np.nan] * 3, [-1.0, -2.0, -1.0]], np.float32)
 MASK_BT = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], bool)

@@ -22,6 +22,8 @@ from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODE
 from tests.support.engines import response_tokens
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.promise("formulas")
+
 Array = NDArray[np.float64]
 
 

@@ -12,6 +12,8 @@ from splitppo.config.sections.models import CriticConfig
 from tests.support.engines import response_tokens
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.promise("formulas")
+
 
 def reference_token(value: float, old: float, target: float, clip_range: float) -> tuple[float, bool]:
     clipped = min(max(value, old - clip_range), old + clip_range)

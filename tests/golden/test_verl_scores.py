@@ -7,6 +7,8 @@ import pytest
 from rewards.registry import load_scorer
 from rewards.scorers import exact_match, math_dapo, numina
 
+pytestmark = pytest.mark.promise("scorers")
+
 
 @pytest.mark.parametrize(
     ("response", "truth", "is_right", "pred"),

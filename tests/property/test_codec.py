@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
@@ -39,6 +40,7 @@ def assert_identical(received: Batch, sent: Batch) -> None:
         np.testing.assert_array_equal(received[name].lengths, column.lengths)
 
 
+@pytest.mark.promise("groups that exchange messages")
 @given(batches())
 def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=2**40, part=7)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rewards.scorers
 from benchmarks.scorers import MARKS
 
@@ -18,6 +20,7 @@ def test_every_scorer_is_tried() -> None:
     assert modules == set(MARKS) - {"math_equivalence"}  # a part of two scorers
 
 
+@pytest.mark.slow
 def test_no_repeated_marks_of_128_kb_keep_a_scorer_busy() -> None:
     command = [sys.executable, "-m", "benchmarks.scorers", "--limit-s", str(LIMIT_S)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

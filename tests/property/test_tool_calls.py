@@ -127,6 +127,7 @@ def test_every_parser_is_tried() -> None:
     assert set(MARKS) == {path.stem for path in Path(folder).glob("*.py") if "\ndef parse(" in path.read_text()}
 
 
+@pytest.mark.slow
 def test_no_repeated_marks_of_128_kb_keep_a_parser_busy() -> None:
     command = [sys.executable, "-m", "benchmarks.tool_calls", "--limit-s", str(LIMIT_S)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -36,8 +36,10 @@ def test_settings_choose_lock_environment_and_tests(settings: list[str], lock: s
     install, test = map(shlex.split, make("test", *settings).stdout.splitlines())
     assert install[install.index("--lock") + 1 : install.index("--dev")] == lock.split()
     assert install[install.index("--venv") + 1] == venv
-    assert test[:3] == [f"{venv}/bin/python", "-m", "tests"]
+    assert test[:5] == [f"{venv}/bin/python", "-m", "tests", "--part", "first"]
     assert test[test.index("-m", 3) + 1] == f"{tests} and not extended and not docker"
+    everything = shlex.split(make("test-all", *settings).stdout.splitlines()[-1])
+    assert [word for word in test if word not in ("--part", "first")] == everything
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules for the tests: make runs each of them, and none is skipped silently."""
+"""Rules for the tests: make runs each of them, every promise of the README has one, and none is skipped silently."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from tests.__main__ import stages, stages_that_draw
-from tests.conftest import MAY_BE_SKIPPED_IN_CI, ON_ONE_WORKER, together
+from tests.__main__ import PARTS, stages, stages_that_draw
+from tests.conftest import MAY_BE_SKIPPED_IN_CI, ON_ONE_WORKER, is_slow_by_kind, together
 from tests.support import datasets, seeds
+from tests.support.promises import PROMISES
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
-MARKS = ("docker", "extended", "gpu", "slow", "slurm", "vllm")
+MARKS = ("docker", "extended", "gpu", "promise", "slow", "slurm", "vllm")
 # Run by hand, on a machine that has one.
 BY_HAND = ["-m", "gpu"]
 # make check runs these; the stages are the others.
@@ -39,19 +41,33 @@ def files_of_stages() -> list[Path]:
 
 def _named_tests(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
     tree = ast.parse((ROOT / file).read_text())
-    of_all = frozenset(
-        mark
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-        for mark in marks(node.value)
-    )
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    of_file = [node.value for node in assigned if ast.unparse(node.targets[0]) == "pytestmark"]
+    of_all = marks(of_file) | ({"slow"} if is_slow_by_kind(ROOT / file) else set())
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            yield node.name, of_all.union(*map(marks, node.decorator_list))
+            tables = [mark for mark in node.decorator_list if ast.unparse(mark).startswith("pytest.mark.parametrize")]
+            of_test = of_all | marks(mark for mark in node.decorator_list if mark not in tables)
+            for of_some in {frozenset[str](), *(marks([row]) for table in tables for row in marked_rows(table))}:
+                yield node.name, of_test | of_some
 
 
-def marks(node: ast.AST) -> frozenset[str]:
-    return frozenset(re.findall(r"pytest\.mark\.(\w+)", ast.unparse(node))) & set(MARKS)
+def marked_rows(table: ast.expr) -> Iterator[ast.Call]:
+    """The rows of a mark `parametrize` that may have marks of their own."""
+    for node in ast.walk(table):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.param":
+            yield node
+
+
+def marks(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """The names of marks; of a mark `promise`, also "promise: WHICH"."""
+    found = set()
+    for node in chain.from_iterable(map(ast.walk, nodes)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark":
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.promise":
+            found.add(f"promise: {ast.literal_eval(node.args[0])}")
+    return frozenset(found)
 
 
 def commands() -> list[list[str]]:
@@ -77,8 +93,9 @@ def selects(arguments: list[str], file: Path, of_test: frozenset[str]) -> bool:
     folders = [argument for argument in arguments if argument.startswith("tests")]
     if folders and not any(file.is_relative_to(folder) for folder in folders):
         return False
-    expression = arguments[arguments.index("-m") + 1] if "-m" in arguments else "True"
-    return bool(eval(expression, {}, {mark: mark in of_test for mark in MARKS}))
+    expressions = [arguments[arguments.index("-m") + 1]] if "-m" in arguments else []
+    expressions += [PARTS[arguments[arguments.index("--part") + 1]]] if "--part" in arguments else []
+    return all(eval(expression, {}, {mark: mark in of_test for mark in MARKS}) for expression in expressions)
 
 
 def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
@@ -91,6 +108,35 @@ def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
         if not any(selects(arguments, file, of_test) for arguments in runs)
     ]
     assert forgotten == []
+
+
+def test_make_test_shows_every_promise_of_the_readme() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert {name: words for name, words in PROMISES.items() if words not in readme} == {}
+    of_make_test = [arguments for arguments in commands() if "first" in arguments]
+    assert len(of_make_test) == 2  # with and without vLLM
+    marked, shown = set(), set()
+    tests = [(file, of_test) for file in FILES for _, of_test in named_tests(file)]
+    for file, of_test in tests:
+        promised = {mark.removeprefix("promise: ") for mark in of_test if mark.startswith("promise: ")}
+        marked |= promised
+        if any(selects(arguments, file, of_test) for arguments in of_make_test):
+            shown |= promised
+    assert marked == {*PROMISES}
+    assert shown == {*PROMISES}
+
+
+@pytest.mark.parametrize("marked", [(), ("promise",), ("slow",), ("promise", "slow")])
+def test_every_test_is_in_exactly_one_part(marked: tuple[str, ...]) -> None:
+    chosen = [part for part in PARTS if selects(["--part", part], Path("tests/unit/test_a.py"), frozenset(marked))]
+    assert len(chosen) == 1
+
+
+def test_tests_that_are_named_run_in_whatever_part_they_are(tmp_path: Path) -> None:
+    (tmp_path / "test_named.py").write_text("import pytest\n@pytest.mark.slow\ndef test_it(): pass")
+    command = [sys.executable, "-m", "tests", "--part", "first", str(tmp_path), "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "CI": ""}, capture_output=True, text=True, check=False)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True)
 
 
 def test_the_stages_are_all_tests_each_once() -> None:

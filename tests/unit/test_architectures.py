@@ -14,6 +14,8 @@ from tools.architectures import comparison
 from tools.architectures.__main__ import MUTATED, main
 from tools.architectures.tiny_configs import mutation, tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 def test_exact_and_refused_architectures_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, page = tmp_path / "lines.jsonl", tmp_path / "page.md"

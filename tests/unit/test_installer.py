@@ -24,6 +24,8 @@ from tools.driver import cuda_version
 from tools.install import check_torch, choose_lock, holds, install_locks, is_another_lock, make_venv, remove_installers
 from tools.installer import CPU_INDEX, CUDA_INDEX, Installer, pip, pip_config, uv, uv_options
 
+pytestmark = pytest.mark.slow
+
 UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
 CPU_LOCK = "torch==2.13.0\nsmall==1.0\n"
 CUDA_LOCK = "torch==2.13.0\nsmall==1.0\nnvidia-small==1.0\n"

@@ -26,6 +26,8 @@ from splitppo.v1 import (
     worker_pb2,
 )
 
+pytestmark = pytest.mark.promise("tls and tokens")
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     file

@@ -31,6 +31,7 @@ def check_greedy(found: list[dict[str, Any]]) -> None:
     assert all(before != after for before, after in itertools.pairwise(answers))
 
 
+@pytest.mark.promise("vllm")
 def test_greedy_tokens_are_the_policys_before_and_after_each_update(alone: Alone) -> None:
     check_greedy([{"greedy": alone("greedy")}])
 
@@ -101,6 +102,7 @@ def test_the_generators_of_the_process_are_left_alone(alone: Alone) -> None:
     assert alone("random_state")["draws"] == draws()
 
 
+@pytest.mark.promise("vllm")
 def test_the_same_seeds_give_the_same_tokens(alone: Alone) -> None:
     replayed = alone("replay")
     assert sum(map(len, replayed["first"])) > 2000

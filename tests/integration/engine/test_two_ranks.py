@@ -150,6 +150,7 @@ def test_bf16_policy_and_reference_agree_before_the_first_update(group: Group) -
     np.testing.assert_allclose(policy, reference, atol=1e-5)
 
 
+@pytest.mark.promise("ranks divide the weights")
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_agrees_with_one_rank(group: Group, kind: str) -> None:
     expected = gradients(group.engine(kind), BATCH)
@@ -181,6 +182,7 @@ def test_gradient_agrees_when_one_rank_has_no_row_of_the_mini_batch(group: Group
         assert relative_error(tensors[f"{kind}/gradients_of_one_row"], expected) <= 1e-5
 
 
+@pytest.mark.promise("ranks divide the weights")
 @pytest.mark.parametrize("kind", KINDS)
 def test_update_and_its_metrics_agree_with_one_rank(group: Group, kind: str) -> None:
     engine = group.engine(kind)

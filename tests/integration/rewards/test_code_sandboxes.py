@@ -62,6 +62,7 @@ def runners(pid: int) -> list[int]:
     return [child for child, command in commands.items() if b"rewards.code.runner" in command]
 
 
+@pytest.mark.promise("sandboxes")
 @needs_bubblewrap
 async def test_programs_are_scored_by_stdin_calls_and_asserts() -> None:
     call = {"inputs": ["3\n4"], "outputs": ["[3, 4]"], "fn_name": "pair"}
@@ -140,6 +141,7 @@ async def test_a_response_without_a_program_scores_0_and_a_row_without_test_case
     assert "reward_model.ground_truth: expected JSON" in broken.message
 
 
+@pytest.mark.promise("sandboxes")
 @needs_bubblewrap
 async def test_a_program_sees_nothing_of_the_one_before() -> None:
     look = {"inputs": [""], "outputs": ["[]"]}

@@ -179,6 +179,7 @@ def test_a_group_that_has_just_started_has_no_weights_and_samples_nothing(groups
     assert refused.message == "the group has no weights yet: SyncWeights comes first"
 
 
+@pytest.mark.promise("a rollout group")
 def test_every_version_is_sampled_as_by_the_actor_also_an_older_one(groups: Groups) -> None:
     groups.at(1)
     groups.check_samples(1)
@@ -189,6 +190,7 @@ def test_every_version_is_sampled_as_by_the_actor_also_an_older_one(groups: Grou
     assert log_probs[0].tobytes() != log_probs[1].tobytes()
 
 
+@pytest.mark.promise("a rollout group")
 @pytest.mark.parametrize("kind", [batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE])
 def test_parts_of_a_generation_two_steps_ahead_are_handed_on(groups: Groups, kind: batch_pb2.SlotKind) -> None:
     """Also those of a share, after which the group sleeps."""

@@ -44,6 +44,7 @@ def groups(talking: ExternalGroups) -> ExternalGroups:
     return talking
 
 
+@pytest.mark.promise("conversations")
 def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
     groups: ExternalGroups, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_nothing_that_a_run_leaves_or_prints_holds_the_token(one_step: tuple[Run
     assert TOKEN not in output
 
 
+@pytest.mark.promise("tls and tokens")
 def test_strangers_are_refused_in_one_sentence(groups: ExternalGroups, tmp_path: Path) -> None:
     wrong_token = tmp_path / "wrong"
     wrong_token.write_text("not-the-token-of-these-services")
@@ -94,6 +95,7 @@ def test_services_outlive_a_killed_controller_and_one_restarted_between_two_call
     assert folder.steps == list(range(NUM_STEPS + 1))
 
 
+@pytest.mark.promise("the same command resumes")
 def test_sigterm_finishes_the_step_saves_and_leaves(completed: Completed, groups: ExternalGroups) -> None:
     groups.empty(armed=[PAUSE_POINT])
     with groups.started("run.total_steps=1000", "checkpoint.save_freq=-1") as controller:

@@ -45,41 +45,55 @@ OUT_OF_MEMORY = Cell("critic_0", "out_of_memory", "critic.update.begin", action=
 DIRTY = Cell("critic_0", "dirty", "critic.update.mini_batch", action="raise", ends_process=False)
 
 
-def one_after_the_other(names: Sequence[str]) -> list[Cell]:
-    """Incidents at successive steps."""
-    kills = [cells_at(step)[name] for step, name in enumerate(names, FIRST_STEP)]
-    others = (FROZEN, OUT_OF_MEMORY, DIRTY)
-    return [*kills, *(replace(cell, step=step) for step, cell in enumerate(others, FIRST_STEP + len(names)))]
-
-
 def test_the_incidents_are_cells_of_the_matrix_and_cover_every_victim_and_moment() -> None:
     cells = cells_at(FIRST_STEP)
     assert {cells[name].victim for name in VICTIMS} == {cell.victim for cell in cells.values()}
     assert {cells[name].moment for name in MOMENTS} == {cell.moment for cell in cells.values()}
 
 
+@pytest.mark.promise("any process may be killed")
+@pytest.mark.promise("the same command resumes")
 @pytest.mark.parametrize(
     "names", [VICTIMS, pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["victims", "moments"]
 )
-def test_one_incident_after_the_other_costs_no_more_than_time(
+def test_one_kill_after_the_other_costs_no_more_than_time(
     names: Sequence[str], two_ranks: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
 ) -> None:
-    cells = one_after_the_other(names)
-    assert cells[-1].step < NUM_LONG_STEPS
-    verdict = run_cells(cells, with_incidents(two_ranks, progress_timeout_s=15.0), tmp_path / "run")
-    assert verdict.failures(completed("gather", 2).summary["weights_sha256"]) == []
-    frozen, out_of_memory, dirty = cells[-3:]
-    log = verdict.folder.log("controller_0")
+    cells = [cells_at(step)[name] for step, name in enumerate(names, FIRST_STEP)]
+    folder = run_to_the_same_end(cells, with_incidents(two_ranks), completed, tmp_path)
+    assert_losses_are_on_record(folder, cells)
+
+
+def test_a_frozen_rank_and_updates_that_fail_cost_no_more_than_time(
+    two_ranks: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+) -> None:
+    frozen, out_of_memory, dirty = (
+        replace(cell, step=step) for step, cell in enumerate((FROZEN, OUT_OF_MEMORY, DIRTY), FIRST_STEP)
+    )
+    config = with_incidents(two_ranks, progress_timeout_s=15.0)
+    folder = run_to_the_same_end([frozen, out_of_memory, dirty], config, completed, tmp_path)
+    assert_losses_are_on_record(folder, [frozen, dirty])
+    log = folder.log("controller_0")
     named = f"actor rank 1, step {frozen.step}, Update (update): rank 1 failed in step {frozen.step}, Update"
     assert f"recovering in 0.1 s: {named}" in log
-    assert log.count("back to ") == log.count("steps made again: ") == log.count("recovering in ") > 0
     assert "the update has changed nothing, sending it again: critic" in log
-    restarts = {line["step"]: line["recovery/num_restarts"] for line in verdict.folder.metrics}
+    restarts = {line["step"]: line["recovery/num_restarts"] for line in folder.metrics}
     assert restarts[out_of_memory.step] == restarts[frozen.step]
     assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
+
+
+def run_to_the_same_end(
+    cells: Sequence[Cell], config: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+) -> RunFolder:
+    """Makes a run with one incident after the other, and checks that it has the weights of a run without."""
+    assert cells[-1].step < NUM_LONG_STEPS
+    verdict = run_cells(cells, config, tmp_path / "run")
+    assert verdict.failures(completed("gather", 2).summary["weights_sha256"]) == []
+    log = verdict.folder.log("controller_0")
+    assert log.count("back to ") == log.count("steps made again: ") == log.count("recovering in ") > 0
     for role in ("actor", "critic"):
         assert "LoadCheckpoint done" in verdict.folder.log(f"{role}_0")
-    assert_losses_are_on_record(verdict.folder, [cell for cell in cells if cell is not out_of_memory])
+    return verdict.folder
 
 
 def assert_losses_are_on_record(folder: RunFolder, cells: Sequence[Cell]) -> None:

@@ -40,6 +40,7 @@ def the_span(folder: RunFolder, name: str, step: int) -> Span:
     return span
 
 
+@pytest.mark.promise("the same weights under every schedule")
 @NUM_RANKS
 def test_weights_are_bit_identical_under_every_schedule(completed: Completed, num_actor_ranks: int) -> None:
     digests = [completed(schedule, num_actor_ranks).summary["weights_sha256"] for schedule in SCHEDULES]
@@ -61,6 +62,7 @@ def test_every_step_reports_the_same_learning_under_every_schedule(completed: Co
     assert learning("overlap") == serial
 
 
+@pytest.mark.promise("the run folder")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_run_leaves_every_step_and_validation_on_record(completed: Completed, schedule: str) -> None:
     folder = completed(schedule, 1)
@@ -96,6 +98,7 @@ def test_both_updates_of_every_step_intersect_in_gather(completed: Completed, nu
         assert intersect(the_span(folder, "update_actor", step), the_span(folder, "update_critic", step)), step
 
 
+@pytest.mark.promise("the critic's update hides")
 @NUM_RANKS
 def test_critic_update_intersects_the_next_generation_in_overlap(completed: Completed, num_actor_ranks: int) -> None:
     folder = completed("overlap", num_actor_ranks)
@@ -150,6 +153,7 @@ def test_two_actor_ranks_share_the_tokens_of_every_update(completed: Completed) 
         assert line["actor/tokens_rank_min"] >= 0.4 * (line["actor/tokens_rank_min"] + line["actor/tokens_rank_max"])
 
 
+@pytest.mark.promise("no torch in the controller")
 def test_controller_trains_where_torch_cannot_be_imported(completed: Completed) -> None:
     # conftest.py runs this one with torch and transformers made impossible to import.
     without_torch, with_torch = completed("serial", 1), completed("gather", 1)

@@ -38,6 +38,7 @@ def two(start_module_toy: StartToy) -> Toy:
     return toy
 
 
+@pytest.mark.promise("one open port")
 def test_no_port_is_open_but_the_services_own(two: Toy) -> None:
     """The ranks' store, gloo and torchrun itself listen where only this machine is heard."""
     processes = [two.group.process.pid, *two.group.pids]

@@ -35,6 +35,7 @@ def rows_of(tmp_path: Path, step: int, shape: object = UPDATED) -> list[dict[str
     return add_step(tmp_path, step, shape)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("the viewer")
 def test_the_runs_are_listed_with_their_state(page: Page) -> None:
     page.until_shown("finished")
     rows = [row.text for row in page.all("table.runs tbody tr")]
@@ -44,6 +45,7 @@ def test_the_runs_are_listed_with_their_state(page: Page) -> None:
     page.until_shown("Explained variance of the critic")
 
 
+@pytest.mark.promise("the viewer")
 def test_from_a_point_of_a_curve_to_a_coloured_token_in_three_clicks(page: Page) -> None:
     page.go("run/0/overview")
     curve = page.one('[data-card="critic/score/mean"] .u-over')
@@ -104,6 +106,7 @@ def test_colours_follow_the_sign_and_clipped_tokens_are_underlined(page: Page, t
     page.until(lambda: page.script(IS_DRAWN, '[aria-label^="value and advantage"] canvas'), "value and advantage")
 
 
+@pytest.mark.promise("the viewer")
 def test_a_conversation_has_turns_with_rewards_and_an_environment_without_numbers(page: Page, tmp_path: Path) -> None:
     row = next(row for row in rows_of(tmp_path, 2, TALKS) if row["why"])
     page.go(f"run/1/tokens/train/2/{row['row']}")
@@ -123,6 +126,7 @@ def test_a_conversation_has_turns_with_rewards_and_an_environment_without_number
     assert messages[2].startswith("tool")
 
 
+@pytest.mark.promise("the viewer")
 def test_the_critic_has_an_interval_positions_calibration_and_its_worst_responses(page: Page, tmp_path: Path) -> None:
     page.go("run/0/critic/train/6")
     page.until(lambda: page.script(IS_DRAWN, "canvas.heat"), "positions")

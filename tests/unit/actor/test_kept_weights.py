@@ -64,6 +64,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.promise("checkpoints of Hugging Face")
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_and_an_actor_load_the_weights_of_the_step(tmp_path: Path, run_dir: Path, *, tied: bool) -> None:
     role = actor_in(run_dir, save_policy(tmp_path / "policy", tie_word_embeddings=tied))

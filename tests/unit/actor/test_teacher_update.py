@@ -49,6 +49,7 @@ def asked_for(coef: float | None) -> actor_pb2.ActorUpdateRequest:
     return update_request(loss_terms=actor_pb2.LossTerms(**TERMS, teacher_coef=coef))
 
 
+@pytest.mark.promise("a teacher")
 @pytest.mark.parametrize("section", [{"signal": "loss", "loss_type": "mse"}, TOP_K])
 def test_updates_bring_the_policy_closer_to_the_teacher(model: Path, teacher: Path, section: dict[str, Any]) -> None:
     # So small a step goes downhill from every random model.

@@ -27,6 +27,8 @@ from splitppo.v1 import worker_pb2
 from tests.support.checkpoints import DAMAGES, flip, remove
 from tests.support.models import save_policy
 
+pytestmark = pytest.mark.slow
+
 OF_THE_PAIR = ["COMMITTED", "controller.json"]
 OF_A_PART = [
     ".metadata",

@@ -24,6 +24,8 @@ from tests.support import user_environments
 from tests.support.fake_gpus import put_gpus
 from tests.support.models import save_policy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
@@ -114,6 +116,7 @@ def test_check_says_what_holds_in_which_steps(config_file: Path, capsys: pytest.
     assert f"\nrun: 4 steps\n  {plan}\n" in capsys.readouterr().out
 
 
+@pytest.mark.promise("your own reward")
 def test_check_loads_the_reward_function(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = tmp_path / "mine.py"
     function.write_text(
@@ -263,6 +266,7 @@ def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytes
     assert printed.count("\n") == 1
 
 
+@pytest.mark.promise("mistakes are sentences")
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

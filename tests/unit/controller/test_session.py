@@ -29,6 +29,8 @@ from tests.support.fake_services import make_config
 from tests.support.groups import is_alive, wait_until
 from tests.support.models import save_policy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def closed() -> Iterator[dict[str, str]]:

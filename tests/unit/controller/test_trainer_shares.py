@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 VALIDATES: dict[str, Any] = {"validates": True, "data__val_files": "v", "evaluation__test_freq": 1}
 
-pytestmark = pytest.mark.usefixtures("no_task_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_is_left")]
 
 
 class Actor(FakeActor):
@@ -240,6 +240,7 @@ async def test_on_the_critics_devices_a_validation_waits_for_the_critics_update(
     )
 
 
+@pytest.mark.promise("shared devices")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "greedy baseline"])
 async def test_on_the_critics_devices_one_group_computes_at_a_time_and_the_other_one_sleeps(

@@ -21,6 +21,8 @@ from deploy.placement import PORTS
 from splitppo.config import ConfigError
 from tests.support.groups import PROJECT
 
+pytestmark = pytest.mark.slow
+
 K8S = PROJECT / "deploy" / "k8s"
 FOLDERS = ("base", "gpu")
 # The oldest that has what is used, and the newest that the library knows.

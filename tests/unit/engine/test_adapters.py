@@ -40,6 +40,8 @@ from tests.support.engines import (
 from tests.support.models import save_policy, save_value_model
 from tests.support.ranks import RunRanks, rank_processes
 
+pytestmark = pytest.mark.slow
+
 BATCH = make_batch()
 KINDS = ("policy", "value")
 OUTPUTS = {"policy": "log_probs", "value": "values"}
@@ -133,6 +135,7 @@ def test_gradient_checkpointing_changes_no_gradient(models: Path, kind: str) -> 
     assert relative_error(found, expected) <= 1e-6
 
 
+@pytest.mark.promise("adapters")
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_adapters_and_the_value_head_are_trained(models: Path, kind: str) -> None:
     engine = make_engine(models / kind, kind, **OPTIONS)
@@ -218,6 +221,7 @@ def test_an_adapter_of_peft_computes_the_same_here(models: Path, kind: str) -> N
     assert np.abs(computed(engine_of(models, kind), kind) - expected).max() <= 1e-6
 
 
+@pytest.mark.promise("adapters")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_adapter_of_a_checkpoint_computes_the_same_in_peft(models: Path, tmp_path: Path, kind: str) -> None:
     engine = make_engine(models / kind, kind, **OPTIONS)

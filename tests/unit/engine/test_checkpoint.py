@@ -27,6 +27,8 @@ from tests.support.disks import fill, mounted
 from tests.support.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
 from tests.support.models import EOS, save_policy, save_value_model
 
+pytestmark = pytest.mark.slow
+
 BATCH = make_batch()
 
 

@@ -71,6 +71,7 @@ def own_log_probs(folder: Path, prompt: Any, response: Any) -> Any:
     return log_probs_SV[torch.arange(len(prompt) - 1, len(ids) - 1), ids[len(prompt) :]].numpy()
 
 
+@pytest.mark.promise("the model of transformers")
 @pytest.mark.parametrize("name", ["Doge", "ModernBertDecoder"])
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_model_of_which_the_engine_leaves_something_out_is_refused_with_its_type_and_the_difference(
@@ -101,6 +102,7 @@ def test_a_forward_that_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
         frozen(folder)
 
 
+@pytest.mark.promise("the model of transformers")
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -24,6 +24,8 @@ from tests.support.models import save_policy
 from tests.support.ranks import RunRanks, rank_processes
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.slow
+
 BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
 SMALL = 4096  # bytes of a bucket, for 512 weights in fp32: less than most weights of the models here have
 OFFLOADED, BF16 = {"optimizer_offload": True}, {"optimizer_state_dtype": "bf16"}

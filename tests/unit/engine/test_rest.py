@@ -18,6 +18,8 @@ from tests.support.engines import CPU, forward_of, loss_of, make_batch, make_eng
 from tests.support.models import save_policy
 from tests.support.ranks import RunRanks, rank_processes
 
+pytestmark = pytest.mark.slow
+
 AT_REST = {"param_offload": True, "optimizer_offload": True}
 BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
 

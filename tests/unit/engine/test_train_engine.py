@@ -31,6 +31,8 @@ from tests.support.engines import (
 from tests.support.models import save_policy
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -35,5 +35,6 @@ def test_what_is_printed_without_a_stream_is_in_no_file_and_ends_nothing(tmp_pat
     assert file.read_text() == "its own"
 
 
+@pytest.mark.slow
 def test_the_controller_ends_as_it_does_with_them(tmp_path: Path) -> None:
     assert started_without("<&- >&- 2>&-", "-m", "controller", "--config", str(tmp_path / "none.yaml")) == 2

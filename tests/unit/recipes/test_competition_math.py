@@ -49,6 +49,7 @@ def test_a_row_with_an_empty_answer_is_left_out() -> None:
     assert to_row(Example("here", {"problem": "How much?", "answer": " "})) is None
 
 
+@pytest.mark.slow
 def test_the_real_rows(prepare_real: Callable[..., Any], check_schema: Callable[[Any], None]) -> None:
     splits = prepare_real("competition_math")
     check_schema(splits)

@@ -18,6 +18,8 @@ from tests.support.fake_gpus import put_gpus
 from tests.support.groups import PROJECT
 from tests.support.models import save_policy, save_reward_model, save_shapes
 
+pytestmark = pytest.mark.slow
+
 RECIPES = PROJECT / "recipes"
 NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")
 CONFIGS = sorted(file for name in NAMES for file in (RECIPES / name).glob("*.yaml"))

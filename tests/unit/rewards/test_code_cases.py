@@ -64,6 +64,7 @@ for mark, then, start in itertools.product(marks, marks, ("", "```\n")):
 """
 
 
+@pytest.mark.slow
 def test_the_program_in_128_kb_of_repeated_marks_is_found_in_linear_time() -> None:
     # 2 s of the CPU for each; one took 8 s where a search began anew at every mark.
     done = subprocess.run([sys.executable, "-c", FRAGMENTS], cwd=PROJECT, capture_output=True, check=False)

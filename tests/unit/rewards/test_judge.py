@@ -43,6 +43,7 @@ def mark_of(question: str, _: int) -> Reply:
     return says(f"I thought of Score: 3 at first. Score: {response}")
 
 
+@pytest.mark.promise("a judge")
 async def test_the_last_mark_becomes_a_score_between_0_and_1() -> None:
     with LocalJudge(mark_of) as server:
         scored = await ask(config(server.url), samples("0", "10", "2.5"))
@@ -53,6 +54,7 @@ async def test_the_last_mark_becomes_a_score_between_0_and_1() -> None:
     assert not any(result.failure for result in (*scored, *other))
 
 
+@pytest.mark.promise("a judge")
 async def test_the_request_is_a_chat_completion_that_asks_about_prompt_response_and_truth() -> None:
     with LocalJudge(mark_of) as server:
         await ask(config(server.url, max_tokens=9), samples("4"))

@@ -14,6 +14,7 @@ from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
 
 
+@pytest.mark.promise("scorers")
 def test_every_registered_scorer_can_be_loaded() -> None:
     assert all(callable(load_scorer(name).function) for name in SCORERS)
 
@@ -68,6 +69,7 @@ def test_the_page_on_verl_names_every_data_source() -> None:
     assert [source for source in (*SCORERS, *REFUSED) if f"`{source}`" not in page] == []
 
 
+@pytest.mark.promise("your own reward")
 def test_a_users_function_judges_any_data_source(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.touch()

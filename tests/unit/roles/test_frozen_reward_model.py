@@ -65,6 +65,7 @@ def by_transformers(model: Path, tokens: list[list[int]]) -> list[float]:
         return [float(whole(input_ids=torch.tensor([row])).logits) for row in tokens]
 
 
+@pytest.mark.promise("a reward model")
 @pytest.mark.parametrize("use_remove_padding", [False, True])
 @pytest.mark.parametrize("num_rows", [None, 3])
 @pytest.mark.parametrize("host", ["critic", "reward"])

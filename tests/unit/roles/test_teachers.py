@@ -22,6 +22,8 @@ from tests.support.models import POSITIONS, VOCABULARY, save_policy
 from tests.support.roles import command_of, context_of, ref_log_probs, teacher_columns
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.slow
+
 ROLES: dict[RoleName, Any] = {"actor": ActorRole, "critic": CriticRole, "reward": RewardRole}
 TEMPERATURE = 0.7
 TOP = {"signal": "top_k", "top_k": 3}

@@ -19,6 +19,8 @@ from splitppo.rpc.certificates import load_identity
 from tests.support.certificates import expire, postpone
 from tools import certs
 
+pytestmark = pytest.mark.slow
+
 ROLES = ("actor", "critic", "reward", "rollout", "controller")
 NAMES = (*ROLES, "health")
 # In the order in which they are written.

@@ -17,6 +17,8 @@ from viewer.app import make_app
 from viewer.connections import BACKLOG, MAX_STRANGERS, Connection
 from viewer.run import Run
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
 Connect = Callable[[bytes], socket.socket]

@@ -17,6 +17,8 @@ from viewer.distributions import MAX_STEPS, Distributions
 from viewer.files import RunDir
 from viewer.summaries import limits_of, recorded_histogram
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(steps=0, with_update=True)
 
 

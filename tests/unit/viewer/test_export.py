@@ -18,6 +18,8 @@ from tests.support.viewed_runs import Shape, add_event, make_run, write_live
 from viewer.__main__ import main
 from viewer.one_file.export import spread
 
+pytestmark = pytest.mark.slow
+
 
 def export(tmp_path: Path, *more: str) -> dict[str, Any]:
     """Exports the runs of a folder; returns the answers by their addresses."""

@@ -24,6 +24,8 @@ from viewer.app import make_app
 from viewer.files import RunDir, Tail, Unreadable, finite
 from viewer.run import Run, find_runs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

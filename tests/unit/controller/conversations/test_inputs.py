@@ -19,6 +19,8 @@ from splitppo.config import Config, ConfigError, load_config
 from tests.support import user_environments
 from tests.support.fake_services import make_config
 
+pytestmark = pytest.mark.slow
+
 MULTI_TURN = "rollout__multi_turn"
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"

@@ -21,6 +21,8 @@ from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
 from recipes.qwen2_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 END, BEGIN, RESPONSE, WORD = "<|im_end|>", "<|im_start|>", "<tool_response>", "<word>"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

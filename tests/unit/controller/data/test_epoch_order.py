@@ -20,6 +20,7 @@ def test_shares_are_rounded_to_an_exact_sum(weights: tuple[float, ...], expected
     assert quotas(weights, 10) == expected
 
 
+@pytest.mark.promise("prompts")
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_epoch_has_the_files_shares_and_files_go_through_their_prompts_in_turn(shuffle: bool) -> None:
     epochs = [mixed_order(SIZES, (7, 7), 1, epoch, shuffle=shuffle) for epoch in range(20)]

@@ -190,6 +190,7 @@ def levels(tmp_path: Path) -> str:
     return write_jsonl(tmp_path / "levels.jsonl", [*rows, row("e", data_source="other", extra_info={"level": True})])
 
 
+@pytest.mark.promise("prompts")
 @pytest.mark.parametrize(
     ("filters", "left"),
     [
@@ -217,6 +218,7 @@ def test_filters_look_at_columns_of_parquet_files_too(tmp_path: Path) -> None:
         load(file, filters={"abilty": "y"})
 
 
+@pytest.mark.promise("prompts")
 def test_max_samples_counts_rows_that_pass_of_all_files_together(tmp_path: Path) -> None:
     files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("abz", "cde")]
     passing = {"filters": {"data_source": "letters"}}

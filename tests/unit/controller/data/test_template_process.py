@@ -16,6 +16,8 @@ from controller.data.chat_template import load_chat_template
 from controller.data.template_process import Template
 from tests.support.groups import wait_until
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "content": "sort cadb"}]
 
 

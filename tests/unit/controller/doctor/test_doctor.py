@@ -39,6 +39,8 @@ from tests.support.certificates import TOKEN, secure
 from tests.support.groups import PROJECT, free_address, wait_until
 from tests.unit.controller.doctor.conftest import Serve, Served, ask, credentials, external, tree
 
+pytestmark = pytest.mark.slow
+
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
 
 
@@ -50,6 +52,7 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.promise("a doctor")
 async def test_healthy_groups_are_described_and_left_as_they_were(serve: Serve, run_dir: Path) -> None:
     actor, critic = await serve("actor", tree(run_dir)), await serve("critic", tree(run_dir))
     for served in (actor, critic):
@@ -92,6 +95,7 @@ async def test_a_worker_of_another_make_that_cannot_be_diagnosed_is_healthy(serv
     assert facts.groups["actor"].ranks == []
 
 
+@pytest.mark.promise("a doctor")
 async def test_a_group_that_is_down_is_found_and_the_others_are_asked_all_the_same(serve: Serve, run_dir: Path) -> None:
     critic = await serve("critic", tree(run_dir))
     facts, [finding] = await ask(external(run_dir, address := free_address(), critic.address))

@@ -18,7 +18,7 @@ from tests.support.groups import PROJECT
 from tests.support.models import save_policy
 from tests.support.verl_launch import BASE, NOW
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")]
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def run(*arguments: object) -> int:
     return main(["from-verl", *map(str, arguments)])
 
 
+@pytest.mark.promise("from verl")
 def test_the_command_writes_the_file_and_prints_what_became_of_each_key(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ python3 -m verl.experimental.one_step_off_policy.main_ppo \
 """
 
 
+@pytest.mark.promise("from verl")
 def test_a_script_of_one_step_off_policy_becomes_a_run_that_passes_its_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

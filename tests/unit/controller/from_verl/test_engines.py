@@ -10,6 +10,8 @@ from controller.from_verl.keys import ROWS
 from controller.from_verl.row import Section
 from tests.support.verl_launch import ACTOR, ROLLOUT, config_of, finding, translated
 
+pytestmark = pytest.mark.slow
+
 MEGATRON = f"{ACTOR}.megatron"
 TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 

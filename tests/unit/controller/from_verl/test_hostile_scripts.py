@@ -18,7 +18,7 @@ from rewards.code.bubblewrap import is_root, own_uid
 from splitppo.config import ConfigError
 from tests.support.verl_launch import BASE
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")]
 NOW = datetime(2026, 8, 9, 10, 11, tzinfo=UTC)
 RUN = 'python3 -m verl.trainer.main_ppo "got=$R"'
 SECRET = "a-word-that-no-script-may-know"

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.verl_launch import ROLLOUT, config_of, finding, translated
 
+pytestmark = pytest.mark.slow
+
 TURNS = f"{ROLLOUT}.multi_turn"
 ON = f"{TURNS}.enable=True"
 FUNCTIONS = f"+{TURNS}.function_tool_path=tools.py"

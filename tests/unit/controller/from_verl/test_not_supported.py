@@ -9,6 +9,8 @@ import pytest
 from controller.from_verl.keys import row_of
 from tests.support.verl_launch import ACTOR, ROLLOUT, finding, translated
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("override", "instead"),

@@ -14,7 +14,7 @@ import pytest
 from controller.from_verl.shell.script import Launch, read_script
 from splitppo.config import ConfigError
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")]
 NOW = datetime(2026, 8, 9, 10, 11, tzinfo=UTC)
 RUN = "python3 -m verl.trainer.main_ppo"
 

@@ -12,6 +12,8 @@ from controller.from_verl.report import report_text
 from controller.from_verl.translation import translate
 from tests.support.verl_launch import ACTOR, BASE, NOW, ROLLOUT, config_of, finding, translated
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("override", "ours", "expected"),

@@ -21,6 +21,8 @@ from tests.support.models import save_policy
 from tests.unit.controller.planner.test_plans import leave_run
 from tests.unit.controller.planner.test_shares import run as measured_with_share
 
+pytestmark = pytest.mark.slow
+
 ON_GPUS: dict[str, Any] = {"services__actor__devices": [4], "services__critic__devices": [5]}
 BOUND: dict[str, Any] = {
     "services__actor": {"threads": 1, "cpus": [2]},

@@ -98,6 +98,7 @@ def test_a_phase_that_most_steps_lack_takes_no_time_in_the_median_step(tmp_path:
     assert plans.fitted_s == pytest.approx(24.0, abs=1e-3)
 
 
+@pytest.mark.promise("a plan")
 def test_the_devices_of_the_run_give_its_own_phases_in_every_layout(tmp_path: Path, model: str) -> None:
     plans = make_plans([read_measurement(leave_run(tmp_path / "run", model))], None)
     assert plans.fitted_s == pytest.approx(26.0, abs=1e-3)
@@ -187,6 +188,7 @@ def test_only_a_layout_that_was_run_is_called_measured(
     assert "measured phases: nobody has run this layout" in told
 
 
+@pytest.mark.promise("a plan")
 def test_the_table_is_best_first_and_says_why(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = leave_run(tmp_path / "run", model)
     assert main(["plan", str(run_dir)]) == 0

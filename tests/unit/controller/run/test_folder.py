@@ -24,6 +24,8 @@ from splitppo.v1.worker_pb2 import HandshakeResponse, Process
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeActor, make_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:

@@ -217,6 +217,7 @@ class Nowhere(io.TextIOBase):
         return len(text)
 
 
+@pytest.mark.slow
 async def test_what_the_recorder_holds_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     book = Book(tmp_path, display=open_display(Nowhere()))  # type: ignore[arg-type]
     tracemalloc.start()

@@ -38,6 +38,8 @@ from splitppo.config.subsections.response_lengths import UniformLengths
 from tests.support.models import VOCABULARY, save_tokenizer
 from tests.support.seeds import shifted
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 23
 FAMILIES = ("qwen2", "llama", "mistral-sliding-window", "gemma3-hybrid-window", "lfm2-convolution", "gpt2")
 SHAPE: dict[str, Any] = {

@@ -32,6 +32,8 @@ from tests.unit.rollout.hf_backend.test_backend import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 STOP = [3, 7]
 LENGTH = 24
 PROMPTS = random_prompts([5, 1, 9])

@@ -18,6 +18,8 @@ from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
 from tests.support.groups import wait_until
 
+pytestmark = pytest.mark.slow
+
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242"
 TIMED_OUT = "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
 

@@ -35,12 +35,14 @@ async def in_thread(address: str, call: Any, *arguments: Any, **options: Any) ->
     return await asyncio.to_thread(run)
 
 
+@pytest.mark.promise("any client can call")
 @pytest.mark.parametrize("version", REFLECTION)
 async def test_services_are_listed_among_them_both_versions(address: str, version: str) -> None:
     listed = await in_thread(address, list_services, version)
     assert listed == {"splitppo.v1.WorkerService", *REFLECTION}
 
 
+@pytest.mark.promise("any client can call")
 @pytest.mark.parametrize("version", REFLECTION)
 async def test_every_service_that_is_listed_can_be_described_from_the_answer_alone(address: str, version: str) -> None:
     for service in await in_thread(address, list_services, version):

@@ -251,6 +251,7 @@ def test_a_position_that_cannot_be_read_is_the_beginning(folder: FakeRunFolder) 
 # Trackers that fail.
 
 
+@pytest.mark.promise("trackers")
 def test_nothing_lacks_after_an_outage_and_one_warning_tells_of_it(
     folder: FakeRunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
