@@ -40,7 +40,11 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
+=======
+.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof rehearse-gpu test-trackers test-openenv lock certs fuzz compose curves test-deploy
+>>>>>>> 87e3c6d1 (rehearsal: run the tests for GPUs on a CUDA device that is pretended)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -166,6 +170,9 @@ bench-viewer: setup-dev  ## measure the viewer with a run of 2,000 steps and 1 G
 # A Python of the caller's (PY=python3) is taken as it is.
 gpu-proof: $(if $(filter command line,$(origin PY)),,setup-dev)  ## show on one GPU what only a GPU can show: tests, updates, long rows, PPO runs; ARGS=--quick: in eight minutes; ARGS="--only row": some cases; PY=python3: without making the environment
 	$(PY) -m benchmarks.gpu_proof $(ARGS)
+
+rehearse-gpu: setup-dev  ## run what is for GPUs on pretended ones: tests/gpu, engines, roles, whole runs; SKIPPED, with the reason, without a C++ compiler
+	$(PY) -m tests.rehearsal $(ARGS)
 
 curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, of three on conversations, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)

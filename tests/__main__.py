@@ -45,7 +45,7 @@ def stages() -> dict[str, list[str]]:
         "groups": groups,
         "whole runs and vLLM": [WHOLE_RUNS, TESTS / "vllm"],
     }
-    alone = ("gpu", "deployment", "slurm")
+    alone = ("gpu", "rehearsal", "deployment", "slurm")
     return {
         **{name: [*TWO_WORKERS, *map(str, folders)] for name, folders in on_two_workers.items()},
         ", ".join(alone): [str(TESTS / name) for name in alone],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from tests.support.seeds import shifted
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")
+# Where tests make engines and roles: a CUDA device in the rehearsal, or by hand on a machine that has one.
+DEVICE = torch.device(os.environ.get("SPLITPPO_TEST_DEVICE", "cpu"))
 
 
 def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: Any) -> Any:
     """Loads a whole model in this process, as an engine does; for the settings see `build_model`."""
     model = build_model(name, kind, **settings)
-    build_strategy(CPU).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
+    build_strategy(DEVICE).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
     fill_model(model, name, kind, seed=seed)
     return model
 
@@ -41,11 +44,11 @@ def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: A
 def make_engine(
     folder: Path, kind: Kind = "policy", *, seed: int = 1, writer_locks: Sequence[Path] = (), **settings: Any
 ) -> TrainEngine:
-    """Returns an engine on the CPU; settings are keys of the actor's or critic's section."""
+    """Returns an engine on `DEVICE`; settings are keys of the actor's or critic's section."""
     section = ActorConfig if kind == "policy" else CriticConfig
     config = section.model_validate({"model": str(folder), "lr": 1e-2, **settings})
     return TrainEngine(
-        config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=CPU, writer_locks=writer_locks
+        config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=DEVICE, writer_locks=writer_locks
     )
 
 

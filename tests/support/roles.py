@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from services.actor.role import ActorRole
 from services.rollout.role import RolloutRole
@@ -25,6 +24,7 @@ from splitppo.v1 import (
     teacher_pb2,
     worker_pb2,
 )
+from tests.support.engines import DEVICE
 from tests.support.models import VOCABULARY
 from tests.support.seeds import shifted
 
@@ -32,14 +32,14 @@ N_SAMPLES = 3
 
 
 def context_of(role_name: RoleName, **sections: Any) -> RankContext:
-    """Returns the context of the only rank of a group on the CPU; sections change the configuration."""
+    """Returns the context of the only rank of a group, on `DEVICE`; sections change the configuration."""
     data = {"train_files": "unused", "train_batch_size": 4, "max_response_length": 6}
     config = {"run": {"dir": "unused", "total_steps": 10}, "data": data, **sections}
     return RankContext(
         role_name=role_name,
         rank=0,
         world_size=1,
-        device=torch.device("cpu"),
+        device=DEVICE,
         control_group=cast(Any, None),
         config=validate(config, "test"),
     )
