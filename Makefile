@@ -40,11 +40,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof test-trackers test-openenv lock certs fuzz compose curves test-deploy
-=======
-.PHONY: help setup setup-dev quickstart view screenshots test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof rehearse-gpu test-trackers test-openenv lock certs fuzz compose curves test-deploy
->>>>>>> 87e3c6d1 (rehearsal: run the tests for GPUs on a CUDA device that is pretended)
+.PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof rehearse-gpu test-trackers test-openenv lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
