@@ -33,10 +33,11 @@ _SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "bf16-moments": {**_CHECKPOINTING, "optimizer_state_dtype": "bf16"},
     "moments-offloaded": {**_CHECKPOINTING, "optimizer_offload": True},
     "all-offloaded": {**_CHECKPOINTING, "optimizer_offload": True, "param_offload": True},
+    "compiled": {**_CHECKPOINTING, "compile": True},
     "bf16-moments-offloaded": {**_CHECKPOINTING, "optimizer_offload": True, "optimizer_state_dtype": "bf16"},
 }
 _UPDATES = {
-    ("0.5B", "full"): ("plain", "checkpointing"),
+    ("0.5B", "full"): ("plain", "checkpointing", "compiled"),
     ("0.5B", "lora"): ("plain", "checkpointing"),
     ("1.5B", "full"): tuple(name for name in _SWITCHES if name != "bf16-moments-offloaded"),
     ("1.5B", "lora"): ("plain", "checkpointing"),

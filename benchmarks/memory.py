@@ -47,6 +47,7 @@ from splitppo.config.section import RoleName
 
 # hidden, intermediate, layers, query heads, key-value heads, vocabulary, tied; rows of a micro-batch.
 MODELS = {
+    "3M": ((192, 512, 7, 6, 2, 2_000, True), 4),
     "vocabulary": ((384, 1024, 4, 6, 2, 60_000, True), 2),
     "deep": ((512, 1408, 12, 8, 2, 2_000, True), 4),
     "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),

@@ -338,8 +338,9 @@ def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> 
     yield trained.not_needed("{rollout_n,nccl_timeout,load_weight}", always_loaded)
     chunks = "{entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,entropy_checkpointing}"
     yield trained.not_needed(chunks, "logits are always computed in pieces")
-    kernels = "{pad_to_length,use_remove_padding,use_torch_compile,use_fused_kernels,use_prefix_grouper}"
-    yield trained.not_needed(kernels, SPEED)
+    yield trained.not_needed("{pad_to_length,use_remove_padding,use_fused_kernels,use_prefix_grouper}", SPEED)
+    compiled = f"it compiles the entropy alone, and only speed depends on it; {trained.ours}.compile compiles layers"
+    yield trained.not_needed("use_torch_compile", compiled)
 
 
 def _model(ours: str, model: Section) -> Iterator[Row]:

@@ -89,9 +89,10 @@ def _proof(config: Config, role: RoleName, main: ModelShape, frozen: Sequence[Mo
     if role in config.trained_roles:
         passes += PROOF_IN_TRAINING[0]
         flop += 2 * PROOF_IN_TRAINING[1] * main.num_parameters
+    compiled = "; before it code is made (compile), a minute or more where inductor's cache does not have it"
     return (
         f"proof of the {role}'s models at each start: {passes} passes of short rows through their weights,"
-        f" {flop / 1e12:.2g} TFLOP on each rank"
+        f" {flop / 1e12:.2g} TFLOP on each rank{compiled if config.model_of(role).compile else ''}"
     )
 
 

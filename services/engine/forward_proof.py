@@ -10,7 +10,8 @@ do not reach are proved by `tools.architectures` on small models.
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from services.engine.batching.packing import MicroBatchLimits, collate, plan_micro_batches, row_lengths
 from services.engine.batching.row_checks import most_positions
+from services.engine.model.compiled import not_compiled, only_compiled
 from services.engine.model.forward import Forward, policy_forward, reward_forward, value_forward
 from services.engine.model.weights import Kind
 from services.engine.strategies.protocol import Strategy
@@ -42,11 +44,14 @@ _MEAN_MULTIPLE, _MAX_MULTIPLE = 3.0, 4.0
 _LEAST_LOG_PROB = -1e4
 # Numbers are rounded to this share of the greatest of them.
 _ROUNDING = {"fp32": 2**-19, "bf16": 2**-8}
-_FORWARDS: Mapping[Kind, tuple[Forward, str, str]] = {
+FORWARDS: Mapping[Kind, tuple[Forward, str, str]] = {
     "policy": (policy_forward(1.0), "log_probs", "log-probs"),
     "value": (value_forward, "values", "values"),
     "reward": (reward_forward, "scores", "scores"),
 }
+
+# The code that the engine computes with, by what an error says of it.
+_CODE: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"": not_compiled, "compiled, ": only_compiled}
 
 DType = Literal["fp32", "bf16"]
 Row = tuple[Array, Array]  # token ids of prompt and response
@@ -83,12 +88,14 @@ def prove_forward(
     device: torch.device,
     dtype: DType,
     is_trained: bool = False,
+    is_compiled: bool = False,
 ) -> Difference:
     """Compares the engine's forward with the model's own on a few rows; returns how far they are apart.
 
     All ranks call it, with weights loaded. `name` is the model's, for the error; `limits` say whether the engine packs
     rows or pads them, and which ranks share them; the model computes in `dtype`. If it `is_trained`, its forward in
-    training must give the same numbers, too: some architectures then add noise, or drop something out.
+    training must give the same numbers, too: some architectures then add noise, or drop something out. If it
+    `is_compiled`, all that is proved with and without compiled code.
 
     Raises:
         ValueError: the numbers differ by more than rounding explains, or a forward cannot be run.
@@ -99,13 +106,15 @@ def prove_forward(
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
         with as_bad_input(subject):
-            engine_N = _engine_outputs(model, kind, rows, limits, device)
-            modes = {"": engine_N}
-            if is_trained:
-                model.train()
-                modes["in training "] = _engine_outputs(model, kind, rows, limits, device)
-                model.eval()
-            with attention_of(model, "eager"):
+            modes: dict[str, Tensor] = {}
+            for how_made, code in _CODE.items() if is_compiled else [("", not_compiled)]:
+                with code():
+                    modes[how_made] = _engine_outputs(model, kind, rows, limits, device)
+                    if is_trained:
+                        model.train()
+                        modes[f"{how_made}in training "] = _engine_outputs(model, kind, rows, limits, device)
+                        model.eval()
+            with not_compiled(), attention_of(model, "eager"):
                 own_N, largest = own_outputs(model, kind, rows, device)
                 itself = difference_from_itself(model, kind, rows, device, own_N, dtype)
     finally:
@@ -113,7 +122,7 @@ def prove_forward(
     if own_N.isnan().any():
         raise ValueError(f"{name}: the model's own forward gives what is no number: are its weights numbers?")
     bound = bound_of(itself, own_N, kind, dtype, largest)
-    outputs = _FORWARDS[kind][2]
+    outputs = FORWARDS[kind][2]
     for mode, computed_N in modes.items():
         wrong = f"{subject}: {mode}the {outputs} are not those of the model itself"
         found = check_difference(computed_N, own_N, kind, bound, wrong)
@@ -145,7 +154,7 @@ def _engine_outputs(
     model: nn.Module, kind: Kind, rows: Sequence[Row], limits: MicroBatchLimits, device: torch.device
 ) -> Tensor:
     """Computes the numbers of all response tokens as the engine does, in few micro-batches; [N] float32."""
-    forward, output, _ = _FORWARDS[kind]
+    forward, output, _ = FORWARDS[kind]
     prompts, responses = zip(*rows, strict=True)
     batch = Batch.from_rows(prompts=prompts, responses=responses)
     lengths = row_lengths(batch)

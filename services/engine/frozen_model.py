@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from services.engine.compilation import compile_model
 from services.engine.forward_proof import prove_forward
 from services.engine.inference import compute_columns, micro_batch_limits
+from services.engine.model.compiled import only_compiled
 from services.engine.model.forward import RESPONSE_METHOD
 from services.engine.model.loading import build_model, fill_model
 from services.engine.model.weights import Kind
@@ -51,14 +53,9 @@ class FrozenModel:
         fill_model(self.model, config.model, kind)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
         compute = partial(compute_columns, self.model, strategy, limits=self.limits, device=device)
-        self.compute = self.weights.awake()(compute)
+        self.compute = self.weights.awake()(only_compiled()(compute))
+        facts: Any = {"strategy": strategy, "limits": self.limits, "device": device, "dtype": config.dtype}
         with self.weights.awake():
-            self.proved = prove_forward(
-                self.model,
-                kind,
-                config.model,
-                strategy=strategy,
-                limits=self.limits,
-                device=device,
-                dtype=config.dtype,
-            )
+            if config.compile:
+                compile_model(self.model, kind, config.model, **facts)
+            self.proved = prove_forward(self.model, kind, config.model, is_compiled=config.compile, **facts)

@@ -23,11 +23,13 @@ from torch import Tensor
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, Rows, collate, row_lengths
 from services.engine.checkpoint import Checkpointer
+from services.engine.compilation import compile_model
 from services.engine.flops import FlopsMeter
 from services.engine.forward_proof import prove_forward
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.adapter_checkpoint import AdapterBase
 from services.engine.model.adapters import fill_adapters, inject, trained_parameters, whole_weights
+from services.engine.model.compiled import only_compiled
 from services.engine.model.forward import RESPONSE_METHOD, Forward
 from services.engine.model.loading import (
     build_model,
@@ -108,20 +110,14 @@ class TrainEngine:
         self.optimizer = self._fresh_optimizer()
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)
         compute = functools.partial(compute_columns, self.model, self.strategy, limits=self.limits, device=device)
-        self.compute = self.weights.awake()(compute)
+        self.compute = self.weights.awake()(only_compiled()(compute))
         base = AdapterBase.of(self.model, config, kind)
         self._checkpointer = Checkpointer(self.model, resolve_folder(config.model), writer_locks, base)
+        facts: Any = {"strategy": self.strategy, "limits": self.limits, "device": device, "dtype": config.dtype}
         with self.weights.awake():
-            prove_forward(
-                self.model,
-                kind,
-                config.model,
-                strategy=self.strategy,
-                limits=self.limits,
-                device=device,
-                dtype=config.dtype,
-                is_trained=True,
-            )
+            if config.compile:
+                compile_model(self.model, kind, config.model, is_trained=True, **facts)
+            prove_forward(self.model, kind, config.model, is_trained=True, is_compiled=config.compile, **facts)
 
     def _fill(self) -> None:
         """Gives the model the weights that training begins with."""
@@ -190,6 +186,7 @@ class TrainEngine:
         """Divides an update's rows into mini-batches, also those in which no token counts; all ranks call it."""
         return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
 
+    @only_compiled()
     def accumulate_gradients(
         self,
         batch: Batch,

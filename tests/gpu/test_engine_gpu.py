@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,12 @@ def test_selective_checkpointing_changes_no_gradient(policy: Path) -> None:
         gradients(engine_of(policy, dtype="bf16", gradient_checkpointing=how), BATCH) for how in (True, "selective")
     )
     assert all(torch.equal(plain[name], selective[name]) for name in plain)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch.compile needs Triton")
+def test_compiled_code_changes_a_bf16_gradient_by_rounding(policy: Path) -> None:
+    with_code, without = (engine_of(policy, dtype="bf16", compile=switch) for switch in (True, False))
+    assert relative_error(gradients(with_code, BATCH), gradients(without, BATCH)) <= 0.1
 
 
 def test_update_save_and_load_on_the_device(policy: Path, tmp_path: Path) -> None:

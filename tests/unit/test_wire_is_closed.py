@@ -112,9 +112,10 @@ def unsafe_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def code_from_text(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """eval, exec and compile as names; model.eval(), re.compile() and torch.compile() are methods."""
+    """eval, exec and compile as names that are read; model.eval(), re.compile() and torch.compile() are methods."""
     for line, name, node in names(tree):
-        if name in CODE_FROM_TEXT and (isinstance(node, ast.Name) or _is_of(node, "builtins")):
+        is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if name in CODE_FROM_TEXT and (is_read or _is_of(node, "builtins")):
             yield line, name
 
 

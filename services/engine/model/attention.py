@@ -45,6 +45,7 @@ class PackedCalls:
     count = 0
 
 
+@torch.compiler.disable  # type: ignore[no-untyped-call,untyped-decorator]
 def causal_attention(
     module: nn.Module,
     query: Tensor,
@@ -65,7 +66,8 @@ def causal_attention(
     attention). A token sees `sliding_window` positions, itself included (None: all before it). `cu_seq_lens_q`
     [num_rows + 1] int32 is where each packed row starts; the longest row has `max_length_q` tokens. Without
     `cu_seq_lens_q` each batch element is one right-padded row. In a `sequence_group` S are this rank's positions, and
-    `cu_seq_lens_q` is of all positions.
+    `cu_seq_lens_q` is of all positions. It is never compiled: its kernels are made already, lengths are read from the
+    device, and ranks may communicate.
 
     Raises:
         NotImplementedError: the model needs attention sinks, soft-capped scores or a position bias.

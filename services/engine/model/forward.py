@@ -69,6 +69,7 @@ def response_log_probs(
         softcap=getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None),
         others_NK=top_ids_NK,
         product=product,
+        is_compiled=getattr(self, "has_compiled_head", False),
     )
     outputs = {"log_probs": log_probs_N, "entropy": entropy_N}
     if top_ids_NK is not None:

@@ -65,7 +65,8 @@ def use_onednn(model: nn.Module) -> None:
 
 def _is_faster(rows: Tensor) -> bool:
     is_left_to_mkl = rows.device.type == "cpu" and rows.dtype == torch.float32
-    return is_left_to_mkl and rows.shape[:-1].numel() >= MIN_ROWS
+    # Compiled code is one for all lengths.
+    return is_left_to_mkl and (torch.compiler.is_compiling() or rows.shape[:-1].numel() >= MIN_ROWS)
 
 
 class _Product(torch.autograd.Function):
@@ -88,5 +89,20 @@ class _Product(torch.autograd.Function):
 
 
 def _onednn(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight_OI, bias_O, "none", [], "")  # noqa: SLF001
+    product: Tensor
+    if torch.compiler.is_compiling():
+        product = _onednn_as_one(rows, weight_OI, bias_O)
+        return product
+    product = torch.ops.mkldnn._linear_pointwise(rows, weight_OI, bias_O, "none", [], "")  # noqa: SLF001
     return product
+
+
+@torch.library.custom_op("splitppo::onednn", mutates_args=())
+def _onednn_as_one(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Computes the product inside compiled code; inductor itself takes only weights that never change."""
+    return _onednn(rows, weight_OI, bias_O)
+
+
+@_onednn_as_one.register_fake
+def _(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:  # noqa: ARG001 - as above
+    return rows.new_empty(*rows.shape[:-1], len(weight_OI))

@@ -15,6 +15,7 @@ from transformers.utils import logging as hf_logging
 
 from services.engine.model.adapters import base_parameters
 from services.engine.model.attention import ATTENTION, keep_attention
+from services.engine.model.compiled import not_compiled
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
 from services.engine.model.linear import use_fp32_head, use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
@@ -136,10 +137,11 @@ def set_attention(model: Any, *, generation: bool) -> None:
 
 @contextmanager
 def for_generation(model: Any) -> Iterator[Any]:
-    """Gives a `with` block the model with the attention for generation; see `set_attention`."""
+    """Gives a `with` block the model with the attention for generation (`set_attention`), and no compiled code."""
     set_attention(model, generation=True)
     try:
-        yield model
+        with not_compiled():
+            yield model
     finally:
         set_attention(model, generation=False)
 

@@ -3,13 +3,14 @@
 Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk, K other tokens at the same position.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.engine.model.compiled import compiled
 from services.engine.model.linear import add_product
 from splitppo.machine.memory_limits import MAX_LOGITS
 
@@ -27,13 +28,15 @@ def log_probs_and_entropy(
     others_NK: Tensor | None = None,
     product: Product = functional.linear,
     max_logits: int = MAX_LOGITS,
+    is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes for each token log p(target), the entropy of softmax(logits / temperature), and log p of other tokens.
 
         logits = softcap * tanh((hidden W^T + b) / softcap);   without softcap: hidden W^T + b
 
     Logits are made chunk by chunk along the tokens, at most `max_logits` at once, in the forward pass and again in the
-    backward pass. `product` computes hidden W^T + b.
+    backward pass. `product` computes hidden W^T + b. With `is_compiled` the outputs of each chunk of logits, and their
+    gradient, are computed by compiled code.
 
     Returns:
         (log_probs [N], entropy [N], log-probs of `others_NK` [N, K]; K is 0 without them), each float32 (float64 for
@@ -42,8 +45,11 @@ def log_probs_and_entropy(
     chunk = max(1, max_logits // weight_VD.shape[0])
     if others_NK is None:
         others_NK = targets_N.new_empty(len(targets_N), 0)
+    scale = _Scale(temperature, softcap, bias_V is not None)
+    if is_compiled:
+        scale = _as_tensors(scale, hidden_ND)
     outputs: tuple[Tensor, Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, others_NK, temperature, softcap, chunk, product
+        hidden_ND, weight_VD, bias_V, targets_N, others_NK, scale, chunk, product, is_compiled
     )
     return outputs
 
@@ -75,31 +81,34 @@ class _ChunkedHead(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         others_NK: Tensor,
-        temperature: float,
-        softcap: float | None,
+        scale: "_Scale",
         chunk: int,
         product: Product,
+        is_compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        log_probs, entropies, of_others, normalisers = [], [], [], []
+        outputs_of_chunk = compiled(_chunk_outputs) if is_compiled else _chunk_outputs
+        chunks = []
         for start in range(0, max(1, len(hidden_ND)), chunk):
             part = slice(start, start + chunk)
-            logits_CV, _ = _scaled_logits(product(hidden_ND[part], weight_VD, bias_V), temperature, softcap)
-            normaliser_C = logits_CV.logsumexp(-1)
-            log_probs.append(logits_CV.gather(-1, targets_N[part, None]).squeeze(-1) - normaliser_C)
-            of_others.append(logits_CV.gather(-1, others_NK[part]) - normaliser_C[:, None])
-            probs_CV = (logits_CV - normaliser_C[:, None]).exp_()
-            entropies.append(normaliser_C - (probs_CV * logits_CV).sum(-1))
-            normalisers.append(normaliser_C)
-        entropy_N, normaliser_N = torch.cat(entropies), torch.cat(normalisers)
+            product_CV = product(hidden_ND[part], weight_VD, bias_V)
+            chunks.append(outputs_of_chunk(product_CV, targets_N[part], others_NK[part], scale))
+        log_probs_N, entropy_N, of_others_NK, normaliser_N = map(torch.cat, zip(*chunks, strict=True))
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N)
-        ctx.temperature, ctx.softcap, ctx.chunk, ctx.product = temperature, softcap, chunk, product
+        ctx.scale, ctx.chunk, ctx.product, ctx.is_compiled = scale, chunk, product, is_compiled
         ctx.set_materialize_grads(False)
-        return torch.cat(log_probs), entropy_N, torch.cat(of_others)
+        return log_probs_N, entropy_N, of_others_NK
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs_N, grad_entropy_N, grad_others_NK = gradients
         hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N = ctx.saved_tensors
+        gradient_of_chunk = _chunk_gradient
+        if ctx.is_compiled:
+            gradient_of_chunk = compiled(_chunk_gradient)
+            grad_log_probs_N, grad_entropy_N = (
+                torch.zeros_like(entropy_N) if grad_N is None else grad_N.contiguous()
+                for grad_N in (grad_log_probs_N, grad_entropy_N)
+            )
         of_targets = None if grad_log_probs_N is None else (targets_N[:, None], grad_log_probs_N[:, None])
         of_others = None if grad_others_NK is None else (others_NK, grad_others_NK)
         of_tokens = [pair for pair in (of_targets, of_others) if pair is not None]
@@ -109,34 +118,88 @@ class _ChunkedHead(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if ctx.needs_input_grad[2] else None
         for start in range(0, len(hidden_ND), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            product_CV = ctx.product(hidden_ND[part], weight_VD, bias_V)
-            logits_CV, slope_CV = _scaled_logits(product_CV, ctx.temperature, ctx.softcap)
-            log_softmax_CV = logits_CV.sub_(normaliser_N[part, None])
-            probs_CV = log_softmax_CV.exp()
-            # d log p(token) / d logit = 1[token] - p;  d entropy / d logit = -p (log p + entropy)
-            grad_CV = torch.zeros_like(probs_CV)
-            if grad_entropy_N is not None:
-                grad_CV = log_softmax_CV.add_(entropy_N[part, None]).mul_(-grad_entropy_N[part, None])
-            for _, grad_NK in of_tokens:
-                grad_CV.sub_(grad_NK[part].sum(-1, keepdim=True))
-            grad_CV.mul_(probs_CV)
-            for ids_NK, grad_NK in of_tokens:
-                grad_CV.scatter_add_(-1, ids_NK[part], grad_NK[part])
-            grad_CV.mul_(slope_CV)
-            grad_CV_low = grad_CV.to(hidden_ND.dtype)
+            grad_CV_low, grad_chunk_bias_V = gradient_of_chunk(
+                ctx.product(hidden_ND[part], weight_VD, bias_V),
+                normaliser_N[part],
+                entropy_N[part],
+                None if grad_entropy_N is None else grad_entropy_N[part],
+                [(ids_NK[part], grad_NK[part]) for ids_NK, grad_NK in of_tokens],
+                ctx.scale,
+                hidden_ND.dtype,
+            )
             grad_hidden_ND[part] = grad_CV_low @ weight_VD
             if grad_weight_VD is not None:
                 add_product(grad_weight_VD, grad_CV_low.T, hidden_ND[part])
-            if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(0)
+            if grad_bias_V is not None and grad_chunk_bias_V is not None:
+                grad_bias_V += grad_chunk_bias_V
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-def _scaled_logits(product_CV: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor | float]:
+class _Scale(NamedTuple):
+    """The way from hidden W^T + b to logits; its numbers are tensors for compiled code, which holds for all values."""
+
+    temperature: Any
+    softcap: Any
+    has_bias: bool
+
+
+def _as_tensors(scale: _Scale, hidden_ND: Tensor) -> _Scale:
+    wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+    temperature = hidden_ND.new_full((), scale.temperature, dtype=wide)
+    softcap = None if scale.softcap is None else hidden_ND.new_full((), scale.softcap, dtype=wide)
+    return _Scale(temperature, softcap, scale.has_bias)
+
+
+def _chunk_outputs(
+    product_CV: Tensor, targets_C: Tensor, others_CK: Tensor, scale: _Scale
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes (log_probs [C], entropy [C], log-probs of others [C, K], log of the sum of exponentials [C])."""
+    logits_CV, _ = _scaled_logits(product_CV, scale)
+    normaliser_C = logits_CV.logsumexp(-1)
+    log_probs_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - normaliser_C
+    of_others_CK = logits_CV.gather(-1, others_CK) - normaliser_C[:, None]
+    probs_CV = (logits_CV - normaliser_C[:, None]).exp_()
+    entropy_C = normaliser_C - (probs_CV * logits_CV).sum(-1)
+    return log_probs_C, entropy_C, of_others_CK, normaliser_C
+
+
+def _chunk_gradient(
+    product_CV: Tensor,
+    normaliser_C: Tensor,
+    entropy_C: Tensor,
+    grad_entropy_C: Tensor | None,
+    of_tokens: Sequence[tuple[Tensor, Tensor]],
+    scale: _Scale,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """Computes the gradient of hidden W^T + b, [C, V], rounded to a dtype, and its sum over the tokens, for b.
+
+    `of_tokens` are ids of tokens and the gradients of their log-probs, each [C, K].
+    """
+    logits_CV, slope_CV = _scaled_logits(product_CV, scale)
+    log_softmax_CV = logits_CV.sub_(normaliser_C[:, None])
+    probs_CV = log_softmax_CV.exp()
+    # d log p(token) / d logit = 1[token] - p;  d entropy / d logit = -p (log p + entropy)
+    grad_CV = torch.zeros_like(probs_CV)
+    if grad_entropy_C is not None:
+        grad_CV = log_softmax_CV.add_(entropy_C[:, None]).mul_(-grad_entropy_C[:, None])
+    for _, grad_CK in of_tokens:
+        grad_CV.sub_(grad_CK.sum(-1, keepdim=True))
+    grad_CV.mul_(probs_CV)
+    for ids_CK, grad_CK in of_tokens:
+        grad_CV.scatter_add_(-1, ids_CK, grad_CK)
+    grad_CV.mul_(slope_CV)
+    return grad_CV.to(dtype), grad_CV.sum(0) if scale.has_bias else None
+
+
+def _scaled_logits(product_CV: Tensor, scale: _Scale) -> tuple[Tensor, Any]:
     """Computes ([C, V] logits / temperature in fp32 or wider, their derivative with respect to hidden W^T + b)."""
     logits_CV = product_CV.to(torch.promote_types(product_CV.dtype, torch.float32))
+    if torch.compiler.is_compiling():
+        logits_CV = logits_CV.clone()  # no copy is made; without it, what is computed in place would be written back
+    temperature, softcap = scale.temperature, scale.softcap
     if softcap is None:
         return logits_CV.div_(temperature), 1.0 / temperature
     squashed_CV = logits_CV.div_(softcap).tanh_()

@@ -47,6 +47,10 @@ class ComputedModelConfig(Section):
     param_offload: Annotated[bool, MAY_CHANGE] = False
     """If true, the weights lie in main memory while the model does not compute, and come back for its next command."""
 
+    compile: Annotated[bool, MAY_CHANGE] = False
+    """If true, torch.compile makes code for the decoder layers (all but attention) and for log-probs from logits, at
+    the start of the group. That needs a C++ compiler, and takes a minute once; computing then takes less time."""
+
     @property
     def has_fp32_head(self) -> bool:
         """True if logits are computed in fp32 by a model that computes in bf16."""

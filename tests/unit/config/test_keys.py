@@ -72,6 +72,7 @@ def test_a_key_shapes_a_worker_exactly_where_it_is_in_a_digest(tmp_path: Path) -
         ("actor.lr", True),
         ("critic.lr", True),
         ("critic.gradient_checkpointing", True),
+        ("critic.compile", True),
         ("reward_model.use_remove_padding", True),
         ("teacher.use_remove_padding", True),
         ("teacher.coef", False),

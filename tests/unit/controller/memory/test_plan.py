@@ -49,6 +49,11 @@ def test_the_cost_of_the_proof_at_a_start_is_said_for_each_group(tmp_path: Path)
         assert actor.startswith("proof of the actor's models at each start: ")
         assert critic.startswith("proof of the critic's models at each start: ")
         assert said in actor
+        assert "code is made" not in actor
+    with_code = make_config(tmp_path / "compiled", actor__model=model, actor__compile=True)
+    *_, actor, critic = str(memory_plan(with_code, {})).splitlines()
+    assert "before it code is made (compile)" in actor
+    assert "code is made" not in critic
 
 
 def test_the_proof_has_as_many_passes_and_tokens_as_the_engine_makes() -> None:
