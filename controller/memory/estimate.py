@@ -21,7 +21,7 @@ from controller.memory.passes import (
 )
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
-from splitppo.machine.memory_limits import MAX_FILE_BYTES, MOMENT_BUCKET_BYTES, bucket_bytes_per_weight
+from splitppo.machine.memory_limits import MAX_FILE_BYTES, MAX_MASK, MOMENT_BUCKET_BYTES, bucket_bytes_per_weight
 
 GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
@@ -239,7 +239,7 @@ class _Group:
 
         gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype; a rollout
                    group gathers nothing
-        prefill:   c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
+        prefill:   c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) min(U M^2, MAX_MASK)    for U different prompts of M tokens
         decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
         """
         config, model, wraps = self.config, self.model, self.is_wrapped
@@ -259,7 +259,8 @@ class _Group:
         rows = min(rollout.max_batch_size, waiting)
         prompts = rows if data.val_files else ceil(rows / rollout.n)
         tokens = prompts * data.max_prompt_length
-        attention = bytes_each * tokens * 2 * model.attention + (1 + bytes_each) * tokens * data.max_prompt_length
+        mask = min(tokens * data.max_prompt_length, MAX_MASK)
+        attention = bytes_each * tokens * 2 * model.attention + (1 + bytes_each) * mask
         prefill = replace(
             kept,
             kv_cache=kv_cache_bytes(model, prompts, data.max_prompt_length, bytes_each),

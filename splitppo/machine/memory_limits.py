@@ -5,6 +5,8 @@
 KEEP_GATHERED_BYTES = 4 << 30
 # The largest number of logits that exist at the same time: 512 MiB in fp32. A small vocabulary is one chunk.
 MAX_LOGITS = 1 << 27
+# The largest number of entries of an attention mask while hf computes prompts: 64 MiB, and as many floats in attention.
+MAX_MASK = 1 << 26
 # The number of positions by which the KV cache of the backend hf grows.
 KV_ROOM = 64
 # The largest amount of weights in memory while huggingface/ is written. A larger layer is a file of its own.

@@ -11,37 +11,44 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from services.rollout.hf_backend.kv_cache import GrowingCache
 from splitppo.batch import Array
+from splitppo.machine.memory_limits import MAX_MASK
 
 
 class DecodedRows:
     """Rows that are decoded together, with the logits of each next token. All rows end at the same cache position.
 
     Shorter rows have padding before them. The model is any Hugging Face causal language model with a dynamic cache; for
-    rows that share one prompt array, the prompt is computed once. `can_join` is False for models whose state is more
-    than keys and values; `put` cannot be used then. A model that has states in place of keys and values (`_has_states`)
-    takes them as `cache_params`, and a mask only for prompts: padding is in no state.
+    rows that share one prompt array, the prompt is computed once. Prompts are computed in parts, see `_parts`.
+    `can_join` is False for models whose state is more than keys and values; `put` cannot be used then, and all prompts
+    are one part. A model that has states in place of keys and values (`_has_states`) takes them as `cache_params`, and
+    a mask only for prompts: padding is in no state.
     """
 
     logits: Tensor  # [R, V] of each row's next token
+    _lengths: NDArray[np.int64]  # [R] tokens of each row
+    _width: int
 
-    def __init__(self, model: nn.Module, prompts: Sequence[Array], device: torch.device) -> None:
-        unique = {id(prompt): prompt for prompt in prompts}
+    def __init__(
+        self, model: nn.Module, prompts: Sequence[Array], device: torch.device, *, max_mask: int = MAX_MASK
+    ) -> None:
+        unique = [*{id(prompt): prompt for prompt in prompts}.values()]
         self._model, self._device = model, device
         self._cache = GrowingCache(model.config)
         self._has_states = "cache_params" in inspect.signature(model.forward).parameters
         self.can_join = self._cache.can_join
-        self._lengths = np.array([len(prompt) for prompt in unique.values()], dtype=np.int64)
-        self._width = int(self._lengths.max())
-        positions_UP = np.arange(self._width) - (self._width - self._lengths[:, None])
-        ids_UP = np.zeros(positions_UP.shape, np.int64)
-        ids_UP[positions_UP >= 0] = np.concatenate(list(unique.values()))
-        self._forward(self._on_device(ids_UP), self._on_device(np.maximum(positions_UP, 0)))
-        if len(prompts) > len(unique):
-            row_of = {key: row for row, key in enumerate(unique)}
+        first, *others = _parts(unique, max_mask) if self.can_join else [unique]
+        self._prefill(first)
+        for part in others:
+            num_rows = len(self._lengths)
+            self.put(range(num_rows, num_rows + len(part)), DecodedRows(model, part, device, max_mask=max_mask))
+        if others or len(prompts) > len(unique):
+            computed = [prompt for part in (first, *others) for prompt in part]
+            row_of = {id(prompt): row for row, prompt in enumerate(computed)}
             self.keep([row_of[id(prompt)] for prompt in prompts])
 
     def append(self, tokens_R: Tensor) -> None:
@@ -71,6 +78,15 @@ class DecodedRows:
             self._width = int(self._lengths.max())
             self._cache.show(self._width)
 
+    def _prefill(self, prompts: Sequence[Array]) -> None:
+        """Computes the first rows, left-padded to the longest one."""
+        self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        self._width = int(self._lengths.max())
+        positions_UP = np.arange(self._width) - (self._width - self._lengths[:, None])
+        ids_UP = np.zeros(positions_UP.shape, np.int64)
+        ids_UP[positions_UP >= 0] = np.concatenate(prompts)
+        self._forward(self._on_device(ids_UP), self._on_device(np.maximum(positions_UP, 0)))
+
     def _forward(self, ids: Tensor, positions: Tensor) -> None:
         outputs: Any = self._model(
             input_ids=ids,
@@ -91,3 +107,22 @@ class DecodedRows:
 
     def _on_device(self, values: Array) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _parts(prompts: Sequence[Array], max_mask: int) -> list[list[Array]]:
+    """Divides prompts into parts that are computed one after the other, so that attention masks stay small.
+
+    The mask of padded rows has rows x W^2 numbers, W being the longest one of them: at most `max_mask`. Prompts of one
+    length need no mask. More than one part begin with the longest prompts.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if min(lengths) == max(lengths) or len(prompts) * max(lengths) ** 2 <= max_mask:
+        return [[*prompts]]
+    parts: list[list[Array]] = []
+    for prompt in sorted(prompts, key=len, reverse=True):
+        width = len(parts[-1][0]) if parts else 0
+        if parts and (len(prompt) == width or (len(parts[-1]) + 1) * width**2 <= max_mask):
+            parts[-1].append(prompt)
+        else:
+            parts.append([prompt])
+    return parts
