@@ -17,7 +17,13 @@ from services.runtime.failures.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.group.command_line import parse
-from services.runtime.group.process_group import Launch, introduce, join_group, place_process
+from services.runtime.group.process_group import (
+    Launch,
+    introduce,
+    join_group,
+    place_process,
+    use_expandable_segments,
+)
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
@@ -209,6 +215,8 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)
     device = place_process(launch, service, num_threads)
+    if device.type == "cuda":
+        use_expandable_segments(role_name, config)
     warning = crowding_of_group(role_name, service, launch.local_world_size, cores)
     if warning and launch.local_rank == 0 and config.services.launch == "external":  # else the controller says it
         log.warning("%s", warning)

@@ -22,6 +22,7 @@ _MIN_GROUP_TIMEOUT_S = 1800.0
 # Rank 0 waits as long as a command runs for what the other ranks send, and they for replies to conversations.
 _PARTS_TIMEOUT = timedelta(days=7)
 _STORE_TIMEOUT = timedelta(seconds=60)
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,19 @@ def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> t
     return torch.device("cuda", index)
 
 
+def use_expandable_segments(role_name: RoleName, config: Config) -> None:
+    """Lets blocks of GPU memory that PyTorch keeps grow, because each micro-batch has other shapes.
+
+    Of blocks with a fixed size, gaps would remain that fit no later micro-batch. Nothing changes where the user has
+    configured PyTorch's allocator, in a rollout group, and where several ranks share a vLLM engine: its all-reduce
+    maps the memory of other processes, which is impossible in blocks that grow.
+    """
+    shares_engine = config.rollout.backend == "vllm" and config.rollout.vllm.tensor_model_parallel_size > 1
+    is_left_alone = role_name == "rollout" or (role_name in config.samplers and shares_engine)
+    if not is_left_alone and os.environ.keys().isdisjoint(_ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # noqa: SLF001 - has no public name
+
+
 def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
     """Returns the CUDA index of a rank's GPU among the GPUs that its process sees; ConfigError without such a GPU.
 
@@ -116,8 +130,6 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
     """Creates the process groups of a rank (default: compute; control; parts) and returns them in a RankContext."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
-    # A collective that fails or times out ends its process; a hang is found long before, by the heartbeat.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
         store=store,

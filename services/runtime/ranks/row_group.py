@@ -25,6 +25,7 @@ class RowGroup:
         self.is_leader = rank == self._leader
         self._others = range(self._leader + 1, self._leader + num_ranks)
         if num_ranks > 1:
+            _check_is_partition(num_ranks)
             self._group, _ = dist.new_subgroups(num_ranks, backend="gloo")  # type: ignore[no-untyped-call]
             self._channel = ControlChannel(num_ranks, self._group)
 
@@ -55,6 +56,19 @@ class RowGroup:
     def _send(self, rows: Batch | None) -> None:
         for other in self._others:
             self._channel.send(rows, other)
+
+
+def _check_is_partition(num_ranks: int) -> None:
+    """Raises ValueError unless `num_ranks` divides the ranks of the default process group.
+
+    Beside an NCCL group that is bound to a device, torch lets a rank split the communicator for each new group that it
+    is not in, which waits for all ranks, but not for a gloo group that it is in. If each rank is in exactly one of the
+    groups, all ranks split equally often; else they would wait for ever.
+    """
+    if dist.get_world_size() % num_ranks:
+        raise ValueError(
+            f"{num_ranks} ranks each share their rows: expected a divisor of {dist.get_world_size()} ranks"
+        )
 
 
 def to_leaders(shares: Sequence[Indices], num_ranks: int) -> list[Indices]:
