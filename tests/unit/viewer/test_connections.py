@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,14 +11,13 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from tests.support.groups import wait_until
 from tests.support.viewed_runs import Shape, add_step, make_run
 from viewer import connections
 from viewer.__main__ import listen
 from viewer.app import make_app
 from viewer.connections import BACKLOG, MAX_STRANGERS, Connection
 from viewer.run import Run
-
-pytestmark = pytest.mark.slow
 
 DEADLINE_S = 60.0
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
@@ -31,11 +31,21 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connect(run: Path) -> Iterator[Connect]:
-    """Opens connections to a viewer, and sends what it is given."""
+    """Opens connections to a viewer, and sends what it is given.
+
+    Each is accepted before the next one: a full backlog costs seconds, for TCP asks again after 1 s, 2 s and 4 s.
+    """
+    accepted: list[Connection] = []
+
+    class Accepted(Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            accepted.append(self)
+
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
         make_app([Run(0, run)], token="the-token", is_ending=lambda: server.should_exit),
-        http=Connection,
+        http=Accepted,
         backlog=BACKLOG,
         log_config=None,
         lifespan="off",
@@ -47,6 +57,7 @@ def connect(run: Path) -> Iterator[Connect]:
 
     def connect_one(sent: bytes) -> socket.socket:
         opened.append(socket.create_connection(listener.getsockname()[:2], DEADLINE_S))
+        wait_until(lambda: len(accepted) == len(opened), DEADLINE_S, "a connection")
         opened[-1].sendall(sent)
         return opened[-1]
 
