@@ -29,6 +29,7 @@ from services.engine.model.attention import causal_attention
 from splitppo.machine.parent import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
+_NUM_NAMED = 5  # tests that failed
 # Two streams write the same memory, and neither waits for the other.
 _RACE = """
 import torch
@@ -107,12 +108,13 @@ def sanitizer(place: Place) -> Values:
 
 
 def _tested(arguments: list[str], environment: Mapping[str, str]) -> Values:
+    """Runs tests of tests/gpu; returns their numbers, or fails with the first tests that failed."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu", *arguments]
-    code, said = said_by(command, {"CI": "", **environment})
+    code, said = said_by(command, {"CI": "", "COLUMNS": "200", **environment})
+    last = (said.strip().splitlines() or ["pytest said nothing"])[-1]
     if code != 0:
         failed = re.findall(r"^(?:FAILED|ERROR) (.+)$", said, re.MULTILINE)
-        raise RuntimeError("; ".join(failed) or f"pytest: {(said.splitlines() or ['no message'])[-1]}")
-    last = said.strip().splitlines()[-1]
+        raise RuntimeError("; ".join([last.strip(" ="), *failed[:_NUM_NAMED]]))
     return {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
 
 
