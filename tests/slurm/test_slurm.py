@@ -15,7 +15,7 @@ from tests.slurm.cluster import TIMEOUT_S, Cluster
 from tests.support.groups import PROJECT, wait_until
 from tests.support.runs import Inputs, RunFolder, started
 
-pytestmark = [pytest.mark.slurm, pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.extended, pytest.mark.timeout(900)]
 
 JOB_FILE = "deploy/slurm/splitppo.sbatch"
 NUM_STEPS = 24

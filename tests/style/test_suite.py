@@ -132,6 +132,12 @@ def test_every_test_is_in_exactly_one_part(marked: tuple[str, ...]) -> None:
     assert len(chosen) == 1
 
 
+def test_no_test_has_a_mark_that_its_folder_says() -> None:
+    by_kind = [file for file in FILES if is_slow_by_kind(ROOT / file)]
+    assert len(by_kind) > 50
+    assert [file for file in by_kind if "pytest.mark.slow" in (ROOT / file).read_text()] == []
+
+
 def test_tests_that_are_named_run_in_whatever_part_they_are(tmp_path: Path) -> None:
     (tmp_path / "test_named.py").write_text("import pytest\n@pytest.mark.slow\ndef test_it(): pass")
     command = [sys.executable, "-m", "tests", "--part", "first", str(tmp_path), "-p", "no:cacheprovider"]

@@ -21,7 +21,7 @@ from tests.support.meetings import is_paused, let_go, parts_meet_values, pause_a
 from tests.support.runs import Inputs, RunFolder, started
 from tests.vllm.conftest import Groups
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_STEPS = 3
 # The actor waits there for its death, before any part of the step: a failpoint that was passed does not wait again.

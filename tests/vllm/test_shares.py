@@ -14,7 +14,7 @@ from tests.support.external import external_groups
 from tests.support.runs import Inputs, RunFolder
 from tests.vllm.conftest import Groups
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_STEPS = 3
 # The step of each. With the actor or the critic, the other groups go back to the step before.

@@ -10,8 +10,6 @@ import pytest
 
 from tests.integration.extending.recipes import Action, Copy, read_recipes
 
-pytestmark = pytest.mark.slow
-
 RECIPES = read_recipes()
 RUFF = ".venv/bin/ruff"
 

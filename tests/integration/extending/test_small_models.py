@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.integration.extending.recipes import PROJECT, Folder, read_recipe
-
-pytestmark = pytest.mark.slow
 
 
 def followed(page: str, folder: Path) -> Path:

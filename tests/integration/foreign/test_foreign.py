@@ -32,7 +32,7 @@ CANCELED, UNAUTHENTICATED, UNAVAILABLE = 1 << 3, 16 << 3, 14 << 3
 
 CLIENT, CRITIC = (Path(__file__).with_name(name) for name in ("ppo_step.py", "critic.py"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

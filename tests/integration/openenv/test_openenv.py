@@ -22,7 +22,6 @@ PYTHON = PROJECT / ".venv-openenv" / "bin" / "python"
 
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-openenv: make test-openenv"),
 ]

@@ -29,7 +29,7 @@ NUM_PROMPTS = 4
 NUM_ENDLESS, MAX_RESPONSE = 2000, 480
 SAMPLING = actor_pb2.SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_response_length=MAX_RESPONSE)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass

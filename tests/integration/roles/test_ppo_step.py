@@ -42,8 +42,6 @@ NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
 RUN_ID, NONCE = "test", "nonce"
 SAMPLING = actor_pb2.SamplingParams(temperature=0.8, top_p=1.0, top_k=0, max_response_length=MAX_RESPONSE)
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass
 class Step:

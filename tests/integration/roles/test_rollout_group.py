@@ -23,7 +23,7 @@ from tests.support.groups import ONE_THREAD, Group, is_alive, wait_until
 from tests.support.models import VOCABULARY, save_policy
 from tests.support.seeds import shifted
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MAX_RESPONSE = 16
 NUM_PROMPTS, NUM_SAMPLES, NUM_PARTS = 6, 3, 3

@@ -16,7 +16,7 @@ from tests.support.external import ExternalGroups
 from tests.support.groups import wait_until
 from tests.support.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 

@@ -12,7 +12,7 @@ from splitppo.failpoints import FOLDER, fired_mark
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import NUM_STEPS, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # What every run here has beside `Inputs.config`: state of whatever kind that a step hands on to the next one.
 CHANGING: Mapping[str, Mapping[str, Any]] = {

@@ -12,7 +12,7 @@ from recipes.clerk import task
 from tests.support.recipes import trained
 from tests.support.runs import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
 
 NUM_STEPS = 4
 ANY = "evaluation.min_accuracy=0"

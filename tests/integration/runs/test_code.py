@@ -12,7 +12,7 @@ from rewards.code.limits import Limit
 from tests.support.external import ExternalGroups
 from tests.support.runs import Inputs
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 SILENT = {"inputs": [""], "outputs": [""]}
 
 

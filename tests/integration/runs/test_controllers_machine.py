@@ -14,7 +14,6 @@ from tests.support.environments import make_environment
 from tests.support.groups import PROJECT
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_controller_checks_a_run_in_an_environment_without_torch(config: dict[str, Any], tmp_path: Path) -> None:
     own_python, config_file = make_environment(tmp_path / "venv", "controller"), tmp_path / "config.yaml"

@@ -26,7 +26,7 @@ FROM_START = (
     "evaluation.val_before_train=false",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

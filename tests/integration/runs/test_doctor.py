@@ -13,7 +13,7 @@ from tests.support.external import ExternalGroups
 from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import Controller, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_doctor_finds_a_busy_run_healthy_and_the_run_ends_with_the_weights_of_an_undisturbed_one(

@@ -19,7 +19,7 @@ from tests.support.hosts import Host, two_hosts
 from tests.support.ports import listening
 from tests.support.runs import RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PORTS = {"actor": 7001, "critic": 7002}
 

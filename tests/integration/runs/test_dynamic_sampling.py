@@ -13,7 +13,7 @@ from tests.support.external import ExternalGroups
 from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import Controller, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # Whatever is answered, about half of the prompts have one score.
 REWARD = """

@@ -19,7 +19,7 @@ from tests.support.external import ExternalGroups
 from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import NUM_STEPS, Inputs, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 

@@ -13,7 +13,7 @@ from tests.support.external import ExternalGroups
 from tests.support.local_judge import CLOSED, SERVER_ERROR, LocalJudge, Reply, says
 from tests.support.runs import NUM_STEPS, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 Completed = Callable[[str, int], RunFolder]
 

@@ -15,7 +15,7 @@ from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SERIAL, GATHER, OVERLAP = (f"run.schedule={schedule}" for schedule in ("serial", "gather", "overlap"))
 IN_SYNC = Cell("rollout_0", "sync_half", "rollout.sync_weights", step=1)

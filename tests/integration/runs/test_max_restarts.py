@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.runs import EACH_STEP, Controller, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended]
+pytestmark = pytest.mark.extended
 
 
 OVERRIDES = ("services.max_restarts=1", "services.restart_backoff_s=0.1", "evaluation.val_before_train=false")

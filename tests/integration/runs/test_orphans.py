@@ -13,8 +13,6 @@ from tests.chaos.orphans import kill_and_look
 from tests.kill_matrix.harness import matrix_config
 from tests.support.runs import Controller, Inputs
 
-pytestmark = pytest.mark.slow
-
 
 def commands(controller: Controller) -> list[str]:
     """The command lines of all that the controller has started."""

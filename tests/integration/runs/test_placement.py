@@ -16,7 +16,7 @@ from tests.support.runs import RunFolder, started
 ON_THE_CRITIC = "placement.reference=critic"
 SCHEDULES = ("serial", "gather", "overlap")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.extended

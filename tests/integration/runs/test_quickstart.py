@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.groups import PROJECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 
 def test_a_run_that_stays_under_min_accuracy_is_completed_and_exits_with_1(tmp_path: Path) -> None:

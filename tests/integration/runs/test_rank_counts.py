@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 Copied = Callable[[RunFolder], RunFolder]

@@ -22,7 +22,7 @@ RECIPES = [
     *(pytest.param(name, marks=pytest.mark.extended) for name in ("hh_rlhf", "competition_math", "hellaswag")),
 ]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.support.external import ExternalGroups
 from tests.support.meetings import pause
 from tests.support.runs import NUM_STEPS, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 

@@ -18,7 +18,7 @@ from tests.support.browser import CHROMIUM, DRIVER, Page, chromium, viewer
 from tests.support.runs import Inputs, RunFolder, started
 from tests.support.viewer_client import ask
 
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(1800)]
 
 # Ranks of all roles, and the controller in between and as the last.
 VICTIMS = [

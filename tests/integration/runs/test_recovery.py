@@ -18,7 +18,7 @@ from tests.support.groups import is_alive, wait_until
 from tests.support.meetings import is_paused, let_go, pause_at
 from tests.support.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 # One per victim.
 VICTIMS = (

@@ -24,7 +24,7 @@ from tests.support.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 from tests.support.user_samplers import WORST
 
 # One test may have to make several runs first; on a busy machine they take their time.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 

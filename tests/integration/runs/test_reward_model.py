@@ -24,7 +24,7 @@ from tests.support.runs import Controller, Inputs, RunFolder, started
 NUM_CONVERSATIONS, MAX_CHARACTERS = 8, 200
 COEF = {"sort_letters": 0.25, "default": 2.0}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def _conversations() -> list[list[dict[str, str]]]:

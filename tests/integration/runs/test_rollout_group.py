@@ -23,7 +23,7 @@ from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.external import ExternalGroups
 from tests.support.runs import EACH_STEP, RUN_TIMEOUT_S, STALE, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 GROUP = {"num_processes": 1, "threads": 1}
 # The critic works on what the group has handed on, when the group dies.

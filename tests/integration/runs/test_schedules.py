@@ -14,7 +14,7 @@ from controller.tracking.timeline import read_trace
 from tests.support.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 Completed = Callable[[str, int], RunFolder]
 Span = dict[str, Any]

@@ -14,7 +14,7 @@ from tests.support.external import ExternalGroups, external_groups
 from tests.support.runs import Inputs, RunFolder, started
 
 # Runs of adapters divide rows in the short suite.
-pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 SERIAL, GATHER, OVERLAP = (f"run.schedule={schedule}" for schedule in ("serial", "gather", "overlap"))
 COMPUTING = Cell("actor_3", "computing", "actor.compute_log_probs", step=2)

@@ -15,7 +15,7 @@ from tests.support.external import ExternalGroups, external_groups
 from tests.support.meetings import wait
 from tests.support.runs import NUM_STEPS, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # Two of the parts of a step come from each group.
 NUM_PARTS = 4

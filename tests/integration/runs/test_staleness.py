@@ -11,7 +11,7 @@ from tests.support.external import ExternalGroups
 from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import EACH_STEP, NUM_STEPS, STALE, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 OPTIONS = (*STALE, EACH_STEP)
 

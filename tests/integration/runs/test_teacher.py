@@ -15,7 +15,7 @@ SHORT = "run.stop_after_step=3"  # the first step trains the critic alone
 CONTROL = {"coef": 0.5, "kl_ctrl": "adaptive", "kl_target": 0.001, "kl_horizon": 200}
 UNSCORED = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.0\n"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

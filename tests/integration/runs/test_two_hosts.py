@@ -23,7 +23,7 @@ from tests.support.groups import ONE_THREAD, PROJECT, is_alive, wait_until
 from tests.support.hosts import ANY_PORT, Host, two_hosts
 from tests.support.runs import Controller, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 UNIT = PROJECT / "deploy" / "hosts" / "splitppo@.service"
 MASTER_PORT = 29500

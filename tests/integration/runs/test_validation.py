@@ -9,7 +9,7 @@ import pytest
 from tests.support.external import ExternalGroups
 from tests.support.runs import EACH_STEP, SAVED, RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_run_that_gets_no_better_ends_early_and_its_policy_can_be_validated_alone(

@@ -33,7 +33,6 @@ def log_of(group: Toy, rank: int) -> str:
     return (group.run_dir / "logs" / f"critic_{rank}.log").read_text()
 
 
-@pytest.mark.slow
 def test_a_frozen_rank_is_named_with_its_last_progress_and_ends_the_group(start_toy: StartToy) -> None:
     group = start_toy(2, progress_timeout_s=LIMIT_S)
     running = blocked_update(group, toy.BUSY)  # or this rank's own silence might be noticed first
@@ -48,7 +47,6 @@ def test_a_frozen_rank_is_named_with_its_last_progress_and_ends_the_group(start_
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_a_rank_that_freezes_while_there_is_nothing_to_do_ends_the_group(start_toy: StartToy) -> None:
     group = start_toy(2, progress_timeout_s=LIMIT_S)
     os.kill(group.group.pids[1], signal.SIGSTOP)
@@ -58,7 +56,6 @@ def test_a_rank_that_freezes_while_there_is_nothing_to_do_ends_the_group(start_t
     assert group.group.wait_ended() != 0
 
 
-@pytest.mark.slow
 def test_a_frozen_rank_0_ends_the_others(start_toy: StartToy) -> None:
     group = start_toy(2, progress_timeout_s=LIMIT_S)
     blocked_update(group, toy.BUSY)
@@ -69,7 +66,6 @@ def test_a_frozen_rank_0_ends_the_others(start_toy: StartToy) -> None:
     assert group.group.wait_ended() != 0
 
 
-@pytest.mark.slow
 def test_a_command_without_progress_ends_the_group_within_its_limit(start_toy: StartToy) -> None:
     group = start_toy(1, progress_timeout_s=LIMIT_S)
     error = error_of(blocked_update(group, toy.BLOCK))

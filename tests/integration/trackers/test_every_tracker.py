@@ -22,7 +22,6 @@ ALL = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv-trackers: make test-trackers"),
 ]

@@ -13,7 +13,7 @@ from tests.integration.trackers.fed_run import FedRun, tracker_pids
 from tests.integration.trackers.wandb_server import WandbServer
 from tests.support.groups import wait_until
 
-pytestmark = [pytest.mark.extended, pytest.mark.slow]
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
