@@ -190,6 +190,7 @@ class Controller:
         overrides: key.path=value arguments.
         module: what `python -m` runs.
         prefix: the words before the command, e.g. those that enter a network namespace.
+        devices: the GPUs that it sees, as CUDA_VISIBLE_DEVICES names them.
         beside: the folder for the configuration and the output; by default the one that holds the run folder.
     """
 
@@ -201,6 +202,7 @@ class Controller:
         module: str = "controller",
         beside: Path | None = None,
         prefix: Sequence[str] = (),
+        devices: str = "",
     ) -> None:
         self.folder = RunFolder(folder)
         self._mark = secrets.token_hex(8)
@@ -216,7 +218,7 @@ class Controller:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", _MARK: self._mark},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": devices, _MARK: self._mark},
                 start_new_session=True,
             )
 
