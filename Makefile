@@ -96,7 +96,7 @@ test-openenv: setup-dev  ## test sessions with a server of OpenEnv, also one tha
 	@.venv-openenv/bin/python -m pip install --quiet -r tests/integration/openenv/requirements.txt
 	$(PY) -m pytest tests/integration/openenv $(ARGS)
 
-check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages, the tests of style
+check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages, form of code and pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
