@@ -26,10 +26,11 @@ Found = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Groups:
-    """Runs tests/vllm/worker.py in a torchrun group; the same request is run once."""
+    """Runs tests/vllm/worker.py in a torchrun group, on the CPU or on a GPU for each rank; a request is run once."""
 
     folder: Path
     results: dict[str, Found]
+    on_gpus: bool = False
 
     def run(
         self,
@@ -52,7 +53,8 @@ class Groups:
         if name not in self.results:
             rollout: dict[str, Any] = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
             role = "rollout" if actor else "actor"
-            services = {role: {"num_processes": world_size}}
+            devices = list(range(world_size)) if self.on_gpus else []
+            services = {role: {"num_processes": world_size, "devices": devices}}
             if share is not None:
                 rollout["share"] = share
                 services.setdefault("rollout", {})
@@ -85,7 +87,7 @@ class Groups:
             *(sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(world_size)),
             *("-m", "tests.vllm.worker", str(folder), *arguments),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if self.on_gpus else {"CUDA_VISIBLE_DEVICES": ""})
         done = subprocess.run(
             command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )

@@ -20,7 +20,6 @@ from tests.support.roles import RecordedProgress, command_of
 from tests.vllm.inputs import lists
 
 LENGTH = 16
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -31,6 +30,7 @@ class Sampler:
     role: Any
     rank: int
     world_size: int
+    device: torch.device
     step: int = 0
 
     def generate(
@@ -101,6 +101,6 @@ class Actor(Sampler):
     def _policy_engine(self) -> HfRollout:
         policy = self.role._engine
         stop_rule = load_stop_rule(policy.model, self.config)
-        engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
+        engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=self.device)
         engine.sync_weights(self.step)
         return engine

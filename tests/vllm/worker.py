@@ -23,13 +23,14 @@ from services.rollout.role import RolloutRole
 from services.runtime.context import RankContext
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
-from splitppo.config import load_config
+from splitppo.config import Config, load_config
 from splitppo.config.section import RoleName
 from splitppo.v1 import conversation_pb2
 from tests.support.conversations import ScriptedReplies, last, replies_of
 from tests.support.roles import RecordedProgress, publish, sync
+from tests.vllm.any_device import SCENARIOS_OF_ANY_DEVICE
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
-from tests.vllm.samplers import CPU, Actor, Sampler
+from tests.vllm.samplers import Actor, Sampler
 
 TURN_LENGTH, TALK_LENGTH = 6, 36
 
@@ -297,21 +298,33 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         cancellation,
         published,
         shared,
+        *SCENARIOS_OF_ANY_DEVICE,
     )
 }
 
 
+def join_group(config: Config, role: RoleName) -> torch.device:
+    """Joins the torchrun group, and returns the device of this rank: its GPU, if the group has GPUs."""
+    if not config.services.of(role).devices:
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    return device
+
+
 def main(folder: Path, role: RoleName, arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     config = load_config(folder / "config.yaml")
-    context = RankContext(role, rank, world_size, CPU, dist.new_group(backend="gloo"), config)
+    device = join_group(config, role)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    context = RankContext(role, rank, world_size, device, dist.new_group(backend="gloo"), config)
     seed_all()
     if role == "rollout":
-        found = synced(Sampler(config, RolloutRole(context), rank, world_size), json.loads(arguments[0]))
+        found = synced(Sampler(config, RolloutRole(context), rank, world_size, device), json.loads(arguments[0]))
     else:
-        actor = Actor(config, ActorRole(context), rank, world_size)
+        actor = Actor(config, ActorRole(context), rank, world_size, device)
         found = {name: SCENARIOS[name](actor) for name in arguments}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.barrier()
