@@ -19,6 +19,7 @@ try:
     from splitppo.config import Config, ConfigError, load_config
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
+    from splitppo.config.precision import fp32_on_gpus
     from splitppo.config.threads import crowding
     from splitppo.config_error import did_you_mean, sentence_of
     from splitppo.machine.cores import permitted_cores
@@ -107,7 +108,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     val_rows = inputs.val_prompts.rows if inputs.val_prompts else ()
     talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows, val_rows))
     config = inputs.with_last_step(RunFolder(config).check())
-    if warning := crowding(config, permitted_cores()):
+    for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config))):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)
     memory = memory_plan(config, gpus, host_memory().total)

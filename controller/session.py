@@ -41,6 +41,7 @@ from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.precision import fp32_on_gpus
 from splitppo.config.threads import crowding
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
@@ -159,7 +160,7 @@ class Session:
         for change in folder.changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=point.step)
-        if warning := crowding(config, permitted_cores()):
+        for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config))):
             log.warning("%s", warning)
         gpus = visible_gpus(config)
         if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run

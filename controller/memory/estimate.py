@@ -177,7 +177,8 @@ class _Group:
             gathered = training_gathered(model, compute_bytes(trained)) if self.is_wrapped else 0
             kept = replace(self.needing("weights"), gathered_weights=gathered)
             shards = self.shards if self.is_wrapped else None
-            moments = backward(model, mini_batch, trained, shards, is_policy=is_policy)
+            on_gpu = bool(self.service.devices)
+            moments = backward(model, mini_batch, trained, shards, is_policy=is_policy, on_gpu=on_gpu)
             yield "backward", max((replace(kept, **terms) for terms in moments), key=lambda terms: terms.total)
             kept = self.needing("weights")
             moments_bytes = kept.optimizer + self._bucket_bytes(trained)

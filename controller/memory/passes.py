@@ -118,7 +118,13 @@ def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_l
 
 
 def backward(
-    model: ModelShape, batch: MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
+    model: ModelShape,
+    batch: MicroBatch,
+    trained: TrainedModelConfig,
+    sharded_over: int | None,
+    *,
+    is_policy: bool,
+    on_gpu: bool,
 ) -> Iterator[dict[str, int]]:
     """Yields the bytes of gradients, activations and logits at each moment of a backward pass that may be its peak.
 
@@ -133,9 +139,12 @@ def backward(
         embedding:      4 V D, 8 V D if tied
 
     Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
-    while its activations are freed. Ranks that divide positions keep at least one key-value head each.
+    while its activations are freed. Ranks that divide positions keep at least one key-value head each; in fp32 on a GPU
+    attention keeps a key-value head for each of the query.
     """
     repeated = trained.ulysses_sequence_parallel_size * model.head_dim
+    if on_gpu and trained.dtype == "fp32":
+        repeated = model.attention
     model, bytes_each = replace(model, key_values=max(model.key_values, repeated)), compute_bytes(trained)
     kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)

@@ -48,7 +48,7 @@ class FrozenModel:
         settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}
         self.model: Any = build_model(config.model, kind, **settings)
         self.model.requires_grad_(requires_grad=False)
-        self.limits = micro_batch_limits(config, self.model, sequence_group)
+        self.limits = micro_batch_limits(config, self.model, sequence_group, device)
         strategy.shard(self.model, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
         self.weights = Rest(self.model.parameters, device, is_on=config.param_offload)

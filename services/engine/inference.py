@@ -24,7 +24,7 @@ ReportProgress = Callable[[int, int, str], None]
 
 
 def micro_batch_limits(
-    config: ComputedModelConfig, model: Any, sequence_group: ProcessGroup | None = None
+    config: ComputedModelConfig, model: Any, sequence_group: ProcessGroup | None, device: torch.device
 ) -> MicroBatchLimits:
     """Reads the limits of micro-batches from the configuration; by default rows are packed if the model allows it.
 
@@ -45,6 +45,8 @@ def micro_batch_limits(
         config.ppo_micro_batch_size_per_gpu,
         sequence_group,
         rope_switch(model.config.get_text_config().to_dict()),
+        # On GPUs the kernel for packed rows takes numbers of two bytes alone.
+        pads_attention=device.type == "cuda" and config.dtype == "fp32",
     )
     check_sequence_ranks(config, model, limits, num_ranks)
     return limits

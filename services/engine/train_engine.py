@@ -103,7 +103,7 @@ class TrainEngine:
         self.num_trainable_parameters = sum(weight.numel() for weight in trained_parameters(self.model).values())
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.sequence_group = mesh_of(config).sequence_group()
-        self.limits = micro_batch_limits(config, self.model, self.sequence_group)
+        self.limits = micro_batch_limits(config, self.model, self.sequence_group, device)
         self.strategy = build_strategy(device, config)
         self.strategy.shard(self.model, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         self._fill()

@@ -25,6 +25,7 @@ LIMITS = st.builds(
     max_tokens=st.integers(1, 200),
     max_rows=st.none() | st.integers(1, 10),
     rope_switch=st.none() | st.integers(1, 60),
+    pads_attention=st.booleans(),
 )
 
 

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from services.engine.batching.loss_aggregation import response_mask
 from services.engine.batching.own_positions import OwnPositions, own_positions
+from services.engine.batching.padded_rows import PaddedRows
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import RESPONSE_ALIGNED, SEVERAL_PER_TOKEN, Batch
 
@@ -27,7 +28,8 @@ class MicroBatchLimits:
 
     The ranks of a sequence group divide the positions of a micro-batch, which is packed. Some models rotate the
     positions of a row that is longer than `rope_switch` by other factors; such rows have micro-batches of their own,
-    since transformers chooses the factors of a micro-batch by its longest row.
+    since transformers chooses the factors of a micro-batch by its longest row. Where attention takes no packed rows,
+    they are also padded for it (`pads_attention`).
     """
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
@@ -35,6 +37,7 @@ class MicroBatchLimits:
     max_rows: int | None = None  # of a fixed micro-batch; None: dynamic
     sequence_group: ProcessGroup | None = None  # None: this rank computes all positions
     rope_switch: int | None = None  # tokens; None: the factors are the same for all rows
+    pads_attention: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,7 @@ class MicroBatch:
     targets: Tensor  # [N] int64, the response tokens
     tokens: ResponseTokens
     own: OwnPositions | None = None  # None: this rank computes all positions
+    padded_rows: PaddedRows | None = None  # None: attention takes the rows as they are
 
 
 def row_lengths(batch: Batch) -> NDArray[np.int32]:
@@ -181,6 +185,7 @@ def collate(
             selected=tensor(_selected(batch, epoch)),
         ),
         own=own,
+        padded_rows=PaddedRows.of(lengths, device) if packed and limits.pads_attention else None,
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AttentionInterface
 
+from services.engine.batching.padded_rows import PaddedRows
 from services.engine.model.sequence_parallel import to_heads, to_positions
 
 ATTENTION = "splitppo_causal"
@@ -22,6 +23,7 @@ ATTENTION = "splitppo_causal"
 # Options that change a score or a weight and are not implemented here.
 _UNSUPPORTED = ("s_aux", "softcap", "position_bias")
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+_HALF = (torch.bfloat16, torch.float16)
 _MOST_GROUPED = 256  # the widest head of which torch's fast kernels take groups
 # A varlen_attn without this option takes grouped heads as they are.
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -58,6 +60,7 @@ def causal_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sequence_group: ProcessGroup | None = None,
+    padded_rows: PaddedRows | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes causal attention as a function for transformers; returns (output [B, S, heads, head_dim], None).
@@ -66,7 +69,8 @@ def causal_attention(
     attention). A token sees `sliding_window` positions, itself included (None: all before it). `cu_seq_lens_q`
     [num_rows + 1] int32 is where each packed row starts; the longest row has `max_length_q` tokens. Without
     `cu_seq_lens_q` each batch element is one right-padded row. In a `sequence_group` S are this rank's positions, and
-    `cu_seq_lens_q` is of all positions. It is never compiled: its kernels are made already, lengths are read from the
+    `cu_seq_lens_q` is of all positions. With `padded_rows` packed rows are computed in these groups, and nothing is
+    read from the device. This function is never compiled: its kernels are made already, lengths may be read from the
     device, and ranks may communicate.
 
     Raises:
@@ -79,7 +83,10 @@ def causal_attention(
     PackedCalls.count += 1
     if sequence_group is not None:
         query, key, value = (to_heads(states, sequence_group) for states in (query, key, value))
-    output = _packed(query, key, value, cu_seq_lens_q, max_length_q or 0, scaling, sliding_window)
+    if padded_rows is not None:
+        output = _in_groups(query, key, value, padded_rows, scaling, sliding_window)
+    else:
+        output = _packed(query, key, value, cu_seq_lens_q, max_length_q or 0, scaling, sliding_window)
     return output if sequence_group is None else to_positions(output, sequence_group), None
 
 
@@ -93,7 +100,7 @@ def _packed(
     sliding_window: int | None,
 ) -> Tensor:
     """Computes causal attention inside each packed row, [1, S, heads, head_dim]."""
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if query.is_cuda and query.dtype in _HALF:
         output: Any = varlen_attn(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
@@ -113,6 +120,32 @@ def _packed(
     return torch.cat([_causal(*qkv, scaling=scaling, sliding_window=sliding_window) for qkv in rows], dim=1)
 
 
+def _in_groups(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    padded_rows: PaddedRows,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """Computes causal attention inside each packed row as in right-padded batches, [1, S, heads, head_dim]."""
+    tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [S, heads, head_dim]
+    outputs = []
+    for positions in padded_rows.positions:
+        rows = [states.index_select(0, positions.flatten()) for states in tokens]
+        padded = [states.view(*positions.shape, *states.shape[1:]).transpose(1, 2) for states in rows]
+        outputs.append(_causal(*padded, scaling=scaling, sliding_window=sliding_window).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, padded_rows.places).unsqueeze(0)
+
+
+def takes_grouped_heads(query: Tensor) -> bool:
+    """Returns False if torch has no fast kernel that takes fewer key-value heads than query heads: fp32 on a GPU.
+
+    Its other kernel has all scores in memory.
+    """
+    return not query.is_cuda or query.dtype in _HALF
+
+
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
     """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim]."""
     mask = None
@@ -122,7 +155,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None,
         distance = distance[:, None] - distance
         mask = ((distance >= 0) & (distance < sliding_window))[None, None]
     grouped = query.shape[1] // key.shape[1]
-    takes_groups = mask is None and key.shape[-1] == value.shape[-1] <= _MOST_GROUPED  # else torch's slow kernel
+    has_kernel = takes_grouped_heads(query) and key.shape[-1] == value.shape[-1] <= _MOST_GROUPED
+    takes_groups = mask is None and has_kernel  # else torch's slow kernel
     if grouped > 1 and not takes_groups:
         key, value = (states.repeat_interleave(grouped, dim=1) for states in (key, value))
     output = functional.scaled_dot_product_attention(

@@ -120,6 +120,8 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, *, shift: int = 0) -> tu
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":
             packed |= {f"cu_seq_lens_{of}": micro_batch.cu_seq_lens, f"max_length_{of}": micro_batch.max_length}
+    if micro_batch.padded_rows is not None:
+        packed["padded_rows"] = micro_batch.padded_rows
     calls = PackedCalls.count
     output = model.base_model(
         input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **packed

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward, use_gqa_in_sdpa
 from transformers.masking_utils import sdpa_mask
+
+from services.engine.model.attention import takes_grouped_heads
 
 _GROUPED = "splitppo-grouped"
 
@@ -39,6 +41,8 @@ def _attention(
     num_rows, num_heads, num_queries, head_dim = query.shape
     is_plain = options.get("position_bias") is None and (attention_mask is None or attention_mask.shape[1] == 1)
     if num_queries > 1 or key.shape[1] == num_heads or not is_plain:
+        if use_gqa_in_sdpa(attention_mask, key, value) and not takes_grouped_heads(query):
+            key, value = (states.repeat_interleave(num_heads // key.shape[1], dim=1) for states in (key, value))
         output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
         return output, None
     grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], head_dim)

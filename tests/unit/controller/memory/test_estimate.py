@@ -77,6 +77,17 @@ def test_a_backward_pass_keeps_what_the_formula_says(tmp_path: Path) -> None:
     assert terms.gradients == 4000
 
 
+def test_fp32_attention_on_a_gpu_keeps_a_key_value_head_for_each_query_head_and_bf16_does_not(tmp_path: Path) -> None:
+    """2 layers x 10 tokens x 2 x (8 - 4) numbers of 4 bytes; attention has no scores in memory."""
+    on_gpu = {"services__actor__devices": [0]}
+
+    def activations(**changes: Any) -> int:
+        return phases(config(tmp_path, **changes))["backward"].activations
+
+    assert activations(**on_gpu) - activations() == 2 * 10 * 2 * (8 - 4) * 4
+    assert activations(**on_gpu, actor__dtype="bf16") == activations(actor__dtype="bf16")
+
+
 def test_each_expert_of_a_token_has_an_input_and_an_output_of_its_own(tmp_path: Path) -> None:
     experts = ModelShape(**{**vars(MODEL), "experts_per_token": 3})
     dense, terms = (phases(config(tmp_path), model=model) for model in (MODEL, experts))
