@@ -91,6 +91,8 @@ def update(place: Place, *, size: str, mode: str, keys: Mapping[str, Any], num_k
 
     The last one is profiled, for the shares of attention and head, and so many of its longest kernels.
     """
+    if "compile" in keys and place.device.type == "cuda" and not place.has_kernels:
+        raise Skipped(NOT_ON_A_CPU)  # code is made for a GPU of this name
     config = make_config(place, size, mode, _usual_rows(place), **keys)
     values = measured(place, config, 3, 5)
     resting = torch.cuda.memory_allocated() / 2**30 if place.device.type == "cuda" else NOT_ON_A_CPU

@@ -90,12 +90,12 @@ def quick_cases() -> list[Case]:
 
 def _updates() -> Iterator[Case]:
     for (size, mode), switches in _UPDATES.items():
-        limit_s = 180.0 if size == "7B" else 120.0
         for switch in switches:
+            is_slow = size == "7B" or "compile" in _SWITCHES[switch]
             name = f"update/{size}-{mode}-{switch}"
             num_kernels = 15 if name == _WITH_KERNELS else 0
             arguments = {"size": size, "mode": mode, "keys": _SWITCHES[switch], "num_kernels": num_kernels}
-            yield Case(name, "update", arguments, limit_s)
+            yield Case(name, "update", arguments, limit_s=240.0 if is_slow else 120.0)
 
 
 def _repeats() -> Iterator[Case]:
