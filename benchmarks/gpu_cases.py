@@ -26,6 +26,7 @@ from benchmarks import gpu_engine, gpu_run
 from benchmarks.gpu_engine import NOT_ON_A_CPU, Place, Skipped, Values, median_s, relative_error
 from benchmarks.gpu_run import said_by
 from services.engine.model.attention import causal_attention
+from splitppo.config.rollout_packages import installed_version
 from splitppo.machine.parent import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,10 +89,19 @@ def _driver() -> str:
 
 
 def tests(place: Place) -> Values:
-    """Runs tests/gpu; a test that fails fails the case."""
+    """Runs tests/gpu without those of vLLM; a test that fails fails the case."""
     if place.device.type == "cpu":
         raise Skipped(NOT_ON_A_CPU)
-    return _tested([], {})
+    return _tested(["-m", "not vllm"], {})
+
+
+def vllm_tests(place: Place) -> Values:
+    """Runs the tests of vLLM in tests/gpu, if this Python has vLLM for GPUs."""
+    if not place.has_kernels:
+        raise Skipped(NOT_ON_A_CPU)
+    if installed_version("vllm") is None:
+        raise Skipped("without vLLM: make setup VLLM=1 LOCK=cuda makes an environment with it")
+    return _tested(["-m", "vllm"], {})
 
 
 def sanitizer(place: Place) -> Values:
@@ -179,6 +189,7 @@ def adamw(place: Place) -> Values:
 FUNCTIONS = {
     "machine": machine,
     "tests": tests,
+    "vllm_tests": vllm_tests,
     "ceilings": ceilings,
     "attention": attention,
     "adamw": adamw,

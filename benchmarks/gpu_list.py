@@ -71,6 +71,7 @@ def all_cases() -> list[Case]:
     """Returns every case, in the order in which they run."""
     return [
         Case("tests/gpu", "tests", limit_s=180.0),
+        Case("tests/vllm", "vllm_tests", limit_s=900.0),
         Case("basics/ceilings", "ceilings", limit_s=45.0),
         Case("basics/attention", "attention", limit_s=45.0),
         Case("basics/adamw", "adamw", limit_s=45.0),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_cases import FUNCTIONS
 from benchmarks.gpu_list import GROUPS, QUICK_LIMIT_S, Case, all_cases, chosen, quick_cases
 from benchmarks.gpu_page import Report
 from benchmarks.gpu_proof import Measuring, how_to_carry, missing_packages, run_cases
@@ -178,3 +179,7 @@ def test_missing_packages_are_named_with_the_commands_that_bring_them() -> None:
     sentence = how_to_carry(["pydantic>=2.12", "rich>=14"])
     assert "lacks pydantic>=2.12, rich>=14: " in sentence
     assert sentence.count("'pydantic>=2.12' 'rich>=14'") == 2
+
+
+def test_every_case_has_a_function_that_measures_it() -> None:
+    assert {case.function for case in all_cases()} <= FUNCTIONS.keys()
