@@ -164,7 +164,9 @@ def collate(
     mask = response_mask(batch).values
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        made = torch.from_numpy(np.ascontiguousarray(array))
+        # From memory that is not pinned, the host would wait until the device has done all that was asked before.
+        return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
 
     columns = {name: batch[name].values for name in sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})}
     for name in SEVERAL_PER_TOKEN & batch.columns.keys():
