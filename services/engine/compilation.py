@@ -25,7 +25,6 @@ from services.engine.model.weights import Kind
 from services.engine.strategies.fsdp2 import decoder_layers
 from services.engine.strategies.protocol import Strategy
 from splitppo.batch import Batch
-from splitppo.config_error import sentence_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def compile_model(
     forward = FORWARDS[kind][0]
     distances = [0.0]
     try:
-        with compiling(), _one_sentence(f"{name}: compile: torch.compile makes no code for it"):
+        with compiling(), _one_sentence(f"{name}: compile: there is no code for it"):
             for micro_batch in _micro_batches(model, kind, limits, device):
                 with torch.no_grad():
                     forward(model, micro_batch)
@@ -123,10 +122,18 @@ def _backward(model: nn.Module, kind: Kind, micro_batch: MicroBatch, strategy: S
 
 @contextmanager
 def _one_sentence(subject: str) -> Iterator[None]:
-    """Turns what torch.compile raises into a ValueError that begins with `subject` and names the first cause."""
+    """Turns what torch.compile raises into a ValueError that begins with `subject`, and says what is needed."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.distributed.DistError, torch.AcceleratorError):
         raise
     except Exception as error:
-        raise ValueError(f"{subject}: {sentence_of(error)}") from error
+        needs = "torch.compile needs a C++ compiler and Python's headers, on a GPU also Triton"
+        raise ValueError(f"{subject} ({needs}): {_reason_of(error)}") from error
+
+
+def _reason_of(error: Exception) -> str:
+    """Returns the line of an error that names the reason: of a compiler's output the first one with an error."""
+    cause = getattr(error, "inner_exception", error)
+    lines = str(cause).splitlines() or [type(cause).__name__]
+    return next((line for line in lines if "error:" in line), lines[0]).strip()
