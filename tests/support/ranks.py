@@ -19,7 +19,7 @@ from torch.distributed.tensor import debug
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.support.rank_imports"])
 _TIMEOUT = timedelta(seconds=60)
-_RESULT_TIMEOUT_S = 120.0
+_RESULT_TIMEOUT_S = 600.0
 
 # (number of ranks, function, its arguments) -> what the function returns on each rank.
 RunRanks = Callable[..., list[Any]]
