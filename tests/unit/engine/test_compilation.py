@@ -200,7 +200,9 @@ def test_no_compiler_is_one_sentence(models: Path, tmp_path: Path, monkeypatch: 
 def test_what_a_compiler_lacks_is_one_sentence(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text(
-        "#!/bin/sh\n[ $1 = --version ] && exit\necho 'a.cpp:1: fatal error: Python.h: No such file' >&2; exit 1\n"
+        "#!/bin/sh\n"
+        "[ $1 = --version ] && { echo g++ 12.2.0; exit; }\n"
+        "echo 'a.cpp:1: fatal error: Python.h: No such file' >&2; exit 1\n"
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
