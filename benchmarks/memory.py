@@ -39,7 +39,7 @@ from services.engine.train_engine import TrainEngine
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import StopRule
-from services.runtime.group.closed_group import KEPT_MEMORY
+from services.runtime.group.rank_imports import KEPT_MEMORY
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate

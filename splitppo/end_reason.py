@@ -1,7 +1,11 @@
-"""Writes and reads the reason why a worker group has ended, for a controller that had no open call to be answered."""
+"""Writes and reads why a worker group has ended, for a controller that had no open call to be answered.
+
+The rank that sees the failure writes the reason; torchrun, which sees how its ranks end, writes who ended first.
+"""
 
 import json
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from splitppo.atomic_write import write_atomically
@@ -21,6 +25,40 @@ def read_end_reason(run_dir: Path, role: str, instance_id: str) -> str | None:
         match json.loads(_file(run_dir, role).read_bytes()):
             case {"instance_id": str(writer), "reason": str(reason)} if writer == instance_id:
                 return reason
+    return None
+
+
+@dataclass(frozen=True)
+class FirstEnd:
+    """The rank of a group that ended first, and how.
+
+    Attributes:
+        how: e.g. "was ended by SIGKILL"; with `is_oom_kill` also the memory that it had.
+        exit_code: negative for a signal.
+        refusal: the sentence by which it has refused its input; empty without one.
+        is_oom_kill: True if the kernel has killed it because memory had run out.
+    """
+
+    rank: int
+    how: str
+    exit_code: int
+    refusal: str = ""
+    is_oom_kill: bool = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.how}"
+
+
+def write_first_end(file: Path, end: FirstEnd) -> None:
+    """Writes to a file how the rank that ended first has ended, unless the file cannot be written."""
+    with suppress(OSError):
+        write_atomically(file, json.dumps(asdict(end), indent=1))
+
+
+def read_first_end(file: Path) -> FirstEnd | None:
+    """Reads how the rank that ended first has ended; None if torchrun has not written it."""
+    with suppress(OSError, ValueError, TypeError):
+        return FirstEnd(**json.loads(file.read_bytes()))
     return None
 
 

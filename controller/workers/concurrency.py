@@ -21,7 +21,7 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn], *, grace_s: float = 2.0) -> T:
+async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn], *, grace_s: float = 0.5) -> T:
     """Awaits `work` and returns its result, unless the endless coroutine `watch` raises first, e.g. as a process died.
 
     After `watch` has raised, `work` has `grace_s` seconds to fail by itself, because the error of `work` says more.

@@ -1,18 +1,16 @@
 """Starts the worker groups on this machine (`services.launch: local`), and ends them when the controller exits.
 
-Each group is a torchrun process with its own session, CPU/GPU set and thread count. The group's standard input is a
-pipe to which only the controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has
-ended. Therefore the groups end even if the controller is killed.
+Each group is a torchrun process with its own session, CPU/GPU set and thread count. It is forked from a template, a
+process that has imported everything already (template.py). The group's standard input is a pipe to which only the
+controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has ended. Therefore the
+groups end even if the controller is killed.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
-import os
-import re
 import signal
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +20,13 @@ from typing import Any
 import psutil
 
 from controller.workers.concurrency import gather_calls
+from controller.workers.template import TEMPLATE, Template, TemplateFailed, Torchrun, last_lines, read_log
 from splitppo.config import Config
 from splitppo.config.section import RoleName
-from splitppo.end_reason import BAD_INPUT_EXIT
+from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
-from splitppo.machine.process_tree import find_processes, is_running, kill, kill_tree, wait_gone
+from splitppo.machine.process_tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
 
@@ -38,16 +37,11 @@ LIFELINE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 30.0  # a process inside a GPU driver may need long to end
 CULPRIT_TIMEOUT_S = 15.0  # torchrun names the rank that failed first after the other ranks have ended
 LOST_RANK_TIMEOUT_S = 1.0
+ANSWER_LIMIT_S = 2.0
 POLL_INTERVAL_S = 0.05
-TAIL_LINES = 20
-TORCHRUN = (sys.executable, "-m", "services.runtime.group.torchrun")
-
-# The line of services/runtime/group/closed_group.py that names the first rank that failed.
-_CULPRIT = re.compile(
-    r"^error: (rank (\d+) (?:ended with exit code \d+|was ended by \w+(, by the kernel .+)?))$", re.MULTILINE
-)
-_ENDED_BY_SIGNAL = 128  # a larger exit code means that a signal has ended the rank
-_BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
+END_POLL_INTERVAL_S = 0.01
+MAX_TEMPLATES = 3  # one after the other, if each is killed before it has forked the group
+_ENDED_BY_SIGNAL = 128  # a larger exit code of torchrun means that a signal has ended the rank
 
 
 class GroupFailed(Exception):
@@ -79,12 +73,12 @@ class LocalGroup:
 
     Args:
         config, config_file: the resolved configuration of the run, and its file, which the ranks read.
-        torchrun: the command that starts torchrun.
+        template: torchrun is forked from it.
         secrets: environment variables for the ranks alone.
     """
 
     def __init__(
-        self, role: RoleName, config: Config, config_file: Path, torchrun: Sequence[str], secrets: Mapping[str, str]
+        self, role: RoleName, config: Config, config_file: Path, template: Template, secrets: Mapping[str, str]
     ) -> None:
         self.role: RoleName = role
         self.endpoint: Endpoint | None = None
@@ -93,110 +87,124 @@ class LocalGroup:
         self._announcement = config.run.dir / "services" / f"{role}.json"
         self._logs = config.run.dir / "logs"
         self._torchrun_log = self._logs / f"{role}_torchrun.log"
-        self._command = (
-            *torchrun,
+        self._first_end_file = config.run.dir / "services" / f"{role}.end.json"
+        self._template = template
+        self._arguments = (
             *("--nproc-per-node", str(self._service.num_processes)),
             *("-m", f"services.{role}", "--config", str(config_file), "--lifeline"),
         )
         self._secrets = secrets
-        self._process: asyncio.subprocess.Process | None = None
+        self._torchrun: Torchrun | None = None
         self._ranks: list[psutil.Process] = []  # the ranks that were alive when rank 0 announced the group
         self._num_oom_kills = 0  # the number on this machine before the group was started
 
     @property
     def has_ended(self) -> bool:
         """True if the group's torchrun process has exited, or was never started."""
-        return self._process is None or self._process.returncode is not None
+        return self._torchrun is None or self._torchrun.process.poll() is not None
 
     @property
     def is_gone(self) -> bool:
         """True if the worker group cannot answer any more: torchrun or one of the announced ranks has ended."""
-        num_ranks = len(self.endpoint.processes) if self.endpoint else 0
-        return self.has_ended or len(self._living_ranks()) < num_ranks
+        return self.has_ended or len(self._living_ranks()) < len(self._announced_ranks())
 
     async def lost_rank(self) -> int | None:
         """Returns the rank that ended first; None if several have ended, and torchrun does not soon say which one."""
         living = {rank.pid for rank in self._living_ranks()}
-        processes = self.endpoint.processes if self.endpoint else ()
-        ended = [process["rank"] for process in processes if process["pid"] not in living]
+        ended = [process["rank"] for process in self._announced_ranks() if process["pid"] not in living]
         if len(ended) == 1:
             return int(ended[0])
         await self._ended_within(LOST_RANK_TIMEOUT_S)
-        culprit = _CULPRIT.search(_read(self._torchrun_log))
-        return int(culprit[2]) if culprit else None
+        first = self._first_end()
+        return first.rank if first else None
+
+    async def rank_0_ended(self) -> None:
+        """Waits until rank 0 has ended, at most ANSWER_LIMIT_S: until then it may answer why the group ends."""
+        rank_0 = {process["pid"] for process in self._announced_ranks() if process["rank"] == 0}
+        await wait_gone([rank for rank in self._living_ranks() if rank.pid in rank_0], ANSWER_LIMIT_S)
+
+    def _announced_ranks(self) -> Sequence[dict[str, Any]]:
+        return self.endpoint.processes if self.endpoint else ()
+
+    def _first_end(self) -> FirstEnd | None:
+        """Returns which rank of this start ended first, and how, as its torchrun has written it; None before."""
+        return read_first_end(self._first_end_file)
 
     def _living_ranks(self) -> list[psutil.Process]:
         return [rank for rank in self._ranks if is_running(rank)]
 
-    async def launch(self) -> None:
+    def launch(self) -> None:
         """Starts the group's processes unless they run; does not wait until they take calls.
 
         Raises:
             ConfigError: `services.*.devices` has a number outside of the GPUs that this process may use.
         """
         if self.has_ended:
-            await self._start_torchrun()
+            self._start_torchrun()
 
     async def start(self) -> Endpoint:
         """Starts the group unless it runs (`launch`), and waits until its rank 0 takes calls; GroupFailed if not."""
-        await self.launch()
+        self.launch()
         if self.endpoint is None:
-            self.endpoint = await self._announced()
+            try:
+                async with asyncio.timeout(self._start_timeout_s):
+                    await self._forked()
+                    self.endpoint = await self._announced()
+            except TimeoutError as error:
+                raise self._failure(f"did not come up in {self._start_timeout_s:g} s") from error
             self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
         return self.endpoint
 
-    async def _start_torchrun(self) -> None:
+    def _start_torchrun(self) -> None:
         self.endpoint, self._ranks, self._num_oom_kills = None, [], num_oom_kills()
-        self._announcement.unlink(missing_ok=True)
+        for file in (self._announcement, self._first_end_file):
+            file.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         for old_log in self._logs.glob(f"{self.role}_[0-9]*.log"):
             old_log.replace(old_log.with_suffix(".log.old"))
-        assert self._service.threads != "auto", "the run folder resolves it"
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(self._service.threads),
-            VISIBLE_DEVICES: visible_devices(f"services.{self.role}.devices", self._service.devices),
-            "TOKENIZERS_PARALLELISM": "false",
-            **self._secrets,
+        request = {
+            "arguments": self._arguments,
+            "environment": {
+                VISIBLE_DEVICES: visible_devices(f"services.{self.role}.devices", self._service.devices),
+                **self._secrets,
+            },
+            "report_file": str(self._first_end_file),
         }
-        # Containers often set this variable. Without bytecode every rank compiles torch and transformers at its start.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        with self._torchrun_log.open("wb") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
-        log.info("started the %s group, torchrun pid %d", self.role, self._process.pid)
+        self._torchrun = self._template.fork(request, self._torchrun_log)
+
+    async def _forked(self) -> None:
+        """Waits until the template has forked torchrun; asks another template if that one was killed before."""
+        for _ in range(MAX_TEMPLATES):
+            assert self._torchrun is not None, "it was asked for"
+            try:
+                if await self._torchrun.started():
+                    break
+            except TemplateFailed as error:
+                raise GroupFailed(f"the {self.role} group ended at start; {error}", role=self.role) from error
+            self._torchrun.cut_lifeline()
+            self._start_torchrun()
+        else:
+            raise GroupFailed(f"the {self.role} group ended at start: its template was killed", role=self.role)
+        log.info("started the %s group, torchrun pid %d", self.role, self._torchrun.process.pid)
 
     async def _announced(self) -> Endpoint:
-        try:
-            async with asyncio.timeout(self._start_timeout_s):
-                while not (announcement := _read(self._announcement)):  # a group that ends removes the file
-                    if self.has_ended:
-                        raise self._failure("ended at start")
-                    await asyncio.sleep(POLL_INTERVAL_S)
-        except TimeoutError as error:
-            raise self._failure(f"did not come up in {self._start_timeout_s:g} s") from error
+        while not (announcement := read_log(self._announcement)):  # a group that ends removes the file
+            if self.has_ended:
+                raise self._failure("ended at start")
+            await asyncio.sleep(POLL_INTERVAL_S)
         return Endpoint(**json.loads(announcement))
 
     def _failure(self, what: str) -> GroupFailed:
         """Makes the error of a failed group: the sentence of a rank that refused its input, else its last log lines."""
-        output = _read(self._torchrun_log)
-        exit_code = self._process.returncode if self._process else None
-        if exit_code == BAD_INPUT_EXIT and (sentences := _BAD_INPUT.findall(output)):
-            return GroupFailed(f"{self.role}: {sentences[0]}", role=self.role, is_bad_input=True)
-        culprit = _CULPRIT.search(output)
-        source = self._logs / f"{self.role}_{culprit[2] if culprit else 0}.log"
-        text = _read(source)
-        if not text.strip():
-            source, text = self._torchrun_log, output
-        tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
+        exit_code = self._torchrun.process.poll() if self._torchrun else None
+        first = self._first_end()
+        if exit_code == BAD_INPUT_EXIT and first is not None and first.refusal:
+            return GroupFailed(f"{self.role}: {first.refusal}", role=self.role, is_bad_input=True)
+        source = self._logs / f"{self.role}_{first.rank if first else 0}.log"
+        if not read_log(source).strip():
+            source = self._torchrun_log
         return GroupFailed(
-            f"the {self.role} group {what}{f' ({culprit[1]})' if culprit else ''}; last lines of {source}:\n{tail}",
+            f"the {self.role} group {what}{f' ({first})' if first else ''}; {last_lines(source)}",
             role=self.role,
             is_bad_input=exit_code == BAD_INPUT_EXIT,
             was_killed=exit_code is not None and (exit_code < 0 or exit_code > _ENDED_BY_SIGNAL),
@@ -207,19 +215,20 @@ class LocalGroup:
         if num_oom_kills() == self._num_oom_kills or not self.is_gone:
             return None
         await self._ended_within(CULPRIT_TIMEOUT_S)
-        culprit = _CULPRIT.search(_read(self._torchrun_log))
-        return f"{self.role} {culprit[1]}" if culprit and culprit[3] else None
+        first = self._first_end()
+        return f"{self.role} {first}" if first and first.is_oom_kill else None
 
     async def stop(self) -> None:
         """Ends the group's processes: first by SIGTERM, then by closing their standard input, then by SIGKILL."""
-        if self._process is None:
+        if self._torchrun is None:
             return
-        if not self.has_ended:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            await self._ended_within(STOP_GRACE_S)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if not self._torchrun.process.pid:  # if it comes, it ends at once
+            self._torchrun.cut_lifeline()
+            self._torchrun = None
+            return
+        self._torchrun.process.send_signal(signal.SIGTERM)
+        await self._ended_within(STOP_GRACE_S)
+        self._torchrun.cut_lifeline()
         if not await self._ended_within(LIFELINE_TIMEOUT_S):
             log.warning("the %s group did not end in time: SIGKILL", self.role)
         # Also if torchrun has ended: a stopped rank outlives torchrun.
@@ -227,35 +236,34 @@ class LocalGroup:
 
     async def discard(self) -> None:
         """Ends the remaining processes of a lost group by SIGKILL, because they have nothing to save and may hang."""
+        if self._torchrun is not None:
+            self._torchrun.cut_lifeline()
         victims = self.kill()
         if not await self._ended_within(KILL_TIMEOUT_S):
-            pid = self._process.pid if self._process else None
+            pid = self._torchrun.process.pid if self._torchrun else None
             log.error("torchrun (pid %s) of the %s group cannot be ended", pid, self.role)
         elif left := await wait_gone(victims, KILL_TIMEOUT_S):
             log.error("processes %s of the %s group cannot be ended", [process.pid for process in left], self.role)
-        self._process, self.endpoint, self._ranks = None, None, []
+        self._torchrun, self.endpoint, self._ranks = None, None, []
 
     def kill(self) -> list[psutil.Process]:
         """Sends SIGKILL to the group's torchrun and ranks that still run, without waiting; returns these processes."""
-        ranks = self._living_ranks()
-        return kill(ranks) if self._process is None or self.has_ended else kill_tree(self._process.pid, ranks)
+        torchrun = [] if self._torchrun is None or self.has_ended else [self._torchrun.process.pid]
+        return kill_trees(find_processes(filter(None, torchrun)), self._living_ranks())
 
     async def _ended_within(self, seconds: float) -> bool:
-        if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.has_ended:  # noqa: ASYNC110 - no child of this process: nobody tells of its end
+                    await asyncio.sleep(END_POLL_INTERVAL_S)
         return self.has_ended
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 class LocalLauncher:
     """Starts and ends all worker groups of a run on this machine. The arguments are those of `LocalGroup`.
+
+    Groups with the same number of threads, which libraries read when they are loaded, are forked from one template, by
+    default that of `python -m services.runtime.group.template`.
 
     Attributes:
         tokens: the bearer tokens that the groups demand of callers: the argument `tokens`, or a token made for this
@@ -267,7 +275,7 @@ class LocalLauncher:
         self,
         config: Config,
         config_file: Path,
-        torchrun: Sequence[str] = TORCHRUN,
+        template: Sequence[str] = TEMPLATE,
         *,
         tokens: BearerTokens | None = None,
     ) -> None:
@@ -276,27 +284,39 @@ class LocalLauncher:
         self._token_file = None if tokens else config.run.dir / "services" / "token"
         variable = security.token_env or RUN_TOKEN_VARIABLE
         secrets = {} if security.token_file else {variable: "\n".join(self.tokens.accepted)}
-        self.groups = {role: LocalGroup(role, config, config_file, torchrun, secrets) for role in config.roles}
+        self._templates: list[Template] = []
+        self.groups: dict[RoleName, LocalGroup] = {}
+        threads = {role: config.services.of(role).threads for role in config.roles}
+        for num_threads in dict.fromkeys(threads.values()):
+            assert num_threads != "auto", "the run folder resolves it"
+            roles = [role for role in config.roles if threads[role] == num_threads]
+            log_file = config.run.dir / "logs" / f"{'_'.join(roles)}_template.log"
+            forked_from = Template([*template, "--config", str(config_file), *roles], num_threads, log_file)
+            self._templates.append(forked_from)
+            self.groups |= {role: LocalGroup(role, config, config_file, forked_from, secrets) for role in roles}
         self._last = config.roles_that_measure_shared_gpus
         self._first = [role for role in self.groups if role not in self._last]
         if config.shared_devices:
             log.warning("several groups use the GPUs %s: they share memory and compute", list(config.shared_devices))
 
-    async def launch(self) -> None:
+    def launch(self) -> None:
         """Starts the processes of the groups that do not run; does not wait until they take calls.
 
         Groups that measure the memory of a GPU that another group uses are left to `start`.
         """
         if self._token_file is not None:
             write_secret(self._token_file, self.tokens.accepted[0])
-        await gather_calls(*(self.groups[role].launch() for role in self._first))
+        for template in self._templates:
+            template.start()
+        for role in self._first:
+            self.groups[role].launch()
 
     async def start(self) -> dict[RoleName, Endpoint]:
         """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role.
 
         Groups that measure the memory of a GPU that another group uses are started when all others take calls.
         """
-        await self.launch()
+        self.launch()
         endpoints: dict[RoleName, Endpoint] = {}
         for roles in (self._first, self._last):
             started = await gather_calls(*(self.groups[role].start() for role in roles))
@@ -310,13 +330,19 @@ class LocalLauncher:
     async def stop(self) -> None:
         """Ends every worker group (SIGTERM first, SIGKILL last), and removes the token file."""
         await asyncio.gather(*(group.stop() for group in self.groups.values()))
+        self._end_templates()
         self._remove_token_file()
 
     def kill(self) -> None:
         """Kills every worker group at once by SIGKILL, and removes the token file."""
         for group in self.groups.values():
             group.kill()
+        self._end_templates()
         self._remove_token_file()
+
+    def _end_templates(self) -> None:
+        for template in self._templates:
+            template.end()
 
     def _remove_token_file(self) -> None:
         if self._token_file is not None:

@@ -132,7 +132,7 @@ class WorkerGroups:
     async def launch(self) -> None:
         """Starts the processes of all groups that are started here, which load their models until `connect`."""
         if self._launcher is not None:
-            await self._launcher.launch()
+            self._launcher.launch()
 
     async def connect(self) -> Workers:
         """Starts the groups that do not run, and makes a handshake with every group; returns the clients.
@@ -221,7 +221,9 @@ class WorkerGroups:
         """
         while True:
             for role, group in self._gone(roles).items():
-                raise Unavailable("the group has ended", Place(role=role, rank=await group.lost_rank()))
+                lost = await group.lost_rank()
+                await group.rank_0_ended()
+                raise Unavailable("the group has ended", Place(role=role, rank=lost))
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:

@@ -7,7 +7,6 @@ if __name__ == "__main__":
     start_group_unless_rank("actor")
     # Imported now: a process that becomes torchrun needs no models.
     with heavy_imports():
-        from services.actor.role import ActorRole, check_config, check_models
-        from services.runtime.launch import run_service
+        from services.actor.rank import run_rank
 
-    run_service("actor", ActorRole, check_config=check_config, check_models=check_models)
+    run_rank()

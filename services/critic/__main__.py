@@ -7,8 +7,6 @@ if __name__ == "__main__":
     start_group_unless_rank("critic")
     # Imported now: a process that becomes torchrun needs no models.
     with heavy_imports():
-        from services.critic.role import CriticRole
-        from services.roles.model_check import check_models
-        from services.runtime.launch import run_service
+        from services.critic.rank import run_rank
 
-    run_service("critic", CriticRole, check_models=check_models)
+    run_rank()

@@ -7,8 +7,6 @@ if __name__ == "__main__":
     start_group_unless_rank("reward")
     # Imported now: a process that becomes torchrun needs no models.
     with heavy_imports():
-        from services.reward.role import RewardRole
-        from services.roles.model_check import check_models
-        from services.runtime.launch import run_service
+        from services.reward.rank import run_rank
 
-    run_service("reward", RewardRole, check_models=check_models)
+    run_rank()

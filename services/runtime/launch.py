@@ -24,6 +24,7 @@ from services.runtime.group.process_group import (
     place_process,
     use_expandable_segments,
 )
+from services.runtime.group.refusal import report_refusal
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
@@ -148,6 +149,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     # Rank 0 alone serves; the other ranks open no port.
     credentials = load_server_credentials(services, role_name) if launch.rank == 0 else PLAINTEXT
     device = _place(launch, role_name, config)
+    failpoints.hit("start", 0)
     with start_limit(services.start_timeout_s):
         store = launch.connect_store()
         context = join_group(launch, store, role_name, config, device)
@@ -163,6 +165,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     placed = f"rank {rank} of {world_size} on {device}, {torch.get_num_threads()} threads"
     log.info("%s: building the %s", placed, role_name)
     try:
+        failpoints.hit("load", 0)
         role = build_role(context)
     except (ValueError, OSError) as bad_input:
         failure.leave(bad_input)
@@ -264,7 +267,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
 
 
 def _say_once(sentence: str) -> None:
-    """Prints an error in the user's input to stderr once per group, by one rank; every rank logs the error."""
+    """Prints an error in the user's input to stderr and reports it, once per group, by one rank; every rank logs it."""
     if logging.getLogger().hasHandlers():
         log.error("%s", sentence, extra=FILE_ONLY)
     is_first = os.environ.get("RANK", "0") == "0"
@@ -272,4 +275,5 @@ def _say_once(sentence: str) -> None:
         with suppress(RuntimeError, ConfigError):
             is_first = Launch.from_environment().connect_store(may_host=False).add("said", 1) == 1
     if is_first:
+        report_refusal(sentence)
         sys.stderr.write(f"error: {sentence}\n")

@@ -49,22 +49,30 @@ def descendants(pid: int) -> list[psutil.Process]:
     return [process for process in below if is_running(process)]
 
 
-def kill_tree(pid: int, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Sends SIGKILL to a child of this process, to the child's descendants and to `others`; returns all of them.
+def kill_tree(pid: int) -> list[psutil.Process]:
+    """Sends SIGKILL to a child of this process, for which nobody has waited yet, and to the child's descendants.
 
-    Nobody has waited for the child yet. The child is killed also if its descendants cannot be found. `others` are
-    processes that may have lost their parent already.
+    Returns all of them.
     """
-    root = find_processes([pid])
-    for process in root:  # stopped first, so that it starts no further process
+    return kill_trees(find_processes([pid]))
+
+
+def kill_trees(roots: Iterable[psutil.Process], others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """Sends SIGKILL to the roots that still run, to their descendants and to `others`; returns all of them.
+
+    A root is killed also if its descendants cannot be found. `others` are processes that may have lost their parent
+    already.
+    """
+    running = [root for root in roots if is_running(root)]
+    below = []
+    for root in running:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-    try:
-        below = descendants(pid)
-    except (OSError, psutil.Error) as error:
-        log.error("what process %d has started cannot be found: %s", pid, error)
-        below = []
-    return kill(dict.fromkeys([*root, *below, *others]))
+            root.suspend()  # so that it starts no further process
+        try:
+            below += descendants(root.pid)
+        except (OSError, psutil.Error) as error:
+            log.error("what process %d has started cannot be found: %s", root.pid, error)
+    return kill(dict.fromkeys([*running, *below, *others]))
 
 
 def kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -15,11 +15,13 @@ from tests.kill_matrix.conversation_cells import conversation_cells_at, recorded
 from tests.kill_matrix.harness import matrix_config, replayed_digests, run_cells, undisturbed_digests
 from tests.kill_matrix.rollout_cells import ROLLOUT_GROUP_CELLS
 from tests.kill_matrix.sequence_cells import sequence_cells_at
+from tests.kill_matrix.start_cells import start_cells_at
 from tests.kill_matrix.teacher_cells import teacher_cells_at
 from tests.support.runs import Inputs
 
 CELLS = (
     *cells_at(STEP).values(),
+    *start_cells_at(STEP),
     *frozen_model_cells_at(STEP).values(),
     *ROLLOUT_GROUP_CELLS,
     *mesh_cells_at(STEP),

@@ -32,6 +32,8 @@ class Cell:
         from_outside: the process works on something else, or on nothing, when the point is passed: it is killed by pid.
         companion: an incident of the same moment.
         running: the step of the run that waits for the recovery; 0: `step`.
+        title: what the command line of the victim begins with or has in it, if no rank or controller dies. It is killed
+            by pid, with an empty `point` as soon as it is there.
         is_recorded: no two runs of its kind end alike, unless one replays what the other one has recorded.
     """
 
@@ -49,6 +51,7 @@ class Cell:
     companion: Cell | None = None
     running: int = 0
     is_recorded: bool = False
+    title: str = ""
 
     @property
     def name(self) -> str:
@@ -61,7 +64,8 @@ class Cell:
 
     @property
     def rank(self) -> int:
-        return int(self.victim.partition("_")[2] or 0)
+        number = self.victim.partition("_")[2]
+        return int(number) if number.isdigit() else 0
 
     @property
     def incidents(self) -> tuple[Cell, ...]:
@@ -71,6 +75,8 @@ class Cell:
     @property
     def failpoints(self) -> Iterable[tuple[str, dict[str, Any]]]:
         """By point; the victim's own first."""
+        if not self.point:
+            return
         if self.from_outside:  # the process that passes the point leaves a mark, and waits for nothing
             yield self.point, {"step": self.step, "action": "wait", "after": {"point": self.point, "step": self.step}}
             return

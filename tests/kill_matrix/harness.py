@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from splitppo.failpoints import FOLDER, passed_mark
 from tests.kill_matrix.cells import Cell, debug
 from tests.support.runs import Inputs, RunFolder, started
@@ -178,17 +180,33 @@ def instances(folder: RunFolder) -> dict[str, str]:
 
 def kill_from_outside(cell: Cell, folder: RunFolder) -> None:
     """Kills the victim of a cell once another process has passed the cell's point, and leaves a failpoint's mark."""
-    mark = folder.path / FOLDER / f"{cell.point}.rank{cell.rank}.step{cell.step}.outside.{cell.action}.fired"
-    if mark.exists() or not (folder.path / FOLDER / passed_mark(cell.point, cell.step)).exists():
+    mark = (
+        folder.path / FOLDER / f"{cell.point or cell.name}.rank{cell.rank}.step{cell.step}.outside.{cell.action}.fired"
+    )
+    if mark.exists() or (cell.point and not (folder.path / FOLDER / passed_mark(cell.point, cell.step)).exists()):
         return
-    pid = folder.pids(cell.role)[cell.rank]
+    pids = titled(cell.title, folder) if cell.title else folder.pids(cell.role)[cell.rank :]
+    if not pids:
+        return
+    pid = pids[0]
     os.kill(pid, signal.SIGKILL)
+    mark.parent.mkdir(exist_ok=True)
     mark.write_text(json.dumps({"pid": pid, "rank": cell.rank, "step": cell.step, "unix_s": time.time()}))
+
+
+def titled(title: str, folder: RunFolder) -> list[int]:
+    """The pids of processes of a run with this in their command lines."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if title in command and f"{folder.path}/" in command:
+            found.append(process.pid)
+    return found
 
 
 def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:
     """Returns the content of the file that the failpoint of a cell writes when it fires; None before."""
-    pattern = f"{cell.point}.rank{cell.rank}.step{cell.step}.*.{cell.action}.fired"
+    pattern = f"{cell.point or cell.name}.rank{cell.rank}.step{cell.step}.*.{cell.action}.fired"
     marks = list((folder.path / FOLDER).glob(pattern))
     content: dict[str, Any] | None = json.loads(marks[0].read_text()) if marks else None
     return content

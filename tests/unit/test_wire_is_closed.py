@@ -64,6 +64,11 @@ ALLOWED = {
             "exec_module",
         )
     },
+    ("services/runtime/group/forked_ranks.py", "import runpy"): "runs what the command line names, before it serves",
+    **{
+        ("services/runtime/group/rank_imports.py", what): "imports what the command line names, before ranks are there"
+        for what in ("import importlib", "import importlib.util.find_spec", "import_module")
+    },
     **{
         ("splitppo/user_file.py", what): "the file is named by the configuration, which no message changes"
         for what in ("import importlib.util", "spec_from_file_location", "exec_module")

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch.distributed import DistError, run
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -18,22 +19,25 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from services.runtime.failures.oom_kill import OomWatch
+from services.runtime.group.forked_ranks import ForkedRank, start_forked
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
+from splitppo.end_reason import FirstEnd, write_first_end
 
-# The next step needs the memory that a step frees. By default glibc gives large blocks back to the kernel, which then
-# has to clear pages for the same tensors; 32 MiB is the largest block that glibc can be told to keep.
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-# oneDNN compiles a product anew for every number of rows. Packed rows come in ever new numbers, and by default 1024 of
-# them would stay, in each of two caches; a pass needs about ten.
-_COMPILED_PRODUCTS = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 _FAILED, _BAD_INPUT = 1, 2
 _ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
 # These loggers need many lines for what `report` says in one.
 _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
 
 
-def run_closed_group(arguments: Sequence[str]) -> int:
-    """Runs a torchrun group until all its ranks have ended; `arguments` are command-line arguments of torchrun.
+def run_closed_group(
+    arguments: Sequence[str], ranks: Sequence[ForkedRank] = (), report_file: Path | None = None
+) -> int:
+    """Runs a torchrun group until all its ranks have ended.
+
+    Args:
+        arguments: of torchrun's command line.
+        ranks: those of this machine, if they have been forked and wait; else torchrun starts them.
+        report_file: takes how the rank that failed first has ended, as JSON.
 
     Returns:
         0 if every rank ended well; else the exit code of the rank that failed first (`culprit`). 128 + N if signal N
@@ -48,9 +52,11 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         met.append(rendezvous(parameters))
         name = parameters.config.get("ifname", "lo")
         interface = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # else NCCL takes it for a prefix
-        os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **interface})
+        os.environ.update(interface)
         return met[0]
 
+    if ranks:
+        start_forked(ranks)
     rendezvous_handler_registry.register(BACKEND, meet)
     # Ranks report their failures themselves: torchrun needs no folder for logs, which would be left behind by a kill.
     ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", os.devnull)
@@ -59,9 +65,13 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         rank = culprit(exit_codes)
-        why = memory.explain(exit_codes[rank])
-        met[0].tell(rank, f"{_how_it_ended(exit_codes[rank])}{why}")
-        return report(rank, exit_codes[rank], why)
+        exit_code, why = exit_codes[rank], memory.explain(exit_codes[rank])
+        how = f"{_how_it_ended(exit_code)}{why}"
+        met[0].tell(rank, how)
+        if report_file is not None:
+            refusal = next(filter(None, (rank.refusal() for rank in ranks)), "")  # only one of them has told it
+            write_first_end(report_file, FirstEnd(rank, how, exit_code, refusal, is_oom_kill=bool(why)))
+        return report(rank, exit_code, how)
     except SignalException as ended:
         return _ENDED_BY_SIGNAL + int(ended.sigval)
     except (CannotMeet, HasNotMet) as error:
@@ -71,6 +81,21 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         sys.stderr.write("error: the group's other machines have gone\n")
         return _FAILED
     return 0
+
+
+def num_local_ranks(arguments: Sequence[str]) -> int:
+    """Returns how many ranks torchrun starts on this machine with these arguments."""
+    options = run.parse_args([*arguments])  # type: ignore[no-untyped-call]
+    return int(run.determine_local_world_size(options.nproc_per_node))
+
+
+def program_of_ranks(arguments: Sequence[str]) -> str | None:
+    """Returns the module that torchrun runs as its ranks with these arguments.
+
+    None if it runs a file, or starts a rank for each GPU: to count them starts CUDA, which no fork survives.
+    """
+    options = run.parse_args([*arguments])  # type: ignore[no-untyped-call]
+    return str(options.training_script) if options.module and options.nproc_per_node.isdigit() else None
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:
@@ -87,14 +112,14 @@ def culprit(exit_codes: Mapping[int, int]) -> int:
     return min(exit_codes, key=order)
 
 
-def report(rank: int, exit_code: int, why: str = "") -> int:
-    """Prints to stderr how and why a rank ended; returns the exit code with which torchrun should end, too.
+def report(rank: int, exit_code: int, how: str) -> int:
+    """Prints to stderr how a rank ended; returns the exit code with which torchrun should end, too.
 
     A rank that has refused its input has printed the reason itself. `exit_code` is negative for a signal, as in
     subprocess.
     """
     if exit_code != _BAD_INPUT:
-        sys.stderr.write(f"error: rank {rank} {_how_it_ended(exit_code)}{why}\n")
+        sys.stderr.write(f"error: rank {rank} {how}\n")
     return _ENDED_BY_SIGNAL - exit_code if exit_code < 0 else exit_code
 
 

@@ -2,9 +2,12 @@
 
     python -m services.runtime.group.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
-takes torchrun's flags. With `--lifeline` the group ends as soon as standard input ends. The ranks watch standard input
-too, but only once they have started, which takes seconds, and a rank that is stopped (SIGSTOP) cannot end itself. If
-this process is stopped itself, the kernel wakes it when the launcher ends.
+takes torchrun's flags. Ranks of our services are forked from this process, which has imported for all of them; those of
+another program are started. A controller has this process forked, too (template.py).
+
+With `--lifeline` the group ends as soon as standard input ends. The ranks watch standard input too, but only once they
+have started, and a rank that is stopped (SIGSTOP) cannot end itself. If this process is stopped itself, the kernel
+wakes it when its parent ends.
 """
 
 import os
@@ -13,12 +16,34 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from splitppo.machine.heavy_imports import heavy_imports
+from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks, start_again_unless_set
 from splitppo.machine.parent import signal_at_end_of_parent
 
 _POLL_INTERVAL_S = 0.01
 _LAUNCHER_HAS_GONE = 3
+_LIFELINE = "--lifeline"
+
+
+def run_torchrun(arguments: Sequence[str], *, forks: bool, report_file: Path | None = None) -> int:
+    """Runs a group and returns the exit code; call it in a process with one thread.
+
+    Args:
+        arguments: of torchrun's command line.
+        forks: its ranks are forked from this process, which has imported what they need.
+        report_file: takes how the rank that failed first has ended.
+    """
+    from services.runtime.group.closed_group import num_local_ranks, run_closed_group
+    from services.runtime.group.forked_ranks import fork_ranks
+
+    has_lifeline = _LIFELINE in arguments
+    ranks = fork_ranks(num_local_ranks(arguments), with_lifeline=has_lifeline) if forks else ()
+    if has_lifeline:
+        signal_at_end_of_parent(signal.SIGCONT)
+        threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
+    return run_closed_group(arguments, ranks, report_file)
 
 
 def _end_with_launcher() -> None:
@@ -39,18 +64,23 @@ def _end_with_launcher() -> None:
     os._exit(_LAUNCHER_HAS_GONE)
 
 
-if __name__ == "__main__":
-    if "--lifeline" in sys.argv:
-        signal_at_end_of_parent(signal.SIGCONT)
-        threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
-    # Else torch's C++ warns of every peer that goes with a stack of twenty lines; `report` prints one line.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Imported now: importing torch takes seconds, in which the lifeline is watched already.
-    with heavy_imports():
-        from services.runtime.group.closed_group import run_closed_group
+def main() -> int:
+    """Imports what the ranks need, if they are ours, and runs the group of this process's command line."""
+    if _LIFELINE in sys.argv:
+        signal_at_end_of_parent(signal.SIGKILL)  # no rank is there yet
+    start_again_unless_set()
+    import_for_ranks()
+    from services.runtime.group.closed_group import program_of_ranks
 
-    code = run_closed_group(sys.argv[1:])
+    ranks = module_of_ranks(program_of_ranks(sys.argv[1:]))
+    if ranks is not None:
+        import_for_ranks([ranks])
+    return run_torchrun(sys.argv[1:], forks=ranks is not None)
+
+
+if __name__ == "__main__":
+    exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     # Without the clean-up of libraries, which takes seconds.
-    os._exit(code)
+    os._exit(exit_code)

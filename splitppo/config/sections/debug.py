@@ -13,6 +13,8 @@ from splitppo.config_error import did_you_mean
 
 # Processes, and a point in each of them. A controller learns the phase of a service from its progress events.
 _POINTS = (
+    ("actor critic", "start"),  # step 0: the rank has read its configuration, and has not joined its group
+    ("actor critic", "load"),  # step 0: the rank has joined its group, and is about to load its models
     ("actor critic", "update.begin"),  # an update is about to begin
     ("actor critic", "update"),  # micro-batch boundary of an update
     ("actor critic", "update.mini_batch"),  # between two optimizer steps of an update

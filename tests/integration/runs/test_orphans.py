@@ -29,9 +29,12 @@ def torchrun_starts(controller: Controller) -> bool:
 
 
 def ranks_start(controller: Controller) -> bool:
-    """All three ranks are there, and have not said yet who they are."""
-    ranks = [command for command in commands(controller) if "services.runtime.group.torchrun" not in command]
-    return sum("-m services." in command for command in ranks) == 3
+    """All three ranks have begun, and have not said yet who they are."""
+    return sum(command.startswith("services.") and " rank " in command for command in commands(controller)) == 3
+
+
+def template_starts(controller: Controller) -> bool:
+    return any("services.runtime.group.template" in command for command in commands(controller))
 
 
 def the_run_is_under_way(controller: Controller) -> bool:
@@ -40,7 +43,13 @@ def the_run_is_under_way(controller: Controller) -> bool:
 
 @pytest.mark.parametrize(
     "moment",
-    [ranks_start, *(pytest.param(at, marks=pytest.mark.extended) for at in (torchrun_starts, the_run_is_under_way))],
+    [
+        ranks_start,
+        *(
+            pytest.param(at, marks=pytest.mark.extended)
+            for at in (template_starts, torchrun_starts, the_run_is_under_way)
+        ),
+    ],
 )
 def test_five_seconds_after_a_killed_controller_none_of_its_processes_is_left(
     inputs: Inputs, tmp_path: Path, moment: Callable[[Controller], bool]

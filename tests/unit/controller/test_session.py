@@ -93,8 +93,8 @@ def test_groups_load_while_prompts_are_read_and_end_if_those_are_refused(
     )
     assert run_session(config) == 2
     assert "other.jsonl" in capsys.readouterr().err
-    started = re.findall("started the .* group, torchrun pid (.*)", read_log(config))
-    assert len(started) == 2
+    started = re.findall("started the template of the groups, pid (.*)", read_log(config))
+    assert len(started) == 1
     assert not any(is_alive(int(pid)) for pid in started)
 
 

@@ -20,8 +20,25 @@ from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
 from splitppo.rpc.bearer_tokens import BearerTokens
 from tests.support.fake_services import make_config
-from tests.support.groups import is_alive, wait_until
+from tests.support.groups import PROJECT, is_alive, wait_until
 
+# Forks what stands for torchrun, as the template of the groups does.
+TEMPLATE = """
+import os, runpy, sys
+sys.path.insert(0, {project!r})
+from splitppo.machine.forks import serve_forks
+from splitppo.machine.parent import end_with
+
+def run(request):
+    os.environ.update(request["environment"])
+    sys.argv[:] = [{script!r}, *request["arguments"]]
+    runpy.run_path({script!r}, {{"report_file": request["report_file"]}}, run_name="__main__")
+    return 0
+
+end_with(int(sys.argv[-1]))
+{behaviour}
+serve_forks(int(sys.argv[-2]), run)
+"""
 # Takes torchrun's arguments; what `behaviour` does is up to the test.
 TORCHRUN = """
 import json, os, pathlib, signal, sys, time
@@ -34,6 +51,9 @@ def serve(pid=os.getpid()):
     (run_dir / "services" / (role + ".part")).write_text(json.dumps(content))
     os.replace(run_dir / "services" / (role + ".part"), run_dir / "services" / (role + ".json"))
     sys.stdin.read()
+
+def say_first_end(**end):
+    pathlib.Path(report_file).write_text(json.dumps(end))
 
 """
 SERVE_UNTIL_SIGTERM = """
@@ -54,13 +74,16 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     (tmp_path / "services").mkdir()
     (tmp_path / "logs").mkdir()
 
-    def make(behaviour: str, *, tokens: BearerTokens | None = None, **changes: Any) -> LocalLauncher:
-        script = tmp_path / "torchrun.py"
+    def make(
+        behaviour: str, *, tokens: BearerTokens | None = None, template: str = "", **changes: Any
+    ) -> LocalLauncher:
+        script, forking = tmp_path / "torchrun.py", tmp_path / "template.py"
         script.write_text(TORCHRUN + behaviour)
+        forking.write_text(TEMPLATE.format(project=str(PROJECT), script=str(script), behaviour=template))
         config = make_config(tmp_path, **{"services__start_timeout_s": 30, **changes})
         config = resolve_run(config, None, PermittedCores(frozenset(range(6))))
-        torchrun = (sys.executable, "-S", str(script))
-        launchers.append(LocalLauncher(config, tmp_path / "config.yaml", torchrun, tokens=tokens))
+        command = (sys.executable, "-S", str(forking))
+        launchers.append(LocalLauncher(config, tmp_path / "config.yaml", command, tokens=tokens))
         return launchers[-1]
 
     yield make
@@ -335,7 +358,7 @@ if role == "actor":
     lines = "".join(f"line {number}\\n" for number in range(30))
     (run_dir / "logs" / "actor_1.log").write_text(lines)
     (run_dir / "logs" / "actor_0.log").write_text("innocent")
-    print("error: rank 1 was ended by SIGABRT")
+    say_first_end(rank=1, how="was ended by SIGABRT", exit_code=-6)
     sys.exit(134)
 serve()
 """
@@ -348,22 +371,23 @@ serve()
 
 
 @pytest.mark.parametrize(
-    ("num_kills", "said", "expected"),
-    [
-        (1, "SIGKILL, by the kernel for want of memory: it had 9.4 GiB at most, 0.1 of 23.4 GiB were free", True),
-        (1, "SIGKILL", False),
-        (0, "SIGKILL, by the kernel for want of memory: it had 9.4 GiB at most, 0.1 of 23.4 GiB were free", False),
-    ],
-    ids=["the kernel", "somebody, while the kernel killed another process", "a log from before"],
+    ("num_kills", "is_oom_kill", "expected"),
+    [(1, True, True), (1, False, False), (0, True, False)],
+    ids=["the kernel", "somebody, while the kernel killed another process", "of a start before"],
 )
 async def test_a_rank_that_the_kernel_has_killed_is_named_as_such(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, *, num_kills: int, said: str, expected: bool
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, *, num_kills: int, is_oom_kill: bool, expected: bool
 ) -> None:
     counts = iter([5, *[5 + num_kills] * 9])
     monkeypatch.setattr("controller.workers.launcher.num_oom_kills", lambda: next(counts))
     ends = f"""
 import threading
-threading.Timer(0.2, lambda: (print("error: rank 1 was ended by {said}", flush=True), os._exit(137))).start()
+
+def end():
+    say_first_end(rank=1, how="was ended by SIGKILL", exit_code=-9, is_oom_kill={is_oom_kill})
+    os._exit(137)
+
+threading.Timer(0.2, end).start()
 serve()
 """
     launcher = launch(ends, algorithm__adv_estimator="grpo")
@@ -371,15 +395,19 @@ serve()
     group = launcher.groups["actor"]
     while not group.has_ended:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0.01)
-    assert await group.oom_kill() == (f"actor rank 1 was ended by {said}" if expected else None)
+    assert await group.oom_kill() == ("actor rank 1 was ended by SIGKILL" if expected else None)
 
 
 async def test_a_rank_that_dies_before_it_has_a_log_is_quoted(launch: Launch) -> None:
-    die = "print('ImportError: no such module'); print('error: rank 0 ended with exit code 1'); sys.exit(1)"
+    die = """
+print("ImportError: no such module")
+say_first_end(rank=0, how="ended with exit code 1", exit_code=1)
+sys.exit(1)
+"""
     failed = await failure(launch(die, algorithm__adv_estimator="grpo").start())
     heading, *lines = str(failed).splitlines()
     assert heading.startswith("the actor group ended at start (rank 0 ended with exit code 1); last lines of ")
-    assert lines == ["  ImportError: no such module", "  error: rank 0 ended with exit code 1"]
+    assert lines == ["  ImportError: no such module"]
 
 
 async def test_a_torchrun_that_cannot_start_is_quoted(launch: Launch) -> None:
@@ -392,11 +420,12 @@ async def test_a_torchrun_that_cannot_start_is_quoted(launch: Launch) -> None:
 async def test_refused_input_is_told_in_the_ranks_own_sentence(launch: Launch, tmp_path: Path) -> None:
     refuse = """
 (run_dir / "logs" / "actor_0.log").write_text("INFO building\\nERROR cannot listen")
-print("error: cannot listen on '127.0.0.1:80': Permission denied")
+print("error: of a library")
+say_first_end(rank=0, how="ended with exit code 2", exit_code=2, refusal="cannot listen: Permission denied")
 sys.exit(2)
 """
     failed = await failure(launch(refuse, algorithm__adv_estimator="grpo").start())
-    assert str(failed) == "actor: cannot listen on '127.0.0.1:80': Permission denied"
+    assert str(failed) == "actor: cannot listen: Permission denied"
     assert failed.is_bad_input
 
 
@@ -412,3 +441,86 @@ async def test_a_group_that_does_not_come_up_in_time_is_given_up(launch: Launch)
 async def test_when_both_groups_die_one_of_them_is_reported(launch: Launch) -> None:
     failed = await failure(launch("sys.exit('broken')").start())
     assert str(failed).startswith(("the actor group ended at start", "the critic group ended at start"))
+
+
+# The template.
+
+KILL_ONCE = """
+mark = sys.argv[0] + ".killed"
+if not os.path.exists(mark):
+    open(mark, "w").close()
+    os.kill(os.getpid(), 9)
+"""
+
+
+async def test_groups_start_though_their_template_was_killed_before_it_forked_them(launch: Launch) -> None:
+    endpoints = await launch(SERVE_UNTIL_SIGTERM, template=KILL_ONCE).start()
+    assert endpoints.keys() == {"actor", "critic"}
+
+
+async def test_a_template_that_is_killed_each_time_is_given_up(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM, template="os.kill(os.getpid(), 9)", algorithm__adv_estimator="grpo")
+    assert str(await failure(launcher.start())) == "the actor group ended at start: its template was killed"
+
+
+async def test_a_template_that_cannot_start_is_quoted(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM, template="sys.exit('No module named torch')")
+    failed = await failure(launcher.start())
+    assert str(failed).endswith("_template.log:\n  No module named torch")
+
+
+def parents_of(launcher: LocalLauncher) -> set[int]:
+    endpoints = [group.endpoint for group in launcher.groups.values()]
+    return {psutil.Process(int(endpoint.instance_id)).ppid() for endpoint in endpoints if endpoint is not None}
+
+
+async def test_groups_with_the_same_number_of_threads_are_forked_from_one_template(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM, services={"actor": {"threads": 1}, "critic": {"threads": 1}})
+    await launcher.start()
+    assert len(parents_of(launcher)) == 1
+    launcher = launch(SERVE_UNTIL_SIGTERM, services={"actor": {"threads": 1}, "critic": {"threads": 2}})
+    await launcher.start()
+    assert len(parents_of(launcher)) == 2
+
+
+async def test_a_group_that_starts_again_has_the_template_of_before(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    [template] = parents_of(launcher)
+    await launcher.discard(["critic"])
+    await launcher.start()
+    assert parents_of(launcher) == {template}
+
+
+async def test_groups_go_on_without_their_template_and_start_again_from_another_one(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    first = await launcher.start()
+    [template] = parents_of(launcher)
+    os.kill(template, signal.SIGKILL)
+    wait_until(lambda: not is_alive(template), what="the end of the template")
+    assert not any(group.is_gone for group in launcher.groups.values())
+    await launcher.discard(["critic"])
+    second = await launcher.start()
+    assert second["actor"] == first["actor"]
+    assert second["critic"].instance_id != first["critic"].instance_id
+    os.kill(int(first["actor"].instance_id), signal.SIGKILL)
+    wait_until(lambda: launcher.groups["actor"].is_gone, what="the end of the group that nobody is the parent of")
+
+
+async def test_a_run_that_ends_before_its_groups_have_started_waits_for_none(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM, template="import time; time.sleep(60)")
+    launcher.launch()
+    await launcher.stop()
+    assert all(group.has_ended for group in launcher.groups.values())
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_the_template_ends_with_the_run(launch: Launch, end: str) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    [template] = parents_of(launcher)
+    if end == "stop":
+        await launcher.stop()
+    else:
+        launcher.kill()
+    assert not is_alive(template)

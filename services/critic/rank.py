@@ -1,0 +1,12 @@
+"""One rank of the critic's group; this module's imports are made once for all ranks that are forked."""
+
+from typing import NoReturn
+
+from services.critic.role import CriticRole
+from services.roles.model_check import check_models
+from services.runtime.launch import run_service
+
+
+def run_rank() -> NoReturn:
+    """Runs one rank of the critic's group with the arguments of this process, and ends the process."""
+    run_service("critic", CriticRole, check_models=check_models)

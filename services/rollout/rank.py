@@ -1,0 +1,11 @@
+"""One rank of the rollout's group; this module's imports are made once for all ranks that are forked."""
+
+from typing import NoReturn
+
+from services.rollout.role import RolloutRole, check_config, check_models
+from services.runtime.launch import run_service
+
+
+def run_rank() -> NoReturn:
+    """Runs one rank of the rollout's group with the arguments of this process, and ends the process."""
+    run_service("rollout", RolloutRole, check_config=check_config, check_models=check_models)

@@ -1,0 +1,151 @@
+"""Ranks that torchrun forks instead of starting them: they have its imports, and differ from a start in nothing else.
+
+What torchrun and a rank do and tell each other:
+
+    torchrun                                             rank
+    fork, before it has a thread or a port  ---------->  waits
+    torch's agent starts the rank:
+        environment, module, arguments  -------------->  runs the module, as `python -m MODULE` does
+        poll, signals, exit code: of its own child
+    reads why it ended  <------------------------------  JSON: the sentence by which it refuses its input
+"""
+
+import json
+import os
+import random
+import runpy
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from services.runtime.group.refusal import report_refusals_to
+from splitppo.machine.forks import exit_code_of
+from splitppo.machine.parent import end_with
+from splitppo.machine.process_title import set_process_title
+
+_MAX_REFUSAL_BYTES = 1 << 16
+
+
+class ForkedRank:
+    """The process of a rank, forked and waiting, or running; a child of this process, with the interface of Popen."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._channel = channel
+        self._process = os.pidfd_open(pid)
+
+    def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        """Lets the rank run `-m MODULE ARGUMENT...` in this environment."""
+        with suppress(OSError):  # it has been killed, as `poll` says
+            self._channel.sendall(json.dumps([arguments, environment]).encode())
+            self._channel.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes what this process has open of the rank, which goes on."""
+        self._channel.close()
+        os.close(self._process)
+
+    def poll(self) -> int | None:
+        """Returns the exit code of the rank, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the rank and returns its exit code; subprocess.TimeoutExpired after `timeout` s."""
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        poller.poll(None if timeout is None else timeout * 1000)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout or 0)
+        return code
+
+    def refusal(self) -> str:
+        """Returns the sentence by which a rank that has ended has refused its input; empty without one."""
+        self._channel.setblocking(False)
+        with suppress(OSError, ValueError):
+            return str(json.loads(self._channel.recv(_MAX_REFUSAL_BYTES))["refusal"])
+        return ""
+
+
+def fork_ranks(num_ranks: int, *, with_lifeline: bool) -> list[ForkedRank]:
+    """Forks the ranks of a group, which then wait until torch's agent starts them (`start_forked`).
+
+    Call it before this process has a second thread or a port. With a lifeline the kernel kills the ranks when this
+    process ends.
+    """
+    ranks: list[ForkedRank] = []
+    parent = os.getpid()
+    for _ in range(num_ranks):
+        mine, channel = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            mine.close()
+            for rank in ranks:
+                rank.close()
+            _be_rank(channel, parent, with_lifeline=with_lifeline)
+        channel.close()
+        ranks.append(ForkedRank(pid, mine))
+        mine.recv(1)  # it has a session of its own, by which the agent sends signals
+    return ranks
+
+
+def start_forked(ranks: Sequence[ForkedRank]) -> None:
+    """Makes torch's agent start these ranks, by local rank, instead of processes of its own."""
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            if args[:3] != (sys.executable, "-u", "-m"):  # a rank that is bound to a NUMA node is started by numactl
+                return super()._popen(args, env)
+            rank = ranks[int(env["LOCAL_RANK"])]
+            rank.start(args[3:], env)
+            return rank
+
+    vars(api)["get_subprocess_handler"] = Handler
+
+
+def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> NoReturn:
+    """Waits for its environment and what to run, and runs it; ends without either if torchrun has ended."""
+    exit_code = 1
+    try:
+        if with_lifeline:
+            end_with(parent)
+        os.setsid()
+        channel.send(b"r")
+        if received := b"".join(iter(lambda: channel.recv(_MAX_REFUSAL_BYTES), b"")):
+            arguments, environment = json.loads(received)
+            exit_code = _run(arguments, environment, channel)
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever happened
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.socket) -> int:
+    """Runs `-m MODULE ARGUMENT...` in this process and returns the exit code."""
+    module, *rest = arguments
+    os.environ.clear()
+    os.environ.update(environment)
+    set_process_title(f"{module} rank {environment['RANK']} of {environment['WORLD_SIZE']}: {' '.join(rest)}")
+    report_refusals_to(channel)
+    random.seed()
+    if numpy := sys.modules.get("numpy"):  # a rank that was started would have a state of its own
+        numpy.random.seed()
+    sys.argv = [module, *rest]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        return exit_code_of(left)
+    return 0

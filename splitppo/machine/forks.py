@@ -1,0 +1,253 @@
+"""A process from which others are forked: what it has imported once, all of them have from their first moment.
+
+    owner (`ForkServer`)                          fork server (`serve_forks`)        forked process
+
+    fork    -- request, three descriptors ---->   os.fork  ----------------------->  run(request)
+    pid, poll  <========= pid, then exit code, by a pipe for this process alone ===  ends
+
+The server has one thread and opens nothing, so a fork of it is sound: no lock is held by a thread that the forked
+process lacks. The standard library is enough for both sides.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any, NoReturn
+
+_MAX_MESSAGE_BYTES = 1 << 17
+_NUM_DESCRIPTORS = 3  # standard input, standard output and error, where the exit status is written
+
+
+class ForkServer:
+    """The owner's side: starts a fork server, and asks it for processes.
+
+    Make it in a thread that lives as long as the server should: the server ends with the thread that started it.
+
+    Args:
+        command: starts a process that calls `serve_forks`. It gets two more arguments: the descriptor of its socket,
+            and the pid of the owner.
+        environment: of the server, and of what is forked from it.
+        output: takes what the server prints.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
+        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                # A session of its own: Ctrl-C reaches the owner alone.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The pid of the fork server."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Returns the exit code of the server, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def fork(self, request: object, stdin: int, output: int) -> "Forked":
+        """Asks for a process with these descriptors as standard streams; `request` goes to it by JSON.
+
+        Does not wait: the process starts when the server has imported everything, and never if the server ends before.
+        """
+        status, theirs = os.pipe()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as the pipe says
+            socket.send_fds(self._control, [json.dumps(request).encode()], (stdin, output, theirs))
+        os.close(theirs)
+        return Forked(status)
+
+    def end(self) -> int:
+        """Kills the server, also one that is stopped, unless it has ended; what was forked from it lives on.
+
+        Returns:
+            Its exit code, negative for a signal.
+        """
+        self._control.close()
+        self._process.kill()
+        return self._process.wait()
+
+    def join(self, timeout_s: float) -> int | None:
+        """Waits until the server has ended, up to `timeout_s` seconds; returns its exit code, None if it runs on."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_s)
+        return None
+
+
+class Forked:
+    """A process that was asked for, as `subprocess.Popen` has one.
+
+    Attributes:
+        pid: 0 until it has been forked.
+        returncode: as of the last `poll`: None while the process runs or is not there yet; its exit code, negative for
+            a signal; UNKNOWN if the fork server has ended before it.
+        refusal: why the machine gave no process; empty without a reason.
+    """
+
+    UNKNOWN = 255
+
+    def __init__(self, status: int) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self.refusal = ""
+        self._status: int | None = status
+        self._said = b""
+        self._process: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, None while the process runs or is not there yet."""
+        self._listen(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the process and returns its exit code; subprocess.TimeoutExpired after `timeout` s."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left < 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self._listen(left)
+        return self.returncode
+
+    def _listen(self, timeout_s: float | None) -> None:
+        """Waits until the server says something, or has ended; if it has, until the process has."""
+        source = self._status if self._status is not None else self._process
+        if self.returncode is not None or source is None or not _is_readable(source, timeout_s):
+            return
+        if self._status is None:
+            self._has_ended(self.UNKNOWN)
+            return
+        self._said += (part := os.read(self._status, 4096))
+        sentences = [json.loads(line) for line in self._said.splitlines(keepends=True) if line.endswith(b"\n")]
+        if sentences and isinstance(sentences[0], str):
+            self.refusal = sentences[0]
+            self._has_ended(self.UNKNOWN)
+        elif sentences and not self.pid:
+            self.pid = sentences[0]
+            with suppress(ProcessLookupError):  # it has ended already, as the next sentence says
+                self._process = os.pidfd_open(self.pid)
+        if len(sentences) > 1:
+            self._has_ended(sentences[1])
+        elif not part:
+            os.close(self._status)
+            self._status = None
+            if self._process is None:
+                self._has_ended(self.UNKNOWN)
+
+    def _has_ended(self, code: int) -> None:
+        self.returncode = code
+        for descriptor in (self._status, self._process):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._status = self._process = None
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the process, if it runs."""
+        if self.poll() is None and self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the process, if it runs."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def serve_forks(control: int, run: Callable[[Any], int]) -> None:
+    """Forks a process for each request, which ends with the code that `run` returns; returns when the owner has gone.
+
+    Call it on the main thread of a process with one thread. `control` is the descriptor of the owner's socket.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # forked processes share the memory of what was imported
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    children: dict[int, tuple[int, int]] = {}  # by descriptor of a process: pid, where its exit code is written
+    with socket.socket(fileno=control) as requests:
+        while True:
+            for ready, _ in poller.poll():
+                if ready in children:
+                    pid, status = children.pop(ready)
+                    poller.unregister(ready)
+                    os.close(ready)
+                    _say(status, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    os.close(status)
+                    continue
+                request, descriptors, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, _NUM_DESCRIPTORS)
+                if not request:
+                    return
+                stdin, output, status = descriptors
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    _say(status, str(error))
+                    os.close(status)
+                else:
+                    if pid == 0:
+                        for process, (_, of_other) in children.items():
+                            os.close(process)
+                            os.close(of_other)
+                        os.close(status)
+                        requests.close()
+                        _run_forked(run, json.loads(request), stdin, output)
+                    _say(status, pid)
+                    process = os.pidfd_open(pid)
+                    children[process] = pid, status
+                    poller.register(process, select.POLLIN)
+                os.close(stdin)
+                os.close(output)
+
+
+def _say(status: int, what: int | str) -> None:
+    with suppress(BrokenPipeError):  # nobody listens any more
+        os.write(status, f"{json.dumps(what)}\n".encode())
+
+
+def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int) -> NoReturn:
+    """Runs a request in a new session with its own standard streams, and ends the process."""
+    exit_code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor, stream in ((stdin, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, stream)
+        for descriptor in (stdin, output):
+            os.close(descriptor)
+        exit_code = run(request)
+    except SystemExit as left:
+        exit_code = exit_code_of(left)
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever happened
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def exit_code_of(left: SystemExit) -> int:
+    """Returns the exit code of a program that has left by `sys.exit`, and prints what it said, as Python does."""
+    if left.code is None or isinstance(left.code, int):
+        return left.code or 0
+    sys.stderr.write(f"{left.code}\n")
+    return 1
