@@ -1,4 +1,8 @@
-"""Starts real torchrun groups for tests, waits for them, and ends them by pid."""
+"""Starts real torchrun groups for tests, waits for them, and ends them by pid.
+
+They are forked from a template, as those of a controller are; each process of pytest has one. So a test need not wait
+until torch and transformers are imported.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from splitppo.machine.forks import Forked, ForkServer
 
 START_TIMEOUT_S = 240.0
 POLL_INTERVAL_S = 0.02
@@ -59,6 +66,15 @@ def free_address() -> str:
             return f"127.0.0.1:{port}"
 
 
+@cache
+def template(pid: int) -> ForkServer:
+    """Starts the template of this process's groups, which ends with it; `pid` is this process's."""
+    command = (sys.executable, "-u", "-m", "services.runtime.group.template", "--config", "none")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryFile() as output:
+        return ForkServer((*command, "actor", "critic", "reward", "rollout"), environment, output)
+
+
 class Group:
     """A torchrun group of `python -m MODULE --config FILE`.
 
@@ -67,7 +83,11 @@ class Group:
         config_file: YAML; its run.dir must be `run_dir`.
         role: name of the announcement, `<run_dir>/services/<role>.json`.
         overrides: key.path=value arguments.
-        prefix: the words before the command, e.g. those that enter a network namespace.
+        prefix: the words before the command, e.g. those that enter a network namespace. With them the group is started,
+            not forked.
+
+    Attributes:
+        stdin: the writing end of the lifeline; None without one.
     """
 
     def __init__(
@@ -80,7 +100,6 @@ class Group:
         num_processes: int = 1,
         overrides: Sequence[str] = ONE_THREAD,
         lifeline: bool = False,
-        environment: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         self.run_dir, self.role = run_dir, role
@@ -88,21 +107,19 @@ class Group:
         self.announcement.unlink(missing_ok=True)
         self.output_file = run_dir / f"{role}_torchrun.out"
         run_dir.mkdir(parents=True, exist_ok=True)
-        command = [
-            *prefix,
-            *(sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(num_processes)),
-            *("-m", module, "--config", str(config_file), *overrides),
+        arguments = [
+            *("--nproc-per-node", str(num_processes), "-m", module, "--config", str(config_file), *overrides),
+            *(["--lifeline"] if lifeline else []),
         ]
+        self.stdin: int | None = None
+        if lifeline:
+            stdin, self.stdin = os.pipe()
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY)
         with self.output_file.open("wb") as output:
-            self.process = subprocess.Popen(
-                command + (["--lifeline"] if lifeline else []),
-                cwd=PROJECT,
-                stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
-                start_new_session=True,
-            )
+            start = _start if prefix else _fork
+            self.process = start(prefix, arguments, stdin, output.fileno())
+        os.close(stdin)
 
     @property
     def output(self) -> str:
@@ -139,10 +156,35 @@ class Group:
     def stop(self) -> None:
         """Ends at once all processes that still run."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # a session of its own: its ranks are in it
+            self.process.kill()
             self.process.wait()
         for pid in getattr(self, "pids", []):
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self.cut_lifeline()
+
+    def cut_lifeline(self) -> None:
+        """Ends the standard input of the group, as the end of its launcher does."""
+        if self.stdin is not None:
+            os.close(self.stdin)
+            self.stdin = None
+
+
+def _fork(prefix: Sequence[str], arguments: Sequence[str], stdin: int, output: int) -> Forked:
+    """Has a torchrun forked, and waits until it is there: a test may kill it by its pid."""
+    request = {"arguments": arguments, "environment": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, "report_file": None}
+    forked = template(os.getpid()).fork(request, stdin, output)
+    wait_until(lambda: forked.pid or forked.poll() is not None, START_TIMEOUT_S, "torchrun is forked")
+    return forked
+
+
+def _start(prefix: Sequence[str], arguments: Sequence[str], stdin: int, output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "services.runtime.group.torchrun", *arguments],
+        cwd=PROJECT,
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        start_new_session=True,
+    )

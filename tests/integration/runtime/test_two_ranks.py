@@ -184,8 +184,7 @@ def test_every_rank_ends_when_the_launcher_goes_whose_file_has_no_line_of_a_log(
     assert " rank " not in orphaned.group.output
     put_order(orphaned.client, toy.BLOCK)
     assert progress(orphaned.client.update(1)).phase == "blocked"
-    assert orphaned.group.process.stdin is not None
-    orphaned.group.process.stdin.close()
+    orphaned.group.cut_lifeline()
     orphaned.group.wait_ended()
     assert not any(is_alive(pid) for pid in orphaned.group.pids)
 

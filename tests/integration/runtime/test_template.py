@@ -1,0 +1,108 @@
+"""Ranks that are forked from a template differ in nothing from ranks that were started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.groups import PROJECT, template, wait_until
+
+PROBE = "tests.integration.runtime.probe"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What three forked ranks have found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    request = {
+        "arguments": ["--nproc-per-node", "3", "-m", PROBE, str(folder), "--lifeline"],
+        "environment": {},
+        "report_file": str(folder / "end.json"),
+    }
+    reading, lifeline = os.pipe()
+    with (folder / "output").open("wb") as output:
+        torchrun = template(os.getpid()).fork(request, reading, output.fileno())
+    os.close(reading)
+    assert torchrun.wait(120) == 0, (folder / "output").read_text()
+    os.close(lifeline)
+    assert (folder / "output").read_text() == ""
+    assert not (folder / "end.json").exists()
+    return [{**json.loads((folder / f"rank_{n}.json").read_text()), "torchrun": torchrun.pid} for n in range(3)]
+
+
+def test_ranks_are_children_of_their_torchrun_with_sessions_of_their_own(ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["parent"] == rank["torchrun"] and rank["is_session_leader"] for rank in ranks)
+
+
+def test_the_title_of_a_rank_says_which_one_it_is(ranks: list[dict[str, Any]]) -> None:
+    for number, rank in enumerate(ranks):
+        assert rank["command"].startswith(f"{PROBE} rank {number} of 3: ")
+        assert rank["arguments"][1:] == ["--lifeline"]
+
+
+def test_ranks_take_signals_as_any_new_process(ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["signals"] for rank in ranks)
+
+
+def test_a_rank_has_open_its_standard_streams_and_what_torchrun_reads(ranks: list[dict[str, Any]]) -> None:
+    assert [len(rank["descriptors"]) for rank in ranks] == [4, 4, 4]
+    assert all(rank["descriptors"][:3] == [0, 1, 2] for rank in ranks)
+
+
+def test_ranks_draw_different_random_numbers_where_nobody_has_set_a_seed(ranks: list[dict[str, Any]]) -> None:
+    for draws in zip(*(rank["random"] for rank in ranks), strict=True):
+        assert len({*draws}) == 3
+    assert len({rank["torch_seed"] for rank in ranks}) == 1  # torch's own default
+
+
+def test_ranks_compute_in_threads_and_with_each_other(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["sum"] for rank in ranks] == [3.0, 3.0, 3.0]
+
+
+def test_ranks_have_the_environment_of_a_program_that_was_started_with_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["kept_memory"] == str(1 << 40)
+        assert rank["only_at_import"] == []
+        assert not rank["cuda"]
+
+
+def test_what_ranks_are_forked_from_has_one_thread_and_has_opened_nothing() -> None:
+    look = """
+        import os, psutil
+        from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks
+        import_for_ranks(module_of_ranks(f"services.{role}") for role in ("actor", "critic", "reward", "rollout"))
+        import torch
+        print(len(os.listdir("/proc/self/task")), len(psutil.Process().net_connections()), torch.cuda.is_initialized())
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "4"}
+    command = [sys.executable, "-c", textwrap.dedent(look)]
+    seen = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert seen.split() == ["1", "0", "False"]
+
+
+def test_a_group_is_over_when_a_rank_is_killed_that_has_not_begun(tmp_path: Path) -> None:
+    """The other rank waits for it, and torchrun ends that one."""
+    request = {
+        "arguments": ["--nproc-per-node", "2", "-m", "tests.integration.runtime.slow_start", str(tmp_path)],
+        "environment": {},
+        "report_file": str(tmp_path / "end.json"),
+    }
+    with (tmp_path / "output").open("wb") as output, Path(os.devnull).open() as nothing:
+        torchrun = template(os.getpid()).fork(request, nothing.fileno(), output.fileno())
+    wait_until(lambda: (tmp_path / "pid_1").exists(), 120, "rank 1")
+    os.kill(int((tmp_path / "pid_1").read_text()), 9)
+    assert torchrun.wait(60) == 128 + 9
+    assert json.loads((tmp_path / "end.json").read_text()) == {
+        "rank": 1,
+        "how": "was ended by SIGKILL",
+        "exit_code": -9,
+        "refusal": "",
+        "is_oom_kill": False,
+    }
