@@ -108,7 +108,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     val_rows = inputs.val_prompts.rows if inputs.val_prompts else ()
     talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows, val_rows))
     config = inputs.with_last_step(RunFolder(config).check())
-    for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config))):
+    if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
     gpus = visible_gpus(config)
     memory = memory_plan(config, gpus, host_memory().total)
@@ -117,7 +117,9 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{scores}{talks}{run}\n{memory}\n")
-    check_devices(config, gpus)  # last: the plan is of use also on a machine that is not to run it
+    check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it
+    if warning := fp32_on_gpus(config):
+        sys.stderr.write(f"warning: {warning}\n")
     return 0
 
 

@@ -259,6 +259,19 @@ def test_check_accepts_a_gpu_that_shares_the_memory_of_the_machine(
     assert check(config_file, "services.actor.devices=[0]") == 0
 
 
+def test_check_warns_of_models_that_compute_in_fp32_on_gpus(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_gpus(monkeypatch, [1 << 40])
+    on_gpu = ["services.actor.devices=[0]", "actor.dtype=fp32"]
+    assert check(config_file, *on_gpu) == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: actor.dtype: fp32 on GPUs is slow: ")
+    assert printed.count("\n") == 1
+    assert check(config_file, *on_gpu, "actor.dtype=bf16") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(config_file, "services.actor.threads=9999") == 0
     printed = capsys.readouterr().err
