@@ -28,6 +28,8 @@ MAY_BE_SKIPPED_IN_CI = (
     # Where no engine can be had; .ci/run lists it.
     ("tests/deployment/", "no deployment here: "),
     ("tests/slurm/", "no Slurm here: "),
+    # On pretended GPUs, which have no compiler of kernels.
+    ("tests/gpu/", "torch.compile needs Triton"),
 )
 
 # One worker runs them, so that groups which take half a minute each, and runs on them, are made once.

@@ -111,10 +111,11 @@ def waits_of(run: Callable[[], Any]) -> Counter[tuple[str, str]]:
     ("keys", "further"),
     [
         ({}, {}),
+        ({"dtype": "fp32"}, {}),
         ({"gradient_checkpointing": True, "lora_rank": 4}, {}),
         ({"param_offload": True, "optimizer_offload": True}, OFFLOADED),
     ],
-    ids=["plain", "lora", "offloaded"],
+    ids=["bf16", "fp32", "lora", "offloaded"],
 )
 @pytest.mark.parametrize("max_tokens", [64, 256])
 def test_an_update_waits_as_often_whatever_the_number_of_micro_batches(

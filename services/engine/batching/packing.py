@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.engine.batching.loss_aggregation import response_mask
+from services.engine.batching.on_device import on_device
 from services.engine.batching.own_positions import OwnPositions, own_positions
 from services.engine.batching.padded_rows import PaddedRows
 from splitppo.balance import attention_cost, partition
@@ -164,9 +165,7 @@ def collate(
     mask = response_mask(batch).values
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
-        made = torch.from_numpy(np.ascontiguousarray(array))
-        # From memory that is not pinned, the host would wait until the device has done all that was asked before.
-        return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
+        return on_device(array, device)
 
     columns = {name: batch[name].values for name in sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})}
     for name in SEVERAL_PER_TOKEN & batch.columns.keys():

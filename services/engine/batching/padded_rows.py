@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.batching.on_device import on_device
+
 
 @dataclass(frozen=True, eq=False)
 class PaddedRows:
@@ -42,6 +44,4 @@ class PaddedRows:
             places[of_group[is_token]] = num_padded + np.flatnonzero(is_token)
             positions.append(of_group)
             begin, num_padded = begin + len(group), num_padded + of_group.size
-        tensors = (torch.from_numpy(array).to(device, non_blocking=True) for array in (*positions, places))
-        *on_device, places_on_device = tensors
-        return cls(tuple(on_device), places_on_device)
+        return cls(tuple(on_device(array, device) for array in positions), on_device(places, device))
