@@ -137,6 +137,11 @@ def _teacher_host(config: Config) -> Literal["actor", "critic", "reward"]:
     return "reward" if has_group else "actor"
 
 
+def _sleep_level(config: Config) -> Literal[1, 2]:
+    """Chooses `rollout.vllm.sleep_level` for null: 1 if vLLM samples in a rollout group alone, else 2."""
+    return 1 if config.rollout.backend == "vllm" and "actor" not in config.samplers else 2
+
+
 OPEN_KEYS = (
     OpenKey("actor", "ppo_mini_batch_size", attrgetter("data.train_batch_size")),
     OpenKey("critic", "ppo_mini_batch_size", attrgetter("actor.ppo_mini_batch_size")),
@@ -149,7 +154,7 @@ OPEN_KEYS = (
     OpenKey("placement", "reward_model", lambda _: "critic"),
     OpenKey("placement", "teacher", _teacher_host, is_kept=True),
     OpenKey("rollout", "share", _share, is_kept=True),
-    OpenKey("rollout.vllm", "sleep_level", lambda config: 2 if "actor" in config.samplers else 1),
+    OpenKey("rollout.vllm", "sleep_level", _sleep_level),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
     OpenKey("rollout.multi_turn", "reply_steps", _reply_steps, is_kept=True),
     OpenKey("placement", "reference", auto_reference_host, is_kept=True),
