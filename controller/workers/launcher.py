@@ -151,6 +151,8 @@ class LocalGroup:
                     await self._forked()
                     self.endpoint = await self._announced()
             except TimeoutError as error:
+                if self._torchrun is not None and not self._torchrun.process.pid:
+                    self._template.end()  # it hangs, or is stopped: the next start has another one
                 raise self._failure(f"did not come up in {self._start_timeout_s:g} s") from error
             self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
         return self.endpoint
@@ -196,9 +198,9 @@ class LocalGroup:
 
     def _failure(self, what: str) -> GroupFailed:
         """Makes the error of a failed group: the sentence of a rank that refused its input, else its last log lines."""
-        exit_code = self._torchrun.process.poll() if self._torchrun else None
         first = self._first_end()
-        if exit_code == BAD_INPUT_EXIT and first is not None and first.refusal:
+        exit_code = first.exit_code if first else self._torchrun.process.poll() if self._torchrun else None
+        if first is not None and exit_code == BAD_INPUT_EXIT and first.refusal:
             return GroupFailed(f"{self.role}: {first.refusal}", role=self.role, is_bad_input=True)
         source = self._logs / f"{self.role}_{first.rank if first else 0}.log"
         if not read_log(source).strip():

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Imports what the ranks of these roles need, and forks torchruns until the controller has gone."""
     parser = argparse.ArgumentParser(prog="services.runtime.group.template", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
+    parser.add_argument("--config", type=Path, required=True, help="of the run; ps shows it until forks have names")
     parser.add_argument("roles", nargs="+", help="whose ranks are forked")
     parser.add_argument("control", type=int, help="descriptor of the controller's socket")
     parser.add_argument("owner", type=int, help="pid of the controller")

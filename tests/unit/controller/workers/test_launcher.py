@@ -524,3 +524,28 @@ async def test_the_template_ends_with_the_run(launch: Launch, end: str) -> None:
     else:
         launcher.kill()
     assert not is_alive(template)
+
+
+async def test_a_template_that_hangs_is_replaced(launch: Launch, tmp_path: Path) -> None:
+    stop_once = KILL_ONCE.replace("os.getpid(), 9", "os.getpid(), 19")
+    launcher = launch(SERVE_UNTIL_SIGTERM, template=stop_once, services__start_timeout_s=1.0)
+    failed = await failure(launcher.start())
+    assert "group did not come up in 1 s" in str(failed)
+    await launcher.discard(["actor", "critic"])
+    assert (await launcher.start()).keys() == {"actor", "critic"}
+
+
+async def test_a_refusal_is_told_also_if_the_template_has_gone_before(launch: Launch, tmp_path: Path) -> None:
+    refuse = """
+os.kill(os.getppid(), 9)
+while not (run_dir / "go").exists():
+    time.sleep(0.01)
+say_first_end(rank=0, how="ended with exit code 2", exit_code=2, refusal="no such model")
+sys.exit(2)
+"""
+    launcher = launch(refuse, algorithm__adv_estimator="grpo")
+    starting = asyncio.create_task(launcher.start())
+    await asyncio.sleep(0)
+    (tmp_path / "go").touch()
+    failed = await failure(starting)
+    assert (str(failed), failed.is_bad_input) == ("actor: no such model", True)
