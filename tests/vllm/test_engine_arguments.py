@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from services.rollout.vllm_backend.process import MORE_IN_USE, whatever_is_free
 from tests.support.groups import PROJECT
 from tests.support.models import save_policy
 from tests.vllm.gpu_platform import ERRORS
@@ -104,3 +107,24 @@ def test_only_what_vllm_refuses_is_a_mistake_in_the_configuration(lines: list[An
         " desired",
     ]
     assert failures == [[type(error).__name__, str(error)] for error in ERRORS[1:]]
+
+
+def test_an_engine_sleeps_also_while_another_group_takes_memory_of_its_gpu() -> None:
+    slept = []
+
+    def sleep(level: int) -> None:
+        """The end of vLLM's, on a GPU of which less is free than before."""
+        slept.append(level)
+        raise AssertionError(MORE_IN_USE if level else "something else")
+
+    whatever_is_free(sleep)(level=2)
+    with pytest.raises(AssertionError, match="something else"):
+        whatever_is_free(sleep)(level=0)
+    assert slept == [2, 0]
+
+
+def test_vllm_says_of_its_sleep_what_is_left_out() -> None:
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.origin is not None
+    assert f'"{MORE_IN_USE}"' in (Path(vllm.origin).parent / "v1" / "worker" / "gpu_worker.py").read_text()

@@ -7,7 +7,7 @@ import torch
 
 from services.engine.model.loading import resolve_folder
 from services.rollout.vllm_backend.checks import kv_cache_bytes, log_probs_mode, max_model_len
-from services.rollout.vllm_backend.process import import_vllm, kept_random_state
+from services.rollout.vllm_backend.process import import_vllm, kept_random_state, whatever_is_free
 from splitppo.config import Config
 from splitppo.config_error import sentence_of
 from splitppo.machine.heavy_imports import heavy_imports
@@ -33,9 +33,13 @@ def build_engine(config: Config, device: torch.device, *, has_texts: bool) -> An
     os.environ["LOCAL_RANK"] = str(device.index or 0)  # the GPU that vLLM computes on; torchrun's may be another
     with kept_random_state():
         try:
-            return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+            engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
         except ValueError as error:  # also pydantic's
             raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {sentence_of(error)}") from error
+    if arguments.enable_sleep_mode:
+        worker = engine.model_executor.driver_worker.worker
+        worker.sleep = whatever_is_free(worker.sleep)
+    return engine
 
 
 def sleeps(config: Config, device: torch.device) -> bool:

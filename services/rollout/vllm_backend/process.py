@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ _ENVIRONMENT = {
 # training. A heap that keeps all freed memory (services/runtime/group/closed_group.py) would grow for many steps.
 _M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 _KEPT_BYTES = 64 << 20
+MORE_IN_USE = "Memory usage increased after sleeping."  # of vllm/v1/worker/gpu_worker.py
 
 
 def import_vllm() -> Any:
@@ -77,6 +78,22 @@ def kept_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numbers)  # noqa: NPY002
+
+
+def whatever_is_free(sleep: Callable[..., None]) -> Callable[..., None]:
+    """Returns the `sleep` of a vLLM worker without its last assertion: that more memory of the GPU is free than before.
+
+    Another group on the same GPU may have taken more meanwhile. vLLM would not know that it sleeps, and never wake up.
+    """
+
+    def sleep_whatever_is_free(level: int = 1) -> None:
+        try:
+            sleep(level)
+        except AssertionError as error:
+            if str(error) != MORE_IN_USE:
+                raise
+
+    return sleep_whatever_is_free
 
 
 def forget_kernels(model: nn.Module) -> None:
