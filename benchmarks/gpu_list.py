@@ -79,7 +79,7 @@ def all_cases() -> list[Case]:
         *_repeats(),
         *_rows(),
         *_runs(),
-        Case("sanitizer/buckets-and-rest", "sanitizer"),
+        Case("sanitizer/buckets-and-rest", "sanitizer", limit_s=240.0),
     ]
 
 

@@ -175,3 +175,39 @@ def test_a_collective_takes_tensors_of_one_device_contiguous_and_of_a_known_type
             dist.all_reduce(wrong)
     with pytest.raises(RuntimeError, match="must be CUDA and dense"):
         dist.all_gather_into_tensor(torch.empty(4), on_device(4))
+
+
+# Two streams change the same memory; prints what the second one may do before, and what it may not.
+TWO_STREAMS = """
+import torch
+from torch.cuda._sanitizer import CUDASanitizerErrors
+first, second = torch.cuda.Stream(), torch.cuda.Stream()
+ways = {
+    "wait_stream": lambda: second.wait_stream(first),
+    "wait_event": lambda: second.wait_event(first.record_event()),
+    "stream.synchronize": lambda: first.synchronize(),
+    "event.synchronize": lambda: first.record_event().synchronize(),
+    "torch.cuda.synchronize": lambda: torch.cuda.synchronize(),
+    "nothing": lambda: None,
+}
+for way, wait in ways.items():
+    values = torch.zeros(100, device="cuda")
+    first.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(first):
+        values.add_(1)
+    wait()
+    try:
+        with torch.cuda.stream(second):
+            values.add_(1)
+        print(way, "in order")
+    except CUDASanitizerErrors:
+        print(way, "a race")
+"""
+
+
+def test_the_sanitizer_of_torch_knows_which_streams_wait_for_each_other() -> None:
+    ways = ("wait_stream", "wait_event", "stream.synchronize", "event.synchronize", "torch.cuda.synchronize")
+    assert in_new_process(TWO_STREAMS, TORCH_CUDA_SANITIZER="1").splitlines() == [
+        *(f"{way} in order" for way in ways),
+        "nothing a race",
+    ]

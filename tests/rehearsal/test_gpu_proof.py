@@ -21,6 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(900)
 def test_the_quick_proof_runs_in_order_and_says_that_its_gpu_is_pretended(tmp_path: Path) -> None:
     arguments = ["--quick", "--tiny", "--skip", "tests", "--json", str(tmp_path / "proof.json")]
     command = [sys.executable, "-m", "benchmarks.gpu_proof", *arguments]
@@ -30,9 +31,9 @@ def test_the_quick_proof_runs_in_order_and_says_that_its_gpu_is_pretended(tmp_pa
     assert content["machine"]["device"].startswith("pretended by torch on a CPU, as ")
     results = {entry["name"]: entry for entry in content["cases"]}
     assert [*results] == [case.name for case in quick_cases() if case.group != "tests"]
-    assert [name for name, result in results.items() if "skipped" in result] == ["sanitizer/buckets-and-rest"]
 
-    values = {name: result["values"] for name, result in results.items() if "values" in result}
+    values = {name: result["values"] for name, result in results.items()}
+    assert values["sanitizer/buckets-and-rest"]["passed"] > 0
     assert values["run/0.5B-killed-critic"]["restarts"] == 1
     assert values["run/0.5B-killed-critic"]["actor's peak GiB"] > 0
     in_full = values["update/1.5B-full-checkpointing"]

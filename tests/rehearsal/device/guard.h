@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "machine.h"
+#include "trace.h"
 
 namespace rehearsal {
 
@@ -38,17 +39,30 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
 
-  void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
     *event = reinterpret_cast<void*>(++last_event);
+    trace(&Traced::trace_gpu_event_creation, number_of(*event));
+    trace(&Traced::trace_gpu_event_record, number_of(*event), static_cast<uintptr_t>(stream.id()));
   }
-  void block(void*, const Stream&) const override {}
+  void block(void* event, const Stream& stream) const override {
+    trace(&Traced::trace_gpu_event_wait, number_of(event), static_cast<uintptr_t>(stream.id()));
+  }
   bool queryEvent(void*) const override { return true; }
   bool queryStream(const Stream&) const override { return true; }
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }
 
-  void synchronizeEvent(void*) const override { host_waits("synchronize an event"); }
-  void synchronizeStream(const Stream&) const override { host_waits("synchronize a stream"); }
-  void synchronizeDevice(const DeviceIndex) const override { host_waits("synchronize the device"); }
+  void synchronizeEvent(void* event) const override {
+    host_waits("synchronize an event");
+    trace(&Traced::trace_gpu_event_synchronization, number_of(event));
+  }
+  void synchronizeStream(const Stream& stream) const override {
+    host_waits("synchronize a stream");
+    trace(&Traced::trace_gpu_stream_synchronization, static_cast<uintptr_t>(stream.id()));
+  }
+  void synchronizeDevice(const DeviceIndex) const override {
+    host_waits("synchronize the device");
+    trace(&Traced::trace_gpu_device_synchronization);
+  }
 
  private:
   static Stream stream(Device device, c10::StreamId id) { return Stream(Stream::UNSAFE, with_index(device), id); }

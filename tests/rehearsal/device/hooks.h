@@ -4,6 +4,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include "generator.h"
+#include "guard.h"
 #include "memory.h"
 
 namespace rehearsal {
@@ -28,7 +29,7 @@ struct Hooks final : at::CUDAHooksInterface {
     return before;
   }
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return exchangeDevice(index); }
-  void deviceSynchronize(DeviceIndex) const override { host_waits("synchronize the device"); }
+  void deviceSynchronize(DeviceIndex index) const override { Guard().synchronizeDevice(index); }
 
   bool isPinnedPtr(const void* pointer) const override { return PinnedAllocator::is_pinned(pointer); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }

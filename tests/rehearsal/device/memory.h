@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "machine.h"
+#include "trace.h"
 
 namespace rehearsal {
 
@@ -59,6 +60,7 @@ struct DeviceAllocator final : c10::Allocator {
       TORCH_CHECK(posix_memalign(&memory, kBlockBytes, block_bytes) == 0, "the host is out of memory");
       std::memset(memory, kUnwritten, block_bytes);
       count(device, block_bytes);
+      trace(&Traced::trace_gpu_memory_allocation, number_of(memory));
     }
     return {memory, new Block{memory, block_bytes, device}, &free_block, device};
   }
@@ -69,6 +71,7 @@ struct DeviceAllocator final : c10::Allocator {
   static void free_block(void* context) {
     auto* block = static_cast<Block*>(context);
     count(block->device, -block->num_bytes);
+    if (block->memory) trace(&Traced::trace_gpu_memory_deallocation, number_of(block->memory));
     std::free(block->memory);
     delete block;
   }

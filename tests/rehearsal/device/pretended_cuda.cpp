@@ -50,7 +50,7 @@ TORCH_LIBRARY(rehearsal, library) {
   });
   library.def("default_generator(int index) -> Generator?",
               [](int64_t index) { return default_generator(static_cast<DeviceIndex>(index)); });
-  library.def("synchronize() -> ()", [] { host_waits("synchronize the device"); });
+  library.def("synchronize() -> ()", [] { Guard().synchronizeDevice(current_device); });
   library.def("bytes_of_gpu() -> int", [] { return bytes_of_gpu(); });
   library.def("taken(int index) -> int[]",
               [](int64_t index) { return std::vector<int64_t>{taken.at(index).now, taken.at(index).peak}; });

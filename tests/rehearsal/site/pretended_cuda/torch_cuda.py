@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import cuda
+from torch.utils._python_dispatch import _disable_current_modes
 
 NAME = os.environ.get("REHEARSAL_GPU_NAME", "pretended")
 
@@ -29,7 +30,7 @@ def install() -> None:
     cuda.is_bf16_supported = lambda including_emulation=True: True
     cuda.Stream = cuda.streams.Stream = Stream
     cuda.Event = cuda.streams.Event = Event
-    cuda.current_stream = lambda device=None: torch._C._accelerator_getStream(_index(device))
+    cuda.current_stream = _current_stream
     cuda.default_stream = lambda device=None: Stream.of(_index(device), 0)
     cuda.set_stream = torch._C._accelerator_setStream
     cuda.stream = cuda.StreamContext = _StreamContext
@@ -62,6 +63,11 @@ class Event(torch.Event):
         return super().__new__(cls, torch.device("cuda"), enable_timing=enable_timing)
 
 
+def _current_stream(device: Any = None) -> Stream:
+    index = _index(device)
+    return Stream.of(index, torch._C._accelerator_getStream(index).stream_id)
+
+
 class _StreamContext:
     """Makes a stream the current one within a `with` block; like torch's, it may be entered again."""
 
@@ -83,8 +89,9 @@ def _c_functions() -> dict[str, Any]:
     ops = torch.ops.rehearsal
 
     def initialise() -> None:
-        ops.initialise()
-        cuda.default_generators = tuple(map(ops.default_generator, range(len(ops.visible_gpus()))))
+        with _disable_current_modes():  # the sanitizer's would ask for the current stream, which initialises
+            ops.initialise()
+            cuda.default_generators = tuple(map(ops.default_generator, range(len(ops.visible_gpus()))))
 
     def exchange(index: int) -> int:
         before = ops.current_device()
