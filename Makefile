@@ -82,6 +82,7 @@ test-deploy: setup-dev  ## test deploy/compose on a Docker engine: killed, stopp
 
 test-slow: setup-dev  ## run the tests of make test-all, the long proofs (marked extended), and those of random models with three other seeds
 	$(PY) -m tests -m "$(TESTS)" --seeds 1,2,3 $(ARGS)
+	$(if $(ARGS),,$(PY) -m tests.rehearsal -m extended tests/rehearsal)
 
 test-slurm: setup-dev  ## test deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm
 	$(PY) -m pytest tests/slurm $(ARGS)

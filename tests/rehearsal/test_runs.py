@@ -55,6 +55,9 @@ def on_two_gpus(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 def completed(config: dict[str, Any], folder: Path, *overrides: str) -> RunFolder:
     """Makes a run on four GPUs; fails unless it ends well, with numbers that are finite, and with weights on a GPU."""
     with started(config, folder, *overrides, devices="0,1,2,3") as controller:
+        if controller.wait():
+            logs = "\n".join(file.read_text()[-2000:] for file in sorted(folder.glob("logs/*_[0-9].log")))
+            pytest.fail(f"{controller.output}\n{logs}")
         run = controller.complete()
     assert run.steps == [1, 2]
     for line in run.metrics:

@@ -193,10 +193,10 @@ class PretendedNccl(ProcessGroup):
         """A group has one communicator per rank, on one device, and no two ranks have the same GPU."""
         if self._device is None:
             self._device = device
-            gpu = torch.ops.rehearsal.visible_gpus()[device.index]
-            mine = f"gpu/{gpu}/ranks"
-            if self._store.add(mine, 1) > 1 and self.size() > 1:
-                raise RuntimeError(f"{call}: ncclInvalidUsage: Duplicate GPU detected: rank {self.rank()}, GPU {gpu}")
+            self._store.set(f"gpu/{self.rank()}", str(torch.ops.rehearsal.visible_gpus()[device.index]))
+            gpus = [self._store.get(f"gpu/{rank}") for rank in range(self.size())]
+            if len(set(gpus)) < len(gpus):
+                raise RuntimeError(f"{call}: ncclInvalidUsage: Duplicate GPU detected: of the ranks' GPUs {gpus}")
         if device != self._device:
             raise RuntimeError(f"{call}: tensors of {device}, but rank {self.rank()} communicates on {self._device}")
 
