@@ -49,17 +49,18 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     on_device = [str(TESTS / "unit" / file) for file in ON_DEVICE]
     on_device += [f"--deselect=tests/unit/{test}" for test in NEED_A_CPU]
-    whole_runs = TESTS / "rehearsal" / "test_runs.py"
+    whole_runs = str(TESTS / "rehearsal" / "test_runs.py")
     others = [str(TESTS / "gpu"), str(TESTS / "rehearsal"), f"--ignore={whole_runs}"]
-    beside = [(with_device, others), (as_in_tests, on_device)]
+    stages = [(with_device, [whole_runs]), (with_device, others), (as_in_tests, on_device)]
     if any(not argument.startswith("-") for argument in arguments):
-        codes = [run_pytest(options.expression, arguments, with_device)]
-    else:
-        # Ranks wait for their start, so one core is almost enough for the runs: the rest goes beside them.
-        with ThreadPoolExecutor(1) as pool:
-            runs = pool.submit(run_pytest, options.expression, [str(whole_runs), *arguments], with_device)
-            codes = [run_pytest(options.expression, [*paths, *arguments], variables) for variables, paths in beside]
-        codes.append(runs.result())
+        stages = [(with_device, [])]
+
+    def run(stage: tuple[dict[str, str], list[str]]) -> int:
+        variables, paths = stage
+        return run_pytest(options.expression, [*paths, *arguments], variables)
+
+    with ThreadPoolExecutor(len(stages)) as pool:  # at once: runs wait for ranks, and all of them begin with imports
+        codes = [*pool.map(run, stages)]
     return 0 if all(code in (0, NO_TESTS) for code in codes) and 0 in codes else 1
 
 

@@ -113,40 +113,38 @@ def test_a_stream_is_the_current_one_within_its_block() -> None:
     assert torch.cuda.current_stream() == default != stream
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        ("2,0", "['2', '0']"),
-        ("GPU-00000000-0000-0000-0000-000000000003,1", "['3', '1']"),
-        ("1,9,2", "['1']"),
-        ("", "[]"),
-    ],
-)
-def test_a_process_sees_the_gpus_that_its_environment_names_when_it_first_uses_one(visible: str, expected: str) -> None:
-    source = (
-        f"import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '{visible}'; n = torch.cuda.device_count();"
-        "print([torch.cuda.get_device_properties(i).uuid[-1] for i in range(n)])"
-    )
-    assert in_new_process(source) == expected
+VISIBLE = {
+    "2,0": ["2", "0"],
+    "GPU-00000000-0000-0000-0000-000000000003,1": ["3", "1"],
+    "1,9,2": ["1"],
+    "": [],
+}
 
 
-def test_a_process_that_only_imports_torch_has_no_threads_and_may_be_forked_and_no_other_may() -> None:
-    source = """
-import os, threading, torch
-print(len(os.listdir('/proc/self/task')), flush=True)
-def child():
-    try:
-        print(torch.ones(2, device='cuda').sum().item(), flush=True)
-    except RuntimeError as error:
-        print(str(error)[:48], flush=True)
-for _ in range(2):
+def test_a_process_that_only_imports_torch_may_be_forked_and_sees_what_its_environment_names_then() -> None:
+    source = f"""
+import os, torch
+def forked(run):
     if not (pid := os.fork()):
-        child()
+        try:
+            print(run(), flush=True)
+        except RuntimeError as error:
+            print(str(error)[:48], flush=True)
         os._exit(0)
     os.waitpid(pid, 0)
-    torch.ones(1, device='cuda')
+def uuids():
+    return [torch.cuda.get_device_properties(index).uuid[-1] for index in range(torch.cuda.device_count())]
+print(len(os.listdir("/proc/self/task")), flush=True)
+for visible in {[*VISIBLE]}:
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    forked(uuids)
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+torch.ones(1, device="cuda")
+forked(lambda: torch.ones(1, device="cuda"))
 """
-    assert in_new_process(source).splitlines() == ["1", "2.0", "Cannot re-initialize CUDA in forked subprocess."]
+    seen = [str(uuids) for uuids in VISIBLE.values()]
+    refusal = "Cannot re-initialize CUDA in forked subprocess."
+    assert in_new_process(source).splitlines() == ["1", *seen, refusal]
 
 
 def test_nvml_shows_the_gpus_of_the_machine() -> None:
