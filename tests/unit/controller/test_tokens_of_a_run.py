@@ -18,7 +18,8 @@ TOKEN = "one-that-comes-by-environment"
 
 
 def groups(run_dir: Path, **services: Any) -> WorkerGroups:
-    config = make_config(run_dir, services=services)
+    one_thread = {role: {"threads": 1} for role in ("actor", "critic")}  # a run's folder resolves "auto"
+    config = make_config(run_dir, services={**one_thread, **services})
     return WorkerGroups(config, run_dir / "config.yaml", Caller("run", 1), lambda *_: None)
 
 
