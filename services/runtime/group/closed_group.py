@@ -55,8 +55,7 @@ def run_closed_group(
         os.environ.update(interface)
         return met[0]
 
-    if ranks:
-        start_forked(ranks)
+    told_to_end = start_forked(ranks) if ranks else set()
     rendezvous_handler_registry.register(BACKEND, meet)
     # Ranks report their failures themselves: torchrun needs no folder for logs, which would be left behind by a kill.
     ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", os.devnull)
@@ -64,7 +63,8 @@ def run_closed_group(
         run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-        rank = culprit(exit_codes)
+        by_themselves = [rank for rank, failure in failed.failures.items() if failure.pid not in told_to_end]
+        rank = culprit({rank: exit_codes[rank] for rank in by_themselves or exit_codes})
         exit_code, why = exit_codes[rank], memory.explain(exit_codes[rank])
         how = f"{_how_it_ended(exit_code)}{why}"
         met[0].tell(rank, how)
@@ -101,7 +101,8 @@ def program_of_ranks(arguments: Sequence[str]) -> str | None:
 def culprit(exit_codes: Mapping[int, int]) -> int:
     """Guesses from the exit codes of ended ranks which rank failed first, and returns that rank.
 
-    Other ranks exit because they miss a peer, or torchrun ends them by SIGTERM. A rank that was ended by another
+    Other ranks exit because they miss a peer, or torchrun ends them by SIGTERM, which it knows of ranks that were
+    forked. A rank that was ended by another
     signal, or has refused its input, is the first one.
     """
 

@@ -15,6 +15,7 @@ import os
 import random
 import runpy
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -99,8 +100,13 @@ def fork_ranks(num_ranks: int, *, with_lifeline: bool) -> list[ForkedRank]:
     return ranks
 
 
-def start_forked(ranks: Sequence[ForkedRank]) -> None:
-    """Makes torch's agent start these ranks, by local rank, instead of processes of its own."""
+def start_forked(ranks: Sequence[ForkedRank]) -> set[int]:
+    """Makes torch's agent start these ranks, by local rank, instead of processes of its own.
+
+    Returns:
+        The pids of the ranks that the agent has told to end, because another one had ended; it grows when that happens.
+    """
+    told_to_end: set[int] = set()
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
@@ -110,7 +116,12 @@ def start_forked(ranks: Sequence[ForkedRank]) -> None:
             rank.start(args[3:], env)
             return rank
 
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            told_to_end.add(self.proc.pid)
+            super().close(death_sig)
+
     vars(api)["get_subprocess_handler"] = Handler
+    return told_to_end
 
 
 def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> NoReturn:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from splitppo.machine.forks import Forked
 from tests.support.groups import PROJECT, template, wait_until
 
 PROBE = "tests.integration.runtime.probe"
@@ -87,22 +88,38 @@ def test_what_ranks_are_forked_from_has_one_thread_and_has_opened_nothing() -> N
     assert seen.split() == ["1", "0", "False"]
 
 
+def start_two(folder: Path) -> Forked:
+    """Starts a group whose two ranks wait; returns its torchrun."""
+    request = {
+        "arguments": ["--nproc-per-node", "2", "-m", "tests.integration.runtime.slow_start", str(folder)],
+        "environment": {},
+        "report_file": str(folder / "end.json"),
+    }
+    with (folder / "output").open("wb") as output, Path(os.devnull).open() as nothing:
+        torchrun = template(os.getpid()).fork(request, nothing.fileno(), output.fileno())
+    for rank in range(2):
+        wait_until(lambda rank=rank: (folder / f"pid_{rank}").exists(), 120, f"rank {rank}")
+    return torchrun
+
+
+def read_end(folder: Path) -> tuple[int, str, int]:
+    """Returns which rank torchrun says was first to end, how, and its exit code."""
+    end = json.loads((folder / "end.json").read_text())
+    assert (end["refusal"], end["is_oom_kill"]) == ("", False)
+    return end["rank"], end["how"], end["exit_code"]
+
+
 def test_a_group_is_over_when_a_rank_is_killed_that_has_not_begun(tmp_path: Path) -> None:
     """The other rank waits for it, and torchrun ends that one."""
-    request = {
-        "arguments": ["--nproc-per-node", "2", "-m", "tests.integration.runtime.slow_start", str(tmp_path)],
-        "environment": {},
-        "report_file": str(tmp_path / "end.json"),
-    }
-    with (tmp_path / "output").open("wb") as output, Path(os.devnull).open() as nothing:
-        torchrun = template(os.getpid()).fork(request, nothing.fileno(), output.fileno())
-    wait_until(lambda: (tmp_path / "pid_1").exists(), 120, "rank 1")
+    torchrun = start_two(tmp_path)
     os.kill(int((tmp_path / "pid_1").read_text()), 9)
     assert torchrun.wait(60) == 128 + 9
-    assert json.loads((tmp_path / "end.json").read_text()) == {
-        "rank": 1,
-        "how": "was ended by SIGKILL",
-        "exit_code": -9,
-        "refusal": "",
-        "is_oom_kill": False,
-    }
+    assert read_end(tmp_path) == (1, "was ended by SIGKILL", -9)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_torchrun_ends_is_not_the_one_that_failed(tmp_path: Path, rank: int) -> None:
+    torchrun = start_two(tmp_path)
+    (tmp_path / f"fail_{rank}").touch()
+    assert torchrun.wait(60) == 1
+    assert read_end(tmp_path) == (rank, "ended with exit code 1", 1)
