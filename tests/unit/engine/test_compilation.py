@@ -166,7 +166,7 @@ def model_with_a_fault(folder: Path, *, only_gradient: bool) -> tuple[Any, dict[
     config = ComputedModelConfig(model=str(folder))
     for layer in model.model.layers:
         layer.mlp = Otherwise(layer.mlp, only_gradient=only_gradient)
-    limits = micro_batch_limits(config, model)
+    limits = micro_batch_limits(config, model, None, CPU)
     return model, {"strategy": build_strategy(CPU), "limits": limits, "device": CPU, "dtype": "fp32"}
 
 
