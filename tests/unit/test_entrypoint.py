@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,20 +28,28 @@ ROLLOUT = {"COMPOSE_PROFILES": "tensorboard,rollout"}
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The volumes of a container, each as it should be."""
+def root() -> Iterator[Path]:
+    """The volumes of a container, each as it should be.
+
+    Every start of pytest takes others' rights to all that `tmp_path` lies in, and some tests are another user here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder))
+        yield Path(folder)
+
+
+def fill(root: Path) -> None:
     for folder in ("runs", "cache", "prepared", "authority", "secrets", "spread"):
-        (tmp_path / folder).mkdir()
+        (root / folder).mkdir()
     for folder in ("models", "data"):
-        (tmp_path / folder / "sort_letters").mkdir(parents=True)
+        (root / folder / "sort_letters").mkdir(parents=True)
     for role in ROLES:
-        (tmp_path / "spread" / role).mkdir()
+        (root / "spread" / role).mkdir()
     for name in ("ca", "health", *ROLES):
-        (tmp_path / "secrets" / f"{name}.pem").touch()
-        (tmp_path / "secrets" / f"{name}.key").touch()
-    (tmp_path / "secrets" / "token").touch()
-    (tmp_path / "recipe.yaml").write_text(QUICKSTART)
-    return tmp_path
+        (root / "secrets" / f"{name}.pem").touch()
+        (root / "secrets" / f"{name}.key").touch()
+    (root / "secrets" / "token").touch()
+    (root / "recipe.yaml").write_text(QUICKSTART)
 
 
 def config_of(role: str, root: Path, environment: dict[str, str]) -> Config:
@@ -191,9 +200,7 @@ def take_away(root: Path, path: str) -> None:
         os.chown(entry, 10001, 10001)
     os.chown(root / path, 0, 0)
     (root / path).chmod(0o700 if (root / path).is_dir() else 0o600)
-    for folder in [root, *root.parents]:
-        if folder.is_relative_to(tempfile.gettempdir()):
-            folder.chmod(folder.stat().st_mode | 0o055)
+    root.chmod(0o755)
     return None
 
 
