@@ -12,7 +12,7 @@ import uvloop
 
 from controller.conversations.conversation import EnvironmentsFailed
 from controller.conversations.environments import Environments, open_environments
-from controller.memory.gpus import visible_gpus
+from controller.memory.gpus import check_devices, visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence
 from controller.preflight import Inputs, check_setup, read_inputs
@@ -146,6 +146,9 @@ class Session:
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
         vocab_size = check_setup(config)
+        gpus = visible_gpus(config)
+        if gpus:  # without any, the ranks know whether there is a device of another kind
+            check_devices(config, gpus)
         if self._completed_summary() is None:
             await self._groups.launch()  # the models are loaded while the prompts are read
         inputs = read_inputs(config, vocab_size)
@@ -162,7 +165,6 @@ class Session:
         self._display.start(batch_plan(config), config, step=point.step)
         for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config))):
             log.warning("%s", warning)
-        gpus = visible_gpus(config)
         if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
             log.warning("%s", misfit)
         sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"

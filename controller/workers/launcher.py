@@ -151,9 +151,12 @@ class LocalGroup:
                     await self._forked()
                     self.endpoint = await self._announced()
             except TimeoutError as error:
+                what = f"did not come up in {self._start_timeout_s:g} s"
                 if self._torchrun is not None and not self._torchrun.process.pid:
                     self._template.end()  # it hangs, or is stopped: the next start has another one
-                raise self._failure(f"did not come up in {self._start_timeout_s:g} s") from error
+                    what += f": its template has not forked it; {self._torchrun.said_of_template}"
+                    raise GroupFailed(f"the {self.role} group {what}", role=self.role) from error
+                raise self._failure(what) from error
             self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
         return self.endpoint
 
@@ -175,7 +178,7 @@ class LocalGroup:
         self._torchrun = self._template.fork(request, self._torchrun_log)
 
     async def _forked(self) -> None:
-        """Waits until the template has forked torchrun; asks another template if that one was killed before."""
+        """Waits until the template has forked torchrun; asks another template if that one was killed, or hangs."""
         for _ in range(MAX_TEMPLATES):
             assert self._torchrun is not None, "it was asked for"
             try:
@@ -186,7 +189,7 @@ class LocalGroup:
             self._torchrun.cut_lifeline()
             self._start_torchrun()
         else:
-            raise GroupFailed(f"the {self.role} group ended at start: its template was killed", role=self.role)
+            raise GroupFailed(f"the {self.role} group ended at start: its templates were killed", role=self.role)
         log.info("started the %s group, torchrun pid %d", self.role, self._torchrun.process.pid)
 
     async def _announced(self) -> Endpoint:
@@ -222,11 +225,8 @@ class LocalGroup:
 
     async def stop(self) -> None:
         """Ends the group's processes: first by SIGTERM, then by closing their standard input, then by SIGKILL."""
-        if self._torchrun is None:
-            return
-        if not self._torchrun.process.pid:  # if it comes, it ends at once
-            self._torchrun.cut_lifeline()
-            self._torchrun = None
+        if self._torchrun is None or not self._torchrun.process.pid:
+            await self.discard()
             return
         self._torchrun.process.send_signal(signal.SIGTERM)
         await self._ended_within(STOP_GRACE_S)
@@ -240,6 +240,8 @@ class LocalGroup:
         """Ends the remaining processes of a lost group by SIGKILL, because they have nothing to save and may hang."""
         if self._torchrun is not None:
             self._torchrun.cut_lifeline()
+            if not self._torchrun.process.pid:  # if it comes, it ends at once
+                self._torchrun = None
         victims = self.kill()
         if not await self._ended_within(KILL_TIMEOUT_S):
             pid = self._torchrun.process.pid if self._torchrun else None

@@ -6,11 +6,14 @@ not import anything; a template that has died is started anew, and groups that w
 
 import asyncio
 import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from splitppo.logs import FILE_ONLY
 from splitppo.machine.forks import Forked, ForkServer
 
 log = logging.getLogger(__name__)
@@ -19,6 +22,7 @@ TEMPLATE = (sys.executable, "-u", "-m", "services.runtime.group.template")
 TAIL_LINES = 20
 _POLL_INTERVAL_S = 0.01
 _END_LIMIT_S = 5.0  # a process that hangs up is about to end
+FORK_LIMIT_S = 20.0  # for a template that has imported everything, and so needs milliseconds
 
 
 class TemplateFailed(Exception):
@@ -51,7 +55,7 @@ class Template:
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
             with self._log_file.open("wb") as output:
                 self._server = ForkServer(self._command, environment, output)
-            log.info("started the template of the groups, pid %d", self._server.pid)
+            log.info("started the template of the groups, pid %d", self._server.pid, extra=FILE_ONLY)
         return self._server
 
     def fork(self, request: Mapping[str, object], log_file: Path) -> "Torchrun":
@@ -79,22 +83,34 @@ class Torchrun:
         self._server, self._log_of_template = server, log_of_template
 
     async def started(self) -> bool:
-        """Waits until it has been forked; False if its template was killed before, and another one may do it.
+        """Waits until it has been forked; False if its template was killed or hangs, and another one may do it.
 
         Raises:
             TemplateFailed: the template has ended by itself, or the machine gives no further process.
         """
-        while not self.process.pid and self.process.poll() is None:  # noqa: ASYNC110 - nobody tells of it
+        limit_s = FORK_LIMIT_S if self._server.has_forked else math.inf
+        began_s = time.monotonic()
+        while not self.process.pid and self.process.poll() is None:
+            if time.monotonic() - began_s > limit_s:
+                log.warning("the template of the groups, pid %d, hangs: starting it again", self._server.pid)
+                self._server.end()
+                return False
             await asyncio.sleep(_POLL_INTERVAL_S)
         if self.process.pid:
+            self._server.has_forked = True
             return True
         if self.process.refusal:
             raise TemplateFailed(f"no process could be started: {self.process.refusal}")
         exit_code = self._server.join(_END_LIMIT_S)
         if exit_code is not None and exit_code >= 0:
-            raise TemplateFailed(last_lines(self._log_of_template))
+            raise TemplateFailed(self.said_of_template)
         log.warning("the template of the groups was killed: starting it again")
         return False
+
+    @property
+    def said_of_template(self) -> str:
+        """The last lines that its template has printed."""
+        return last_lines(self._log_of_template)
 
     def cut_lifeline(self) -> None:
         """Ends the standard input of the group."""

@@ -217,7 +217,7 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
     service = config.services.of(role_name)
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)
-    device = place_process(launch, service, num_threads)
+    device = place_process(launch, role_name, service, num_threads)
     if device.type == "cuda":
         use_expandable_segments(role_name, config)
     warning = crowding_of_group(role_name, service, launch.local_world_size, cores)

@@ -23,6 +23,9 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn
 
 _MAX_MESSAGE_BYTES = 1 << 17
+# How long a server may take to tell the exit code of a process that has ended; one that is stopped never does.
+_CODE_LIMIT_S = 1.0
+_PAUSE_S = 0.01
 _NUM_DESCRIPTORS = 3  # standard input, standard output and error, where the exit status is written
 
 
@@ -36,9 +39,13 @@ class ForkServer:
             and the pid of the owner.
         environment: of the server, and of what is forked from it.
         output: takes what the server prints.
+
+    Attributes:
+        has_forked: True once somebody has seen a process of it; the next one then comes at once.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
+        self.has_forked = False
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -95,7 +102,7 @@ class Forked:
     Attributes:
         pid: 0 until it has been forked.
         returncode: as of the last `poll`: None while the process runs or is not there yet; its exit code, negative for
-            a signal; UNKNOWN if the fork server has ended before it.
+            a signal; UNKNOWN if the fork server has ended before it, or is stopped.
         refusal: why the machine gave no process; empty without a reason.
     """
 
@@ -108,6 +115,7 @@ class Forked:
         self._status: int | None = status
         self._said = b""
         self._process: int | None = None
+        self._over_since_s: float | None = None  # when its end was seen
 
     def poll(self) -> int | None:
         """Returns the exit code, None while the process runs or is not there yet."""
@@ -125,14 +133,24 @@ class Forked:
         return self.returncode
 
     def _listen(self, timeout_s: float | None) -> None:
-        """Waits until the server says something, or has ended; if it has, until the process has."""
-        source = self._status if self._status is not None else self._process
-        if self.returncode is not None or source is None or not _is_readable(source, timeout_s):
+        """Waits until the server says something, or the process has ended."""
+        sources = [source for source in (self._status, self._process) if source is not None]
+        if self.returncode is not None or not (ready := _readable(sources, timeout_s)):
             return
-        if self._status is None:
+        if self._status is not None and self._status in ready:
+            self._hear(self._status)
+            return
+        # The process has ended. Its server is about to say how, unless it has gone, or is stopped.
+        if self._over_since_s is None:
+            self._over_since_s = time.monotonic()
+        if self._status is None or time.monotonic() - self._over_since_s > _CODE_LIMIT_S:
             self._has_ended(self.UNKNOWN)
-            return
-        self._said += (part := os.read(self._status, 4096))
+        elif timeout_s != 0:
+            time.sleep(_PAUSE_S)
+
+    def _hear(self, status: int) -> None:
+        """Takes what the server says: the pid, then the exit code; or why there is no process; at its end nothing."""
+        self._said += (part := os.read(status, 4096))
         sentences = [json.loads(line) for line in self._said.splitlines(keepends=True) if line.endswith(b"\n")]
         if sentences and isinstance(sentences[0], str):
             self.refusal = sentences[0]
@@ -144,7 +162,7 @@ class Forked:
         if len(sentences) > 1:
             self._has_ended(sentences[1])
         elif not part:
-            os.close(self._status)
+            os.close(status)
             self._status = None
             if self._process is None:
                 self._has_ended(self.UNKNOWN)
@@ -167,10 +185,11 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
+def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
     poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poller.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def serve_forks(control: int, run: Callable[[Any], int]) -> None:

@@ -35,7 +35,7 @@ PROMISES = {
     "shared devices": "It may also take turns with the critic on the critic's devices",
     # What a user has in hand.
     "prompts": "A run can mix several files by weight, filter rows",
-    "mistakes are sentences": "A mistake in the file ends the command before anything starts, with one sentence",
+    "mistakes are sentences": "A mistake in the file ends the command before the first step, with one sentence",
     "checkpoints of Hugging Face": "Hugging Face checkpoints work [unchanged](docs/from-verl.md)",
     "from verl": "one command translates a verl launch script into a SplitPPO config",
     "a plan": "predict the time of a step on other devices",

@@ -72,18 +72,18 @@ class Launch:
         return PrefixStore(f"splitppo/{self.restart}", store)
 
 
-def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> torch.device:
+def place_process(launch: Launch, role_name: RoleName, service: ServiceConfig, num_threads: int) -> torch.device:
     """Binds this process to its CPU cores and GPU and returns its device; ConfigError if the machine lacks them."""
     if cpus := cpus_of_rank(service.cpus, launch.local_rank, launch.local_world_size):
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
-            raise ConfigError(f"services.*.cpus: this machine does not offer cores {sorted(cpus)}") from error
+            raise ConfigError(f"services.{role_name}.cpus: this machine does not offer cores {sorted(cpus)}") from error
     torch.set_num_threads(num_threads)
     if not service.devices:
         return torch.device("cpu")
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi, not the fastest first
-    index = gpu_of_rank(service.devices, launch, torch.cuda.device_count())
+    index = gpu_of_rank(f"services.{role_name}.devices", service.devices, launch, torch.cuda.device_count())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -101,18 +101,20 @@ def use_expandable_segments(role_name: RoleName, config: Config) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # noqa: SLF001 - has no public name
 
 
-def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
+def gpu_of_rank(key: str, devices: Sequence[int], launch: Launch, num_visible: int) -> int:
     """Returns the CUDA index of a rank's GPU among the GPUs that its process sees; ConfigError without such a GPU.
+
+    `devices` is the value of `key`.
 
     A process that sees as many GPUs as its node has ranks sees the GPUs of its group alone (CUDA_VISIBLE_DEVICES, a
     container), and counts them from 0. A process that sees more GPUs takes the index from `devices`.
     """
     if len(devices) < launch.local_world_size:
-        raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.local_world_size} ranks")
+        raise ConfigError(f"{key} lists {len(devices)} GPUs for {launch.local_world_size} ranks")
     index = launch.local_rank if num_visible == launch.local_world_size else devices[launch.local_rank]
     if index >= num_visible:
         raise ConfigError(
-            f"services.*.devices is {list(devices)}, but this machine offers {num_visible} GPUs;"
+            f"{key} is {list(devices)}, but this machine offers {num_visible} GPUs;"
             " leave it empty to compute on the CPU"
         )
     return index

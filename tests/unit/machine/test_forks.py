@@ -123,6 +123,14 @@ def test_processes_outlive_their_server_and_what_comes_to_their_end_is_not_known
         assert process.wait(30) == Forked.UNKNOWN
 
 
+def test_the_end_of_a_process_is_seen_though_its_server_is_stopped(tmp_path: Path) -> None:
+    with forks("time.sleep(60)", tmp_path) as made:
+        process = started(made.fork())
+        os.kill(made.server.pid, signal.SIGSTOP)
+        process.kill()
+        assert process.wait(30) == Forked.UNKNOWN
+
+
 def test_a_process_that_a_killed_server_has_not_forked_never_comes(tmp_path: Path) -> None:
     with forks("return 0", tmp_path, "os.kill(os.getpid(), 9)") as made:
         asked = made.fork()

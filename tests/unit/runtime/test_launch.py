@@ -211,7 +211,7 @@ def second_of_two_ranks() -> Launch:
     [pytest.param(8, 7, id="all GPUs of the machine"), pytest.param(2, 1, id="those of the group, counted from 0")],
 )
 def test_a_rank_takes_its_own_gpu_whichever_its_process_sees(num_visible: int, index: int) -> None:
-    assert gpu_of_rank([6, 7], second_of_two_ranks(), num_visible) == index
+    assert gpu_of_rank("services.actor.devices", [6, 7], second_of_two_ranks(), num_visible) == index
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_rank_takes_its_own_gpu_whichever_its_process_sees(num_visible: int, i
 )
 def test_a_rank_without_a_gpu_is_the_users_mistake(devices: list[int], num_visible: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        gpu_of_rank(devices, second_of_two_ranks(), num_visible)
+        gpu_of_rank("services.actor.devices", devices, second_of_two_ranks(), num_visible)
 
 
 @pytest.mark.parametrize(("given", "order"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
@@ -231,6 +231,6 @@ def test_a_rank_numbers_gpus_as_nvidia_smi_does_unless_it_is_told_otherwise(
     if given is None:
         monkeypatch.delenv("CUDA_DEVICE_ORDER")
     nowhere = ServiceConfig(num_processes=2, devices=(98, 99))
-    with pytest.raises(ConfigError, match="this machine offers"):
-        place_process(second_of_two_ranks(), nowhere, torch.get_num_threads())
+    with pytest.raises(ConfigError, match=r"services\.critic\.devices is .*this machine offers"):
+        place_process(second_of_two_ranks(), "critic", nowhere, torch.get_num_threads())
     assert os.environ["CUDA_DEVICE_ORDER"] == order

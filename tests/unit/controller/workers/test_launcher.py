@@ -460,7 +460,7 @@ async def test_groups_start_though_their_template_was_killed_before_it_forked_th
 
 async def test_a_template_that_is_killed_each_time_is_given_up(launch: Launch) -> None:
     launcher = launch(SERVE_UNTIL_SIGTERM, template="os.kill(os.getpid(), 9)", algorithm__adv_estimator="grpo")
-    assert str(await failure(launcher.start())) == "the actor group ended at start: its template was killed"
+    assert str(await failure(launcher.start())) == "the actor group ended at start: its templates were killed"
 
 
 async def test_a_template_that_cannot_start_is_quoted(launch: Launch) -> None:
@@ -530,9 +530,27 @@ async def test_a_template_that_hangs_is_replaced(launch: Launch, tmp_path: Path)
     stop_once = KILL_ONCE.replace("os.getpid(), 9", "os.getpid(), 19")
     launcher = launch(SERVE_UNTIL_SIGTERM, template=stop_once, services__start_timeout_s=1.0)
     failed = await failure(launcher.start())
-    assert "group did not come up in 1 s" in str(failed)
+    assert "group did not come up in 1 s: its template has not forked it; last lines of" in str(failed)
     await launcher.discard(["actor", "critic"])
     assert (await launcher.start()).keys() == {"actor", "critic"}
+
+
+async def test_a_template_that_is_stopped_after_it_has_forked_is_replaced_and_keeps_no_lost_group(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.workers.template.FORK_LIMIT_S", 0.2)
+    monkeypatch.setattr("controller.workers.launcher.KILL_TIMEOUT_S", 5.0)
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    before = await launcher.start()
+    [template] = parents_of(launcher)
+    os.kill(template, signal.SIGSTOP)
+    os.kill(int(before["critic"].instance_id), signal.SIGKILL)
+    await launcher.discard(["critic"])
+    assert launcher.groups["critic"].has_ended
+    after = await launcher.start()
+    assert after["actor"] == before["actor"]
+    assert after["critic"].instance_id != before["critic"].instance_id
+    assert not is_alive(template)
 
 
 async def test_a_refusal_is_told_also_if_the_template_has_gone_before(launch: Launch, tmp_path: Path) -> None:
