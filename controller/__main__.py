@@ -117,9 +117,9 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{scores}{talks}{run}\n{memory}\n")
-    check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it
     if warning := fp32_on_gpus(config):
         sys.stderr.write(f"warning: {warning}\n")
+    check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it
     return 0
 
 

@@ -40,6 +40,7 @@ left out as a whole. A key that the table does not name, of a later version or o
   both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines,
   and no more than a mini-batch has rows.
   `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
+  [Which number is which GPU](hosts.md#which-gpus), also below `CUDA_VISIBLE_DEVICES`.
 * `actor_rollout_ref.hybrid_engine=False`, as in `one_step_off_policy`: verl's `rollout.n_gpus_per_node` GPUs on
   `rollout.nnodes` machines are those of `services.rollout`, which samples one step ahead with `rollout.staleness: 1`
   ([staleness.md](staleness.md)). `--gpus` divides the GPUs of `trainer`. The log-probs of sampling are the old ones

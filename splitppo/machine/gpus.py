@@ -42,20 +42,26 @@ def offered_gpus() -> tuple[str, ...] | None:
     return tuple(takewhile(_ENTRY.fullmatch, (entry.strip() for entry in listed.split(","))))
 
 
-def check_offered(key: str, devices: Sequence[int], num_offered: int) -> None:
+def check_offered(key: str, devices: Sequence[int], num_gpus: int | None = None) -> None:
     """Checks that the numbers in `devices`, the value of `key`, are GPUs that this process may use; else ConfigError.
 
-    `num_offered` is the number of those GPUs.
+    `num_gpus` is the number of those GPUs that this machine has; None: nobody has counted them, only the places in
+    CUDA_VISIBLE_DEVICES are checked.
     """
-    if max(devices, default=-1) < num_offered:
+    highest = max(devices, default=-1)
+    offered = offered_gpus()
+    listed = f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)}"
+    if offered is not None and highest >= len(offered):
+        places = f": devices are places in that list, here from 0 to {len(offered) - 1}" if offered else ""
+        problem = f"{listed} offers {len(offered)} GPUs{places}"
+    elif num_gpus is None or highest < num_gpus:
         return
-    listed = os.environ.get(VISIBLE_DEVICES)
-    source = "this machine" if listed is None else f"{VISIBLE_DEVICES}={listed}"
-    numbered = f", numbered from 0 to {num_offered - 1}" if listed is not None and num_offered else ""
-    raise ConfigError(
-        f"{key} is {list(devices)}, but {source} offers {num_offered} GPUs{numbered}; leave it empty to compute on the"
-        " CPU"
-    )
+    elif offered is None:
+        problem = f"this machine offers {num_gpus} GPUs"
+    else:
+        has = f"only the first {num_gpus}" if num_gpus else "none"
+        problem = f"of the GPUs in {listed} this machine has {has}"
+    raise ConfigError(f"{key} is {list(devices)}, but {problem}; leave {key} empty to compute on the CPU")
 
 
 def visible_devices(key: str, devices: Sequence[int]) -> str:
@@ -67,7 +73,7 @@ def visible_devices(key: str, devices: Sequence[int]) -> str:
     offered = offered_gpus()
     if offered is None:
         return ",".join(map(str, devices))
-    check_offered(key, devices, len(offered))
+    check_offered(key, devices)
     return ",".join(offered[device] for device in devices)
 
 
@@ -101,6 +107,20 @@ def _find(name: str, handles: Sequence[Any]) -> Any:
         if pynvml.nvmlDeviceGetUUID(handle).startswith(name):
             return handle
     return pynvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU
+
+
+def name_in_nvidia_smi(uuid: str) -> str:
+    """Returns the number that nvidia-smi on this machine gives the GPU `GPU-<uuid>`, in words; its UUID if it has none.
+
+    A part of a GPU (MIG) has none.
+    """
+    import pynvml
+
+    name = f"GPU-{uuid}"
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        name = f"GPU {pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(name))} of nvidia-smi"
+    return name
 
 
 def memory_reader(uuid: str) -> Callable[[], GpuMemory]:

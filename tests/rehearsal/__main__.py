@@ -2,8 +2,8 @@
 
 They are tests/gpu and the rehearsals, on a machine with four GPUs, and the tests of engines and roles that `ON_DEVICE`
 names, which otherwise run on the CPU. With paths only these are run. With --exec, the arguments are instead those of a
-Python that has the device: `python -m tests.rehearsal --exec -m benchmarks.gpu_proof`. Where the device cannot be
-compiled, one sentence says why; the exit status is then 0, but in CI 1.
+Python that has the device: `python -m tests.rehearsal --exec -m benchmarks.gpu_proof`; CUDA_VISIBLE_DEVICES narrows its
+four GPUs. Where the device cannot be compiled, one sentence says why; the exit status is then 0, but in CI 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def main() -> int:
         sys.stdout.write(f"SKIPPED the rehearsal on pretended GPUs: {error}\n")
         return 1 if os.environ.get("CI") else 0
     if sys.argv[1:2] == ["--exec"]:
-        return subprocess.run([sys.executable, *sys.argv[2:]], env=with_device, check=False).returncode
+        visible = {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
+        return subprocess.run([sys.executable, *sys.argv[2:]], env=with_device | visible, check=False).returncode
     parser = argparse.ArgumentParser(prog="tests.rehearsal", description=__doc__, allow_abbrev=False)
     parser.add_argument("-m", dest="expression", default=BY_DEFAULT, help="which tests, by their marks")
     options, arguments = parser.parse_known_args()

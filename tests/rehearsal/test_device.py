@@ -147,6 +147,14 @@ forked(lambda: torch.ones(1, device="cuda"))
     assert in_new_process(source).splitlines() == ["1", *seen, refusal]
 
 
+def test_a_program_on_pretended_gpus_sees_those_that_its_caller_lets_it_see() -> None:
+    count = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid[-1])"
+    command = [sys.executable, "-m", "tests.rehearsal", "--exec", "-c", count]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "2"]
+
+
 def test_nvml_shows_the_gpus_of_the_machine() -> None:
     assert total_bytes_of_gpus() == dict.fromkeys(range(int(os.environ["REHEARSAL_GPUS"])), 80 << 30)
     uuid = torch.cuda.get_device_properties(1).uuid

@@ -52,6 +52,9 @@ class _FakeNvml(ModuleType):
             raise NVMLError("Not Found")
         return uuids.index(uuid)
 
+    def nvmlDeviceGetIndex(self, handle: int) -> int:
+        return handle
+
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return UUID.format(handle)
 

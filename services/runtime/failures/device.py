@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from splitppo.machine.gpus import memory_reader
+from splitppo.machine.gpus import memory_reader, name_in_nvidia_smi
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The name and memory in bytes of a GPU, or of a machine's CPU; a value that cannot be read is empty or 0."""
+    """The name and memory in bytes of a GPU, or of a machine's CPU; a value that cannot be read is empty or 0.
+
+    The name says which of the machine's GPUs it is: `cuda:0` is the first one of every group.
+    """
 
     name: str = ""
     free_bytes: int = 0
@@ -24,7 +27,8 @@ def device_watch(device: torch.device) -> Callable[[], DeviceState]:
         return _main_memory
     properties = torch.cuda.get_device_properties(device)
     read_memory = memory_reader(str(properties.uuid))
-    return lambda: DeviceState(properties.name, *read_memory())
+    name = f"{properties.name}, {name_in_nvidia_smi(str(properties.uuid))}"
+    return lambda: DeviceState(name, *read_memory())
 
 
 def _main_memory() -> DeviceState:

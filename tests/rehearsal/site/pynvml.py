@@ -46,6 +46,10 @@ def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
     raise NVMLError("Not Found")
 
 
+def nvmlDeviceGetIndex(handle: int) -> int:
+    return handle
+
+
 def nvmlDeviceGetUUID(handle: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{handle:012d}"
 

@@ -231,9 +231,11 @@ def test_check_prints_the_plan_and_refuses_gpus_that_are_not_there(
     assert check(config_file, "services.critic.devices=[1]") == 2
     printed = capsys.readouterr()
     assert "\nmemory of " in printed.out
-    assert printed.err == (
+    warning, error = printed.err.splitlines()
+    assert warning.startswith("warning: critic.dtype: fp32 on GPUs is slow")
+    assert error == (
         f"error: services.critic.devices is [1], but this machine offers {len(sizes or [])} GPUs;"
-        " leave it empty to compute on the CPU\n"
+        " leave services.critic.devices empty to compute on the CPU"
     )
 
 
@@ -246,9 +248,9 @@ def test_check_counts_gpus_in_the_list_of_those_that_the_controller_may_use(
     assert check(config_file, *devices) == 0
     capsys.readouterr()
     assert check(config_file, *devices, "services.critic.devices=[3]") == 2
-    assert capsys.readouterr().err == (
-        "error: services.critic.devices is [3], but CUDA_VISIBLE_DEVICES=2,3 offers 2 GPUs, numbered from 0 to 1;"
-        " leave it empty to compute on the CPU\n"
+    assert capsys.readouterr().err.endswith(
+        "error: services.critic.devices is [3], but CUDA_VISIBLE_DEVICES=2,3 offers 2 GPUs: devices are places in that"
+        " list, here from 0 to 1; leave services.critic.devices empty to compute on the CPU\n"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splitppo.config_error import ConfigError
-from splitppo.machine.gpus import GpuMemory, memory_reader, total_bytes_of_gpus, visible_devices
+from splitppo.machine.gpus import GpuMemory, check_offered, memory_reader, total_bytes_of_gpus, visible_devices
 from tests.support.fake_gpus import put_gpus
 
 
@@ -59,8 +59,8 @@ def test_a_group_sees_its_own_of_the_gpus_that_the_controller_may_use(
 @pytest.mark.parametrize(
     ("listed", "offers"),
     [
-        ("4,5", "CUDA_VISIBLE_DEVICES=4,5 offers 2 GPUs, numbered from 0 to 1"),
-        ("4,-1,5", "CUDA_VISIBLE_DEVICES=4,-1,5 offers 1 GPUs, numbered from 0 to 0"),
+        ("4,5", "CUDA_VISIBLE_DEVICES=4,5 offers 2 GPUs: devices are places in that list, here from 0 to 1"),
+        ("4,-1,5", "CUDA_VISIBLE_DEVICES=4,-1,5 offers 1 GPUs: devices are places in that list, here from 0 to 0"),
         ("", "CUDA_VISIBLE_DEVICES= offers 0 GPUs"),
     ],
 )
@@ -71,8 +71,23 @@ def test_a_number_outside_of_the_list_is_refused_with_the_list(
     with pytest.raises(ConfigError) as refused:
         visible_devices("services.critic.devices", [0, 4])
     assert str(refused.value) == (
-        f"services.critic.devices is [0, 4], but {offers}; leave it empty to compute on the CPU"
+        f"services.critic.devices is [0, 4], but {offers}; leave services.critic.devices empty to compute on the CPU"
     )
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        ([4, 5], "CUDA_VISIBLE_DEVICES=4,5,6,7 offers 4 GPUs: devices are places in that list, here from 0 to 3"),
+        ([0, 1], "of the GPUs in CUDA_VISIBLE_DEVICES=4,5,6,7 this machine has none"),
+    ],
+)
+def test_numbers_of_nvidia_smi_are_told_from_places_also_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, devices: list[int], problem: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    with pytest.raises(ConfigError, match=problem):
+        check_offered("services.actor.devices", devices, num_gpus=0)
 
 
 def test_a_gpu_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
