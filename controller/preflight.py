@@ -44,6 +44,7 @@ from splitppo.config import ComputedModelConfig, Config, ConfigError, RewardConf
 from splitppo.config.adapter_files import check_adapter
 from splitppo.config.attention_heads import check_heads
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.compiled import check_compiler
 from splitppo.config.rollout_packages import check_adapter_packages, check_rollout_packages
 from splitppo.config.rope import rope_switch
 from splitppo.config.section import TrainedRoleName
@@ -104,8 +105,8 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
             used; moments would be offloaded from a CPU; ranks that are started here would not find the rollout backend,
-            peft or the file of a policy loss, or could not make the folder of the published weights; a group that is
-            started elsewhere has no address.
+            peft, a compiler or the file of a policy loss, or could not make the folder of the published weights; a
+            group that is started elsewhere has no address.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
@@ -116,6 +117,8 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{trained}.optimizer_offload needs GPUs (services.{trained}.devices)")
     if config.services.launch == "local":
         check_adapter_packages(config)
+        for role in config.roles:
+            check_compiler(config, role)
         for role in config.samplers:
             check_rollout_packages(config, role)
         for phase in config.in_every_phase:

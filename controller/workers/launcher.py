@@ -22,6 +22,7 @@ import psutil
 from controller.workers.concurrency import gather_calls
 from controller.workers.template import TEMPLATE, Template, TemplateFailed, Torchrun, last_lines, read_log
 from splitppo.config import Config
+from splitppo.config.compiled import compile_keys
 from splitppo.config.section import RoleName
 from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
@@ -83,6 +84,7 @@ class LocalGroup:
         self.role: RoleName = role
         self.endpoint: Endpoint | None = None
         self._service = config.services.of(role)
+        self._compile_keys = compile_keys(config, role)
         self._start_timeout_s = config.services.start_timeout_s
         self._announcement = config.run.dir / "services" / f"{role}.json"
         self._logs = config.run.dir / "logs"
@@ -191,6 +193,9 @@ class LocalGroup:
         else:
             raise GroupFailed(f"the {self.role} group ended at start: its templates were killed", role=self.role)
         log.info("started the %s group, torchrun pid %d", self.role, self._torchrun.process.pid)
+        if self._compile_keys:
+            keys = ", ".join(self._compile_keys)
+            log.info("the %s group compiles layers (%s): a minute or more, less from a cache", self.role, keys)
 
     async def _announced(self) -> Endpoint:
         while not (announcement := read_log(self._announcement)):  # a group that ends removes the file

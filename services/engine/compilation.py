@@ -134,6 +134,10 @@ def _one_sentence(subject: str) -> Iterator[None]:
 
 def _reason_of(error: Exception) -> str:
     """Returns the line of an error that names the reason: of a compiler's output the first one with an error."""
+    from torch._inductor import config, exc  # late: the first compilation imports them
+
     cause = getattr(error, "inner_exception", error)
+    if isinstance(cause, exc.InvalidCxxCompiler):  # its own words show a tuple of torch's configuration
+        return f"the C++ compiler {config.cpp.cxx[-1]!r} cannot be run"
     lines = str(cause).splitlines() or [type(cause).__name__]
     return next((line for line in lines if "error:" in line), lines[0]).strip()

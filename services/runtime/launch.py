@@ -40,6 +40,7 @@ from splitppo import failpoints
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.compiled import check_compiler
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, threads_of_rank
 from splitppo.config_error import sentence_of
@@ -94,6 +95,7 @@ def run(
         plan = batch_plan(config)
         _check_has_group(role_name, config)
         check_config(config)
+        check_compiler(config, role_name)
         if not options.check:
             _serve(role_name, config, build_role, lifeline=options.lifeline)
         elif int(os.environ.get("RANK", "0")) == 0:

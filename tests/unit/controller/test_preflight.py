@@ -78,6 +78,15 @@ def test_moments_are_offloaded_from_gpus_alone(make: Any, role: str) -> None:
     check_config(make(**{f"{role}__optimizer_offload": True, f"services__{role}__devices": [0]}))
 
 
+def test_layers_that_nothing_here_can_compile_are_refused_where_groups_start_here(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"^critic\.compile: "):
+        check_config(make(critic__compile=True))
+
+
 def test_an_estimator_of_the_users_that_fails_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def mine(rewards_BT, groups_B, scored_BT):\n    return rewards_BT[:, :1], rewards_BT\n")

@@ -188,10 +188,8 @@ def test_code_with_another_gradient_is_refused(models: Path) -> None:
 def test_no_compiler_is_one_sentence(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     no_compiler = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
-    with (
-        no_compiler,
-        pytest.raises(ValueError, match=r"policy: compile: .*a C\+\+ compiler.*no-such-compiler") as error,
-    ):
+    sentence = r"policy: compile: .*: the C\+\+ compiler 'no-such-compiler' cannot be run$"
+    with no_compiler, pytest.raises(ValueError, match=sentence) as error:
         make_engine(models / "policy", compile=True)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400

@@ -115,6 +115,15 @@ async def test_an_estimator_without_critic_starts_no_critic(launch: Launch) -> N
     assert set(await launcher.start()) == {"actor"}
 
 
+async def test_a_group_that_compiles_layers_says_so_at_its_start(
+    launch: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await launch(SERVE_UNTIL_SIGTERM, critic__compile=True).start()
+    said = [record.getMessage() for record in caplog.records if "compiles" in record.getMessage()]
+    assert said == ["the critic group compiles layers (critic.compile): a minute or more, less from a cache"]
+
+
 async def test_each_group_gets_its_own_ranks_gpus_and_threads(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
