@@ -100,16 +100,23 @@ class Inputs:
 
 
 def check_config(config: Config) -> None:
+    """Checks certificates and tokens, and all that `check_keys` does; ConfigError if something cannot be used."""
+    load_credentials(config.services.security, "controller")
+    check_keys(config)
+
+
+def check_keys(config: Config) -> None:
     """Checks how the numbers of a configuration fit together, and the files and packages that the configuration names.
 
+    Certificates and tokens are left out: a run has loaded them already, and no longer has a token in its environment.
+
     Raises:
-        ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
-            used; moments would be offloaded from a CPU; ranks that are started here would not find the rollout backend,
-            peft, a compiler or the file of a policy loss, or could not make the folder of the published weights; a
-            group that is started elsewhere has no address.
+        ConfigError: numbers do not divide or fit; an estimator fails on three tokens; moments would be offloaded from a
+            CPU; ranks that are started here would not find the rollout backend, peft, a compiler or the file of a
+            policy loss, or could not make the folder of the published weights; a group that is started elsewhere has no
+            address.
     """
     batch_plan(config)
-    load_credentials(config.services.security, "controller")
     for phase in config.in_every_phase:
         try_estimator(phase.algorithm, num_samples=phase.rollout.n)
     for trained in config.trained_roles:
@@ -136,17 +143,21 @@ def check_config(config: Config) -> None:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Checks a configuration, and loads all that it names; see `check_setup` and `read_inputs`."""
+    """Checks a configuration, and loads all that it names; see `check_config`, `check_setup` and `read_inputs`."""
+    load_credentials(config.services.security, "controller")
     return read_inputs(config, check_setup(config))
 
 
 def check_setup(config: Config) -> int | None:
-    """Checks all that can be checked before prompts are read, which may take minutes; returns `check_models`.
+    """Checks what can be checked before prompts are read, which may take minutes, but for certificates and tokens.
+
+    Returns:
+        `check_models`.
 
     Raises:
         ConfigError: a key, a tracker or a model cannot be used.
     """
-    check_config(config)
+    check_keys(config)
     check_trackers(config.tracking)
     return check_models(config)
 

@@ -136,12 +136,15 @@ class LocalGroup:
         return [rank for rank in self._ranks if is_running(rank)]
 
     def launch(self) -> None:
-        """Starts the group's processes unless they run; does not wait until they take calls.
+        """Starts the group's processes unless they were started; does not wait until they take calls.
+
+        A start that has failed is left for `start` to tell.
 
         Raises:
             ConfigError: `services.*.devices` has a number outside of the GPUs that this process may use.
         """
-        if self.has_ended:
+        has_come_up = self.endpoint is not None
+        if self._torchrun is None or (has_come_up and self.has_ended):
             self._start_torchrun()
 
     async def start(self) -> Endpoint:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # The number of nvidia-smi, or a UUID of a GPU or of a part of one (MIG), also in the older form MIG-GPU-<uuid>/1/0.
-_ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
+_ENTRY = re.compile(r"[0-9]+|(GPU|MIG)-\S+")
 
 
 class GpuMemory(NamedTuple):

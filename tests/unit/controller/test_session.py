@@ -98,6 +98,18 @@ def test_groups_load_while_prompts_are_read_and_end_if_those_are_refused(
     assert not any(is_alive(int(pid)) for pid in started)
 
 
+def test_a_token_of_a_variable_is_read_once_and_no_scorer_sees_it(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUR_TOKEN", "a-token-of-32-characters-in-all-")
+    look = "import os\nassert 'OUR_TOKEN' not in os.environ, 'a scorer has the token'\n"
+    reward = tmp_path / "reward.py"
+    reward.write_text(f"{look}def compute_score(**_):\n    return 0.0\n")
+    config = make(services__security={"token_env": "OUR_TOKEN"}, reward__custom_function_path=str(reward))
+    assert run_session(config) == 2
+    assert "cannot be reached within 0.3 s" in capsys.readouterr().err
+
+
 def test_no_group_is_started_for_a_model_that_is_refused(make: Callable[..., Config], tmp_path: Path) -> None:
     config = make(services={"actor": {}, "critic": {}}, actor__model=str(tmp_path))
     assert run_session(config) == 2

@@ -452,6 +452,16 @@ async def test_when_both_groups_die_one_of_them_is_reported(launch: Launch) -> N
     assert str(failed).startswith(("the actor group ended at start", "the critic group ended at start"))
 
 
+async def test_a_group_that_has_ended_before_anybody_waits_for_it_is_told_of(launch: Launch) -> None:
+    launcher = launch("sys.exit('broken')", algorithm__adv_estimator="grpo")
+    launcher.launch()
+    group = launcher.groups["actor"]
+    assert group._torchrun is not None
+    await group._torchrun.started()
+    wait_until(lambda: group.has_ended, what="the end of the group")
+    assert str(await failure(launcher.start())).startswith("the actor group ended at start; last lines of ")
+
+
 # The template.
 
 KILL_ONCE = """
