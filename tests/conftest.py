@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ FAST = ("golden", "property", "style", "unit")
 settings.register_profile("patient", deadline=None)
 
 _SKIPPED = pytest.StashKey[dict[str, str]]()
+_DESELECTED = pytest.StashKey[Counter[str]]()
+# Marks of tests that a target of make leaves out, and what runs them.
+RUN_BY = {
+    "extended": "make test-slow, or name their files",
+    "docker": "make test-deploy, or name their files",
+    "vllm": "VLLM=1",
+    "gpu": "pytest -m gpu on a GPU, make rehearse-gpu without",
+}
 
 
 def is_ci() -> bool:
@@ -60,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif reason := datasets.absence():
         raise pytest.UsageError(reason)
     config.stash[_SKIPPED] = {}
+    config.stash[_DESELECTED] = Counter()
     config.pluginmanager.register(_Skips(config.stash[_SKIPPED]), "skips")
 
 
@@ -82,6 +92,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow_by_kind(item.path):
             item.add_marker("slow")
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Counts the tests that are left out, by the first of the marks `RUN_BY` that they have."""
+    for item in items:
+        if mark := next((mark for mark in RUN_BY if item.get_closest_marker(mark)), None):
+            item.config.stash[_DESELECTED][mark] += 1
 
 
 def is_slow_by_kind(file: Path) -> bool:
@@ -133,6 +150,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for mark, number in sorted(config.stash[_DESELECTED].items()):
+        terminalreporter.write_line(f"left out: {number} tests marked {mark} ({RUN_BY[mark]})")
     skipped = list(_not_agreed_to(config)) if is_ci() else []
     if skipped:
         terminalreporter.section("skipped, which fails in CI", red=True)

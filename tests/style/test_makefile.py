@@ -42,6 +42,14 @@ def test_settings_choose_lock_environment_and_tests(settings: list[str], lock: s
     assert [word for word in test if word not in ("--part", "first")] == everything
 
 
+def test_files_that_are_named_are_run_whole_and_folders_as_always() -> None:
+    for target in ("test", "test-all"):
+        for named, left_out in [("tests/a.py tests/b.py::test_c", ""), ("tests/unit -k kl", "extended and not docker")]:
+            command = shlex.split(make(target, f"ARGS={named}").stdout.splitlines()[-1])
+            expression = command[command.index("-m", 3) + 1]
+            assert expression.partition("not gpu and not vllm")[2].removeprefix(" and not ") == left_out
+
+
 @pytest.mark.parametrize(
     ("settings", "command"),
     [

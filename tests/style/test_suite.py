@@ -226,6 +226,13 @@ def test_otherwise_it_is_green(tmp_path: Path, files: dict[str, str], ci: str) -
     assert run_pytest(tmp_path, files, ci=ci).returncode == 0
 
 
+def test_what_is_left_out_for_a_mark_is_told_with_the_command_that_runs_it(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.extended\ndef test_it(): pass"
+    done = run_pytest(tmp_path, {"test_long.py": marked, **RUNS}, "-m", "not extended", ci="")
+    assert done.returncode == 0
+    assert "\nleft out: 1 tests marked extended (make test-slow, or name their files)\n" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [[], ["-n", "1"]], ids=["one process", "parallel workers"])
 @pytest.mark.parametrize("data", ["/there/is/none", pytest.param("", marks=pytest.mark.extended)])
 def test_without_data_sets_ci_fails_with_one_sentence(tmp_path: Path, arguments: list[str], data: str) -> None:
