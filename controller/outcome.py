@@ -33,6 +33,7 @@ class RunOutcome:
     Attributes:
         reason: why the run ends, e.g. "completed"; "failed" until another reason is known.
         signal: the first signal that asked the run to end.
+        resumed_at_step: the step from which this process went on first, before any recovery.
         digests: sha256 of the weights at the end of the run.
         summary: the content of summary.json; None until `finish` has made it.
     """
@@ -40,6 +41,7 @@ class RunOutcome:
     def __init__(self, folder: RunFolder, display: Display) -> None:
         self.reason: ExitReason = "failed"
         self.signal: signal.Signals | None = None
+        self.resumed_at_step = 0
         self.digests = WeightsDigests()
         self.summary: Summary | None = None
         self._folder = folder
@@ -85,7 +87,7 @@ class RunOutcome:
             train_s=state.train_s,
             tokens=state.tokens,
             overlap=Overlap.over(lines),
-            this_start=ThisStart(resumed_at_step=restored.step, wall_s=time.monotonic() - self._started_s),
+            this_start=ThisStart(resumed_at_step=self.resumed_at_step, wall_s=time.monotonic() - self._started_s),
             weights_sha256=self.digests,
             exit_reason=self.reason,
             finished=self.reason in ("completed", "interrupted") and has_ended,

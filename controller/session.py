@@ -145,6 +145,7 @@ class Session:
         config, folder = self._config, self._folder
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
+        self._outcome.resumed_at_step = point.step
         vocab_size = check_setup(config)
         gpus = visible_gpus(config)
         if gpus:  # without any, the ranks know whether there is a device of another kind
@@ -258,7 +259,9 @@ class Session:
         incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)
         spans = await point.restore(self._groups)
         self._record.groups_up(workers.clients, point.step)
-        if self._trainer is not None:
+        if self._trainer is None:
+            self._outcome.resumed_at_step = point.step
+        else:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state

@@ -58,7 +58,9 @@ class WeightsDigests(_Part):
 class ThisStart(_Part):
     """The part of a run that one controller process has done: its first step and its wall time."""
 
-    resumed_at_step: int = Field(ge=0, description="step from which the process went on; 0: the initial models")
+    resumed_at_step: int = Field(
+        ge=0, description="step from which the process went on first, before any recovery; 0: the initial models"
+    )
     wall_s: float = Field(ge=0.0, description="seconds, start to exit")
 
 

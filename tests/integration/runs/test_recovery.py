@@ -80,6 +80,7 @@ def test_a_frozen_rank_and_updates_that_fail_cost_no_more_than_time(
     restarts = {line["step"]: line["recovery/num_restarts"] for line in folder.metrics}
     assert restarts[out_of_memory.step] == restarts[frozen.step]
     assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
+    assert folder.summary["this_start"]["resumed_at_step"] == 0
 
 
 def run_to_the_same_end(
