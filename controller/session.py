@@ -240,7 +240,7 @@ class Session:
         """Returns the pause before the restart of a lost group, in seconds; raises the error if none is left."""
         killed = await self._groups.oom_kill()
         pause_s = self._restarts.take(self._recorder.last_step, is_oom_kill=killed is not None)
-        for note in (killed, self._groups.end_reason(error), pause_s):
+        for note in (killed, await self._groups.end_reason(error), pause_s):
             if isinstance(note, str) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
         place = error.place if isinstance(error, WireError) else Place(role=getattr(error, "role", ""))

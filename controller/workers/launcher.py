@@ -24,7 +24,8 @@ from controller.workers.template import TEMPLATE, Template, TemplateFailed, Torc
 from splitppo.config import Config
 from splitppo.config.compiled import compile_keys
 from splitppo.config.section import RoleName
-from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
+from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, how_it_ended, read_first_end
+from splitppo.machine.forks import Forked
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.machine.process_tree import find_processes, is_running, kill_trees, wait_gone
@@ -111,10 +112,14 @@ class LocalGroup:
         return self.has_ended or len(self._living_ranks()) < len(self._announced_ranks())
 
     async def lost_rank(self) -> int | None:
-        """Returns the rank that ended first; None if several have ended, and torchrun does not soon say which one."""
+        """Returns the rank that ended first.
+
+        None if torchrun itself was the first, or if several ranks have ended, and torchrun does not soon say which one
+        was.
+        """
         living = {rank.pid for rank in self._living_ranks()}
         ended = [process["rank"] for process in self._announced_ranks() if process["pid"] not in living]
-        if len(ended) == 1:
+        if len(ended) == 1 and not self.has_ended:
             return int(ended[0])
         await self._ended_within(LOST_RANK_TIMEOUT_S)
         first = self._first_end()
@@ -230,6 +235,22 @@ class LocalGroup:
         await self._ended_within(CULPRIT_TIMEOUT_S)
         first = self._first_end()
         return f"{self.role} {first}" if first and first.is_oom_kill else None
+
+    async def how_it_ended(self) -> str | None:
+        """Returns how the rank that ended first, or torchrun itself, has ended.
+
+        None if the group is not lost, or if torchrun does not soon say it.
+        """
+        if self._torchrun is None or not self.is_gone or not await self._ended_within(LOST_RANK_TIMEOUT_S):
+            return None
+        if first := self._first_end():
+            return f"{self.role} {first}"
+        exit_code = self._torchrun.process.returncode
+        if exit_code is None or exit_code == Forked.UNKNOWN:
+            return None
+        if exit_code > _ENDED_BY_SIGNAL:
+            exit_code = _ENDED_BY_SIGNAL - exit_code
+        return f"the torchrun of the {self.role} {how_it_ended(exit_code)}"
 
     async def stop(self) -> None:
         """Ends the group's processes: first by SIGTERM, then by closing their standard input, then by SIGKILL."""

@@ -200,15 +200,23 @@ class WorkerGroups:
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
-    def end_reason(self, error: Exception) -> str | None:
-        """Returns the reason that the group of `error` has written down; None without one, or if `error` has it.
+    async def end_reason(self, error: Exception) -> str | None:
+        """Returns why the group of `error` has ended; None if nobody knows, or if `error` says so.
 
-        A group that ends while no call is open answers nobody, and `error` only says that the group is gone.
+        A group that ends while no call is open answers nobody, and `error` only says that the group is gone. Then the
+        group has written down its reason. If it could not, torchrun knows how its rank has ended.
         """
+        if reason := self._written_reason(error):
+            return None if reason in str(error) else reason
+        if self._launcher is None or not isinstance(error, Unavailable):
+            return None
+        group = next((group for role, group in self._launcher.groups.items() if role == error.place.role), None)
+        return await group.how_it_ended() if group else None
+
+    def _written_reason(self, error: Exception) -> str | None:
         for client in self.clients:
             if isinstance(error, RECOVERABLE) and client.role == error.place.role:
-                reason = read_end_reason(self._config.run.dir, client.role, client.worker.instance_id)
-                return None if reason and reason in error.message else reason
+                return read_end_reason(self._config.run.dir, client.role, client.worker.instance_id)
         return None
 
     async def watch(self, roles: Collection[str] = _LOST_WITH_STATE) -> NoReturn:

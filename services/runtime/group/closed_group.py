@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from services.runtime.failures.oom_kill import OomWatch
 from services.runtime.group.forked_ranks import ForkedRank, start_forked
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
-from splitppo.end_reason import FirstEnd, write_first_end
+from splitppo.end_reason import FirstEnd, how_it_ended, write_first_end
 
 _FAILED, _BAD_INPUT = 1, 2
 _ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
@@ -66,7 +66,7 @@ def run_closed_group(
         by_themselves = [rank for rank, failure in failed.failures.items() if failure.pid not in told_to_end]
         rank = culprit({rank: exit_codes[rank] for rank in by_themselves or exit_codes})
         exit_code, why = exit_codes[rank], memory.explain(exit_codes[rank])
-        how = f"{_how_it_ended(exit_code)}{why}"
+        how = f"{how_it_ended(exit_code)}{why}"
         met[0].tell(rank, how)
         if report_file is not None:
             refusal = next(filter(None, (rank.refusal() for rank in ranks)), "")  # only one of them has told it
@@ -122,9 +122,3 @@ def report(rank: int, exit_code: int, how: str) -> int:
     if exit_code != _BAD_INPUT:
         sys.stderr.write(f"error: rank {rank} {how}\n")
     return _ENDED_BY_SIGNAL - exit_code if exit_code < 0 else exit_code
-
-
-def _how_it_ended(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"

@@ -158,7 +158,7 @@ def test_a_group_that_dies_while_the_other_one_starts_is_noticed_at_once(
         os.kill(controller.folder.pids("actor")[0], signal.SIGKILL)
         folder = controller.complete()
     assert folder.log("controller_0").count("started the actor group") == 2
-    assert ": actor rank 0: the group has ended" in folder.log("controller_0")
+    assert ": actor rank 0: the group has ended; actor rank 0 was ended by SIGKILL" in folder.log("controller_0")
     assert folder.summary["weights_sha256"] == undisturbed
 
 

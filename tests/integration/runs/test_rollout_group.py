@@ -47,6 +47,11 @@ def test_a_run_whose_group_and_actor_are_lost_ends_as_an_undisturbed_run_without
     assert log.count("starting the rollout group again in ") == 2
     assert log.count("recovering in ") == log.count("back to the checkpoint of step 2; steps made again: 1") == 1
     assert verdict.folder.metrics[-1]["recovery/num_restarts"] == 3
+    causes = [event["cause"] for event in verdict.folder.events if event["kind"] == "group_lost"]
+    assert [cause.rpartition("; ")[2] for cause in causes] == [
+        *("rollout rank 0 was ended by SIGKILL", "rollout rank 0 was ended by SIGKILL"),
+        "actor rank 0 was ended by SIGKILL",
+    ]
     assert verdict.folder.summary["this_start"]["resumed_at_step"] == 0
     syncs = {span["step"] for span in verdict.folder.spans() if (span["pool"], span["name"]) == ("rollout", "sync")}
     assert syncs >= {*verdict.folder.steps}

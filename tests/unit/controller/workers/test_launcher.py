@@ -301,22 +301,22 @@ async def test_a_lost_group_is_ended_at_once_even_if_it_is_stopped_and_would_dra
     assert (await launcher.start())["actor"].instance_id != first["actor"].instance_id
 
 
-async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
-    launcher = launch(SERVE_UNTIL_SIGTERM)
-    endpoints = await launcher.start()
-    assert not any(group.is_gone for group in launcher.groups.values())
-    os.kill(int(endpoints["critic"].instance_id), signal.SIGKILL)
-    wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
-    assert not launcher.groups["actor"].is_gone
-    assert await launcher.groups["critic"].lost_rank() == 0
-
-
 # Its rank is a process of its own that hears no end of the group.
 SERVE_BY_A_RANK = """
 import subprocess
 sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 serve(subprocess.Popen(sleep, start_new_session=True).pid)
 """
+
+
+async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
+    launcher = launch(SERVE_BY_A_RANK)
+    endpoints = await launcher.start()
+    assert not any(group.is_gone for group in launcher.groups.values())
+    os.kill(endpoints["critic"].processes[0]["pid"], signal.SIGKILL)
+    wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
+    assert not launcher.groups["actor"].is_gone
+    assert await launcher.groups["critic"].lost_rank() == 0
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -405,6 +405,36 @@ serve()
     while not group.has_ended:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0.01)
     assert await group.oom_kill() == ("actor rank 1 was ended by SIGKILL" if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("end", "rank", "sentence"),
+    [
+        (
+            'say_first_end(rank=0, how="was ended by SIGKILL", exit_code=-9); os._exit(137)',
+            0,
+            "actor rank 0 was ended by SIGKILL",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, "the torchrun of the actor was ended by SIGKILL"),
+        ("os._exit(128 + signal.SIGTERM)", None, "the torchrun of the actor was ended by SIGTERM"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", None, "the torchrun of the actor was ended by signal 35"),
+        ("os._exit(1)", None, "the torchrun of the actor ended with exit code 1"),
+    ],
+    ids=["its rank by a signal", "torchrun", "torchrun, which drained it", "torchrun by a signal without name", "else"],
+)
+async def test_a_lost_group_tells_who_has_ended_first_and_how(
+    launch: Launch, end: str, rank: int | None, sentence: str
+) -> None:
+    behaviour = f"def end(*_):\n    {end}\nsignal.signal(signal.SIGUSR1, end)\nserve()"
+    launcher = launch(behaviour, algorithm__adv_estimator="grpo")
+    pid = int((await launcher.start())["actor"].instance_id)
+    group = launcher.groups["actor"]
+    os.kill(pid, signal.SIGUSR1)
+    wait_until(lambda: group.has_ended, what="the end of the actor")
+    assert await group.lost_rank() == rank
+    assert await group.how_it_ended() == sentence
+    await group.discard()
+    assert await group.how_it_ended() is None
 
 
 async def test_a_rank_that_dies_before_it_has_a_log_is_quoted(launch: Launch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,22 +78,56 @@ async def groups(connect: Connect, tmp_path: Path) -> AsyncIterator[WorkerGroups
 
 
 @pytest.mark.parametrize("error", [Unavailable("failed to connect", ACTOR), NotIntroduced("who is there?", ACTOR)])
-def test_a_group_that_is_gone_when_it_is_called_has_left_its_reason(
+async def test_a_group_that_is_gone_when_it_is_called_has_left_its_reason(
     groups: WorkerGroups, tmp_path: Path, error: WireError
 ) -> None:
-    assert groups.end_reason(error) is None
+    assert await groups.end_reason(error) is None
     write_end_reason(tmp_path, "actor", INSTANCE, REASON)
-    assert groups.end_reason(error) == REASON
+    assert await groups.end_reason(error) == REASON
 
 
-def test_the_reason_of_another_instance_or_group_is_not_this_groups(groups: WorkerGroups, tmp_path: Path) -> None:
+async def test_the_reason_of_another_instance_or_group_is_not_this_groups(groups: WorkerGroups, tmp_path: Path) -> None:
     write_end_reason(tmp_path, "actor", "another instance", REASON)
-    assert groups.end_reason(Unavailable("failed to connect", ACTOR)) is None
+    assert await groups.end_reason(Unavailable("failed to connect", ACTOR)) is None
     write_end_reason(tmp_path, "actor", INSTANCE, REASON)
-    assert groups.end_reason(Unavailable("failed to connect", Place(role="critic"))) is None
-    assert groups.end_reason(GroupFailed("the actor group ended at start; last lines of its log", role="actor")) is None
+    assert await groups.end_reason(Unavailable("failed to connect", Place(role="critic"))) is None
+    assert (
+        await groups.end_reason(GroupFailed("the actor group ended at start; last lines of its log", role="actor"))
+        is None
+    )
 
 
-def test_a_group_that_has_answered_with_its_reason_is_not_quoted_twice(groups: WorkerGroups, tmp_path: Path) -> None:
+async def test_a_group_that_has_answered_with_its_reason_is_not_quoted_twice(
+    groups: WorkerGroups, tmp_path: Path
+) -> None:
     write_end_reason(tmp_path, "actor", INSTANCE, REASON)
-    assert groups.end_reason(PeerDied(REASON, ACTOR)) is None
+    assert await groups.end_reason(PeerDied(REASON, ACTOR)) is None
+
+
+@dataclass
+class FakeGroup:
+    """One that is not asked to end, or has."""
+
+    how: str | None
+
+    async def how_it_ended(self) -> str | None:
+        return self.how
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unavailable("the group has ended", Place(role="critic", rank=0)), "critic rank 0 was ended by SIGKILL"),
+        (Unavailable("failed to connect", Place(role="critic", method="Update")), "critic rank 0 was ended by SIGKILL"),
+        (Unavailable("it is starting", ACTOR), None),
+        (PeerDied("a peer rank died: rank 1, pid 7", Place(role="critic")), None),
+        (GroupFailed("the critic group ended at start (rank 0 was ended by SIGKILL)", role="critic"), None),
+    ],
+)
+async def test_a_group_that_could_not_say_why_it_ends_has_the_reason_that_its_torchrun_knows(
+    groups: WorkerGroups, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str | None
+) -> None:
+    local = {"actor": FakeGroup(None), "critic": FakeGroup("critic rank 0 was ended by SIGKILL")}
+    monkeypatch.setattr(groups, "_launcher", SimpleNamespace(groups=local))
+    assert await groups.end_reason(error) == reason
+    monkeypatch.undo()
