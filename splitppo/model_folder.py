@@ -28,8 +28,10 @@ def local_folder(name: str, files: Sequence[str], kind: Literal["model", "datase
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type=kind, allow_patterns=list(files)))
     except Exception as error:  # of the hub, of the network, of a name that cannot be one
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{name!r} is neither a folder nor a {kind} that the hub gives us: {reason}") from error
+        reason = str(error).strip().partition("\n")[0].removeprefix("Got: ") or type(error).__name__
+        raise ValueError(
+            f"there is no {kind} folder {name!r}, and the Hugging Face hub gave no {kind} of this name: {reason}"
+        ) from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
