@@ -164,7 +164,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     watch = device_watch(device)
     heartbeat = Heartbeat(rank, world_size, signs, activity, failure, limit_s=limit_s, device=watch)
     heartbeat.start()
-    placed = f"rank {rank} of {world_size} on {device} ({watch().name}), {torch.get_num_threads()} threads"
+    which = f" ({watch().name})" if device.type == "cuda" else ""
+    placed = f"rank {rank} of {world_size} on {device}{which}, {torch.get_num_threads()} threads"
     log.info("%s: building the %s", placed, role_name)
     try:
         failpoints.hit("load", 0)
