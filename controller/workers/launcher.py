@@ -241,7 +241,7 @@ class LocalGroup:
 
         None if the group is not lost, or if torchrun does not soon say it.
         """
-        if self._torchrun is None or not self.is_gone or not await self._ended_within(LOST_RANK_TIMEOUT_S):
+        if self._torchrun is None or not self.is_gone or not await self._ended_within(ANSWER_LIMIT_S):
             return None
         if first := self._first_end():
             return f"{self.role} {first}"
