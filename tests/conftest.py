@@ -95,8 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Counts the tests that are left out, by the first of the marks `RUN_BY` that they have."""
+    """Counts the tests that are left out, by the first of the marks `RUN_BY` that they have.
+
+    With -k nothing is counted: its tests were chosen by their names.
+    """
     for item in items:
+        if item.config.option.keyword:
+            return
         if mark := next((mark for mark in RUN_BY if item.get_closest_marker(mark)), None):
             item.config.stash[_DESELECTED][mark] += 1
 

@@ -70,6 +70,11 @@ def test_actor_and_critic_learn_on_two_gpus_in_bf16(on_two_gpus: RunFolder) -> N
     assert {event["kind"] for event in on_two_gpus.events}.isdisjoint({"group_lost", "recovery"})
 
 
+def test_the_log_of_a_rank_says_which_gpu_it_has(on_two_gpus: RunFolder) -> None:
+    logs = [(on_two_gpus.path / "logs" / f"{role}_0.log").read_text() for role in ("actor", "critic")]
+    assert [log.count(f", GPU {number} of nvidia-smi)") for number, log in enumerate(logs)] == [1, 1]
+
+
 def test_weights_that_rest_in_main_memory_and_a_killed_critic_change_no_bit(
     config: dict[str, Any], on_two_gpus: RunFolder, tmp_path: Path
 ) -> None:

@@ -231,6 +231,8 @@ def test_what_is_left_out_for_a_mark_is_told_with_the_command_that_runs_it(tmp_p
     done = run_pytest(tmp_path, {"test_long.py": marked, **RUNS}, "-m", "not extended", ci="")
     assert done.returncode == 0
     assert "\nleft out: 1 tests marked extended (make test-slow, or name their files)\n" in done.stdout
+    done = run_pytest(tmp_path, {}, "-m", "not extended", "-k", "that_runs", ci="")
+    assert "left out" not in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "1"]], ids=["one process", "parallel workers"])
