@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
     open_standard_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no child's exit code is kept
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -45,6 +45,7 @@ class Template:
     def start(self) -> ForkServer:
         """Starts the template unless it runs; it ends with the thread that called this."""
         if self._server is None or self._server.poll() is not None:
+            self.end()
             environment = {
                 **os.environ,
                 "OMP_NUM_THREADS": str(self._num_threads),

@@ -9,6 +9,7 @@ The server has one thread and opens nothing, so a fork of it is sound: no lock i
 process lacks. The standard library is enough for both sides.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ _MAX_MESSAGE_BYTES = 1 << 17
 # How long a server may take to tell the exit code of a process that has ended; one that is stopped never does.
 _CODE_LIMIT_S = 1.0
 _PAUSE_S = 0.01
+_POLL_INTERVAL_S = 0.1
 _NUM_DESCRIPTORS = 3  # standard input, standard output and error, where the exit status is written
 
 
@@ -47,17 +49,21 @@ class ForkServer:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
         self.has_forked = False
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._lifeline: int | None
+        stdin, self._lifeline = os.pipe()
         with theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 # A session of its own: Ctrl-C reaches the owner alone.
                 start_new_session=True,
             )
+        _wake_at_end_of(stdin, self._process.pid)
+        os.close(stdin)
 
     @property
     def pid(self) -> int:
@@ -77,7 +83,7 @@ class ForkServer:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as the pipe says
             socket.send_fds(self._control, [json.dumps(request).encode()], (stdin, output, theirs))
         os.close(theirs)
-        return Forked(status)
+        return Forked(status, self)
 
     def end(self) -> int:
         """Kills the server, also one that is stopped, unless it has ended; what was forked from it lives on.
@@ -87,7 +93,11 @@ class ForkServer:
         """
         self._control.close()
         self._process.kill()
-        return self._process.wait()
+        exit_code = self._process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        return exit_code
 
     def join(self, timeout_s: float) -> int | None:
         """Waits until the server has ended, up to `timeout_s` seconds; returns its exit code, None if it runs on."""
@@ -108,10 +118,11 @@ class Forked:
 
     UNKNOWN = 255
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, server: ForkServer) -> None:
         self.pid = 0
         self.returncode: int | None = None
         self.refusal = ""
+        self._server = server
         self._status: int | None = status
         self._said = b""
         self._process: int | None = None
@@ -119,18 +130,22 @@ class Forked:
 
     def poll(self) -> int | None:
         """Returns the exit code, None while the process runs or is not there yet."""
+        # The end of its pipe says so, too, unless a process that the server has started holds the server's socket.
+        never_comes = not self.pid and self._server.poll() is not None
         self._listen(0)
+        if never_comes and not self.pid and self.returncode is None:
+            self._has_ended(self.UNKNOWN)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end of the process and returns its exit code; subprocess.TimeoutExpired after `timeout` s."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.returncode is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left < 0:
+        while (code := self.poll()) is None:
+            left = _POLL_INTERVAL_S if deadline is None else deadline - time.monotonic()
+            if left < 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            self._listen(left)
-        return self.returncode
+            self._listen(min(left, _POLL_INTERVAL_S))
+        return code
 
     def _listen(self, timeout_s: float | None) -> None:
         """Waits until the server says something, or the process has ended."""
@@ -195,9 +210,11 @@ def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
 def serve_forks(control: int, run: Callable[[Any], int]) -> None:
     """Forks a process for each request, which ends with the code that `run` returns; returns when the owner has gone.
 
-    Call it on the main thread of a process with one thread. `control` is the descriptor of the owner's socket.
+    Call it on the main thread of a process with one thread. `control` is the descriptor of the owner's socket. A forked
+    process that is stopped goes on when its standard input ends, so that it can end, too.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no exit code is kept
     gc.freeze()  # forked processes share the memory of what was imported
     poller = select.poll()
     poller.register(control, select.POLLIN)
@@ -229,12 +246,24 @@ def serve_forks(control: int, run: Callable[[Any], int]) -> None:
                         os.close(status)
                         requests.close()
                         _run_forked(run, json.loads(request), stdin, output)
+                    _wake_at_end_of(stdin, pid)
                     _say(status, pid)
                     process = os.pidfd_open(pid)
                     children[process] = pid, status
                     poller.register(process, select.POLLIN)
+                del request  # it may have a secret
                 os.close(stdin)
                 os.close(output)
+
+
+def _wake_at_end_of(stdin: int, pid: int) -> None:
+    """Makes the kernel send SIGCONT to a process when nobody can write to its standard input any more (`man 2 fcntl`).
+
+    A process that is stopped, also before its first instruction, goes on then, and sees for itself that it should end.
+    """
+    fcntl.fcntl(stdin, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(stdin, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(stdin, fcntl.F_SETFL, fcntl.fcntl(stdin, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _say(status: int, what: int | str) -> None:

@@ -46,6 +46,7 @@ class ForkedRank:
     def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
         """Lets the rank run `-m MODULE ARGUMENT...` in this environment."""
         with suppress(OSError):  # it has been killed, as `poll` says
+            self._channel.recv(1)  # it has a session of its own, by which the agent sends signals
             self._channel.sendall(json.dumps([arguments, environment]).encode())
             self._channel.shutdown(socket.SHUT_WR)
 
@@ -96,7 +97,6 @@ def fork_ranks(num_ranks: int, *, with_lifeline: bool) -> list[ForkedRank]:
             _be_rank(channel, parent, with_lifeline=with_lifeline)
         channel.close()
         ranks.append(ForkedRank(pid, mine))
-        mine.recv(1)  # it has a session of its own, by which the agent sends signals
     return ranks
 
 

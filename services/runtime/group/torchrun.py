@@ -7,7 +7,7 @@ another program are started. A controller has this process forked, too (template
 
 With `--lifeline` the group ends as soon as standard input ends. The ranks watch standard input too, but only once they
 have started, and a rank that is stopped (SIGSTOP) cannot end itself. If this process is stopped itself, the kernel
-wakes it when its parent ends.
+wakes it when its parent ends; if it was forked, when standard input ends.
 """
 
 import os
@@ -68,6 +68,7 @@ def main() -> int:
     """Imports what the ranks need, if they are ours, and runs the group of this process's command line."""
     if _LIFELINE in sys.argv:
         signal_at_end_of_parent(signal.SIGKILL)  # no rank is there yet
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no exit code is kept
     start_again_unless_set()
     import_for_ranks()
     from services.runtime.group.closed_group import program_of_ranks

@@ -10,10 +10,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from splitppo.machine.forks import Forked
-from tests.support.groups import PROJECT, template, wait_until
+from splitppo.machine.process_tree import is_stopped
+from tests.support.groups import PROJECT, is_alive, template, wait_until
 
 PROBE = "tests.integration.runtime.probe"
 
@@ -123,3 +125,21 @@ def test_a_rank_that_torchrun_ends_is_not_the_one_that_failed(tmp_path: Path, ra
     (tmp_path / f"fail_{rank}").touch()
     assert torchrun.wait(60) == 1
     assert read_end(tmp_path) == (rank, "ended with exit code 1", 1)
+
+
+def test_a_group_ends_with_its_launcher_though_a_rank_was_stopped_at_once(tmp_path: Path) -> None:
+    run = f"""
+        import os, signal, sys
+        from services.runtime.group.torchrun import run_torchrun
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        program = ("-m", "tests.integration.runtime.slow_start", {str(tmp_path)!r})
+        sys.exit(run_torchrun(["--nproc-per-node", "1", *program, "--lifeline"], forks=True))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(run)]
+    torchrun = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, start_new_session=True)
+    ranks = wait_until(lambda: psutil.Process(torchrun.pid).children(), 120, "a rank")
+    wait_until(lambda: is_stopped(ranks[0].pid), what="a stopped rank")
+    assert torchrun.stdin is not None
+    torchrun.stdin.close()
+    assert torchrun.wait(60) == 3
+    assert not is_alive(ranks[0].pid)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from splitppo.machine.forks import Forked, ForkServer
+from splitppo.machine.process_tree import is_stopped
 from tests.support.groups import PROJECT, is_alive, wait_until
 
 SERVER = """
@@ -137,6 +138,67 @@ def test_a_process_that_a_killed_server_has_not_forked_never_comes(tmp_path: Pat
         assert asked.wait(30) == Forked.UNKNOWN
         assert (asked.pid, made.server.join(30)) == (0, -9)
         assert made.fork().wait(30) == Forked.UNKNOWN
+
+
+STOPPED_AT_FIRST = "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))"
+
+
+@pytest.mark.parametrize("has_server", [True, False])
+def test_a_process_that_was_stopped_at_once_ends_when_its_standard_input_does(tmp_path: Path, has_server: bool) -> None:
+    with forks("sys.stdin.read(); return 0", tmp_path, STOPPED_AT_FIRST) as made:
+        reading, writing = os.pipe()
+        process = started(made.fork(None, reading))
+        os.close(reading)
+        wait_until(lambda: is_stopped(process.pid), what="a stopped process")
+        if not has_server:
+            made.server.end()
+        os.close(writing)
+        assert process.wait(30) == (0 if has_server else Forked.UNKNOWN)
+
+
+def test_a_server_that_was_stopped_at_once_ends_with_its_owner(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    before = "os.kill(os.getpid(), signal.SIGSTOP)"
+    script.write_text(f"import os, signal\n{before}\n" + SERVER.format(project=str(PROJECT), body="pass", before=""))
+    start = f"""
+import os, sys
+from splitppo.machine.forks import ForkServer
+server = ForkServer((sys.executable, {str(script)!r}), dict(os.environ), sys.stderr)
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", start], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    server = int(owner.stdout.readline())
+    wait_until(lambda: is_stopped(server), what="a stopped server")
+    owner.kill()
+    owner.communicate()
+    wait_until(lambda: not is_alive(server), what="the end of the server")
+
+
+def test_a_killed_server_is_missed_though_a_process_that_it_started_holds_its_socket(tmp_path: Path) -> None:
+    holder = tmp_path / "holder"
+    before = f"""
+if not (child := os.fork()):
+    time.sleep(300)
+open({str(holder)!r}, "w").write(str(child))
+os.kill(os.getpid(), 9)
+"""
+    with forks("return 0", tmp_path, before) as made:
+        asked = made.fork()
+        try:
+            wait_until(lambda: asked.poll() is not None, what="the end of the wait")
+            assert (asked.pid, asked.returncode) == (0, Forked.UNKNOWN)
+            assert made.fork().wait(30) == Forked.UNKNOWN
+        finally:
+            os.kill(int(holder.read_text()), signal.SIGKILL)
+
+
+def test_exit_codes_are_known_though_the_launcher_ignores_the_ends_of_children(tmp_path: Path) -> None:
+    with forks("return 7", tmp_path, "signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as made:
+        assert [made.fork().wait(30) for _ in range(2)] == [7, 7]
 
 
 def test_a_machine_that_gives_no_process_is_a_refusal(tmp_path: Path) -> None:
