@@ -10,6 +10,7 @@ What torchrun and a rank do and tell each other:
     reads why it ended  <------------------------------  JSON: the sentence by which it refuses its input
 """
 
+import io
 import json
 import os
 import random
@@ -43,10 +44,11 @@ class ForkedRank:
         self._channel = channel
         self._process = os.pidfd_open(pid)
 
-    def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        """Lets the rank run `-m MODULE ARGUMENT...` in this environment."""
+    def start(self, arguments: Sequence[str], environment: dict[str, str], output: int, errors: int) -> None:
+        """Lets the rank run `-m MODULE ARGUMENT...` in this environment, with these standard output and error."""
         with suppress(OSError):  # it has been killed, as `poll` says
             self._channel.recv(1)  # it has a session of its own, by which the agent sends signals
+            socket.send_fds(self._channel, [b" "], [output, errors])
             self._channel.sendall(json.dumps([arguments, environment]).encode())
             self._channel.shutdown(socket.SHUT_WR)
 
@@ -113,7 +115,10 @@ def start_forked(ranks: Sequence[ForkedRank]) -> set[int]:
             if args[:3] != (sys.executable, "-u", "-m"):  # a rank that is bound to a NUMA node is started by numactl
                 return super()._popen(args, env)
             rank = ranks[int(env["LOCAL_RANK"])]
-            rank.start(args[3:], env)
+            # The files of --redirects and --tee, else the streams of this process.
+            output = self._stdout.fileno() if self._stdout else 1
+            errors = self._stderr.fileno() if self._stderr else 2
+            rank.start(args[3:], env, output, errors)
             return rank
 
         def close(self, death_sig: signal.Signals | None = None) -> None:
@@ -131,8 +136,7 @@ def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> NoR
         if with_lifeline:
             end_with(parent)
         os.setsid()
-        channel.send(b"r")
-        if received := b"".join(iter(lambda: channel.recv(_MAX_REFUSAL_BYTES), b"")):
+        if received := _wait_for_start(channel):
             arguments, environment = json.loads(received)
             exit_code = _run(arguments, environment, channel)
     except BaseException:  # noqa: BLE001 - this process ends here, whatever happened
@@ -142,6 +146,18 @@ def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> NoR
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(exit_code)
+
+
+def _wait_for_start(channel: socket.socket) -> bytes:
+    """Waits for the standard output and error of this rank, and returns what to run; empty if torchrun has ended."""
+    with suppress(ConnectionError):
+        channel.send(b"r")
+        _, output_and_errors, _, _ = socket.recv_fds(channel, 1, 2)
+        for stream, descriptor in enumerate(output_and_errors, start=1):
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
+        return b"".join(iter(lambda: channel.recv(_MAX_REFUSAL_BYTES), b""))
+    return b""
 
 
 def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.socket) -> int:
@@ -155,6 +171,8 @@ def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.
     if numpy := sys.modules.get("numpy"):  # a rank that was started would have a state of its own
         numpy.random.seed()
     sys.argv = [module, *rest]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # torch starts ranks by `python -u`
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as left:

@@ -21,8 +21,10 @@ from pathlib import Path
 
 from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks, start_again_unless_set
 from splitppo.machine.parent import signal_at_end_of_parent
+from splitppo.machine.standard_streams import open_standard_streams
 
 _POLL_INTERVAL_S = 0.01
+_NO_PROCESS = 1
 _LAUNCHER_HAS_GONE = 3
 _LIFELINE = "--lifeline"
 
@@ -39,10 +41,15 @@ def run_torchrun(arguments: Sequence[str], *, forks: bool, report_file: Path | N
     from services.runtime.group.forked_ranks import fork_ranks
 
     has_lifeline = _LIFELINE in arguments
-    ranks = fork_ranks(num_local_ranks(arguments), with_lifeline=has_lifeline) if forks else ()
-    if has_lifeline:
-        signal_at_end_of_parent(signal.SIGCONT)
-        threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
+    try:
+        ranks = fork_ranks(num_local_ranks(arguments), with_lifeline=has_lifeline) if forks else ()
+        if has_lifeline:
+            signal_at_end_of_parent(signal.SIGCONT)
+            threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
+    except (OSError, RuntimeError) as error:  # RuntimeError is what Python says if there is no further thread
+        what = "cannot start the processes and threads of the group"
+        sys.stderr.write(f"error: {what}: {error}; does this machine limit them (`ulimit -u`, pids.max)?\n")
+        return _NO_PROCESS
     return run_closed_group(arguments, ranks, report_file)
 
 
@@ -66,6 +73,7 @@ def _end_with_launcher() -> None:
 
 def main() -> int:
     """Imports what the ranks need, if they are ours, and runs the group of this process's command line."""
+    open_standard_streams()
     if _LIFELINE in sys.argv:
         signal_at_end_of_parent(signal.SIGKILL)  # no rank is there yet
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no exit code is kept

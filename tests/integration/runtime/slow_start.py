@@ -15,6 +15,8 @@ if __name__ == "__main__":
     part = folder / f"pid_{rank}.part"
     part.write_text(str(os.getpid()))
     part.replace(folder / f"pid_{rank}")
+    for stream in ("stdout", "stderr"):
+        getattr(sys, stream).write(f"{stream} of rank {rank}\n")
     while not (folder / f"fail_{rank}").exists():
         time.sleep(0.05)
     sys.exit(1)

@@ -143,3 +143,56 @@ def test_a_group_ends_with_its_launcher_though_a_rank_was_stopped_at_once(tmp_pa
     torchrun.stdin.close()
     assert torchrun.wait(60) == 3
     assert not is_alive(ranks[0].pid)
+
+
+@pytest.mark.parametrize("flag", ["--redirects", "--tee"])
+def test_what_a_rank_prints_goes_where_torchruns_flags_say(tmp_path: Path, flag: str) -> None:
+    logs, own_end = tmp_path / "logs", ("-m", "tests.integration.runtime.slow_start", str(tmp_path))
+    for rank in range(2):
+        (tmp_path / f"fail_{rank}").touch()
+    request = {
+        "arguments": ["--nproc-per-node", "2", flag, "3", "--log-dir", str(logs), *own_end],
+        "environment": {},
+        "report_file": None,
+    }
+    with (tmp_path / "output").open("wb") as output, Path(os.devnull).open() as nothing:
+        assert template(os.getpid()).fork(request, nothing.fileno(), output.fileno()).wait(60) == 1
+    for rank in range(2):
+        for stream in ("stdout", "stderr"):
+            (log,) = logs.glob(f"*/attempt_0/{rank}/{stream}.log")
+            assert log.read_text() == f"{stream} of rank {rank}\n"
+    shown = (tmp_path / "output").read_text()
+    assert ("stdout of rank" in shown) is (flag == "--tee")
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        ("os.fork = refuse", "Resource temporarily unavailable"),
+        ("threading.Thread.start = refuse_thread", "can't start new thread"),
+    ],
+)
+def test_a_machine_that_gives_no_process_or_thread_is_said_in_one_sentence(
+    tmp_path: Path, missing: str, why: str
+) -> None:
+    run = f"""
+        import os, sys, threading
+        from services.runtime.group.torchrun import run_torchrun
+
+        def refuse(*_):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        def refuse_thread(*_):
+            raise RuntimeError("can't start new thread")
+
+        {missing}
+        program = ("-m", "tests.integration.runtime.slow_start", {str(tmp_path)!r})
+        sys.exit(run_torchrun(["--nproc-per-node", "1", *program, "--lifeline"], forks=True))
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(run)], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    (sentence,) = ended.stderr.splitlines()
+    assert sentence.startswith("error: cannot start the processes and threads of the group: ")
+    assert why in sentence
