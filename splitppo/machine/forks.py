@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, NoReturn
 
 _MAX_MESSAGE_BYTES = 1 << 17
@@ -245,7 +246,7 @@ def serve_forks(control: int, run: Callable[[Any], int]) -> None:
                             os.close(of_other)
                         os.close(status)
                         requests.close()
-                        _run_forked(run, json.loads(request), stdin, output)
+                        end_after(partial(_run_forked, run, json.loads(request), stdin, output))
                     _wake_at_end_of(stdin, pid)
                     _say(status, pid)
                     process = os.pidfd_open(pid)
@@ -271,19 +272,27 @@ def _say(status: int, what: int | str) -> None:
         os.write(status, f"{json.dumps(what)}\n".encode())
 
 
-def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int) -> NoReturn:
-    """Runs a request in a new session with its own standard streams, and ends the process."""
+def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int) -> int:
+    """Runs a request in a new session with its own standard streams, and returns the exit code."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for descriptor, stream in ((stdin, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, stream)
+    for descriptor in (stdin, output):
+        os.close(descriptor)
+    return run(request)
+
+
+def end_after(run: Callable[[], int]) -> NoReturn:
+    """Runs the rest of a forked process, and ends it with the exit code that comes back; 1 after an exception.
+
+    Nothing that its parent would do at an exit is done.
+    """
     exit_code = 1
     try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for descriptor, stream in ((stdin, 0), (output, 1), (output, 2)):
-            os.dup2(descriptor, stream)
-        for descriptor in (stdin, output):
-            os.close(descriptor)
-        exit_code = run(request)
+        exit_code = run()
     except SystemExit as left:
-        exit_code = exit_code_of(left)
+        exit_code = _exit_code_of(left)
     except BaseException:  # noqa: BLE001 - this process ends here, whatever happened
         sys.excepthook(*sys.exc_info())
     finally:
@@ -293,7 +302,7 @@ def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int
         os._exit(exit_code)
 
 
-def exit_code_of(left: SystemExit) -> int:
+def _exit_code_of(left: SystemExit) -> int:
     """Returns the exit code of a program that has left by `sys.exit`, and prints what it said, as Python does."""
     if left.code is None or isinstance(left.code, int):
         return left.code or 0

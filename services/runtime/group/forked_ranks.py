@@ -22,13 +22,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from services.runtime.group.refusal import report_refusals_to
-from splitppo.machine.forks import exit_code_of
+from splitppo.machine.forks import end_after
 from splitppo.machine.parent import end_with
 from splitppo.machine.process_title import set_process_title
 
@@ -96,7 +97,7 @@ def fork_ranks(num_ranks: int, *, with_lifeline: bool) -> list[ForkedRank]:
             mine.close()
             for rank in ranks:
                 rank.close()
-            _be_rank(channel, parent, with_lifeline=with_lifeline)
+            end_after(partial(_be_rank, channel, parent, with_lifeline=with_lifeline))
         channel.close()
         ranks.append(ForkedRank(pid, mine))
     return ranks
@@ -129,23 +130,16 @@ def start_forked(ranks: Sequence[ForkedRank]) -> set[int]:
     return told_to_end
 
 
-def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> NoReturn:
-    """Waits for its environment and what to run, and runs it; ends without either if torchrun has ended."""
-    exit_code = 1
-    try:
-        if with_lifeline:
-            end_with(parent)
-        os.setsid()
-        if received := _wait_for_start(channel):
-            arguments, environment = json.loads(received)
-            exit_code = _run(arguments, environment, channel)
-    except BaseException:  # noqa: BLE001 - this process ends here, whatever happened
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(exit_code)
+def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> int:
+    """Waits for its environment and what to run, runs it, and returns the exit code; 1 if torchrun has ended before."""
+    if with_lifeline:
+        end_with(parent)
+    os.setsid()
+    if received := _wait_for_start(channel):
+        arguments, environment = json.loads(received)
+        _run(arguments, environment, channel)
+        return 0
+    return 1
 
 
 def _wait_for_start(channel: socket.socket) -> bytes:
@@ -160,8 +154,8 @@ def _wait_for_start(channel: socket.socket) -> bytes:
     return b""
 
 
-def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.socket) -> int:
-    """Runs `-m MODULE ARGUMENT...` in this process and returns the exit code."""
+def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.socket) -> None:
+    """Runs `-m MODULE ARGUMENT...` in this process; SystemExit if the module leaves by `sys.exit`."""
     module, *rest = arguments
     os.environ.clear()
     os.environ.update(environment)
@@ -173,8 +167,4 @@ def _run(arguments: Sequence[str], environment: dict[str, str], channel: socket.
     sys.argv = [module, *rest]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # torch starts ranks by `python -u`
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as left:
-        return exit_code_of(left)
-    return 0
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
