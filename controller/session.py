@@ -187,7 +187,8 @@ class Session:
 
     def _is_completed(self, inputs: Inputs) -> bool:
         """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
-        config, state, summary = self._config, self._restored, self._completed_summary()
+        config, state = self._config, self._restored
+        summary = self._completed_summary()
         has_stagnated = state.has_stagnated(config)
         is_at_its_end = has_stagnated or RunEnd.of(config, inputs.prompts).is_reached(state)
         if summary is None or not is_at_its_end:

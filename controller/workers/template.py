@@ -39,7 +39,9 @@ class Template:
     """
 
     def __init__(self, command: Sequence[str], num_threads: int, log_file: Path) -> None:
-        self._command, self._num_threads, self._log_file = command, num_threads, log_file
+        self._command = command
+        self._num_threads = num_threads
+        self._log_file = log_file
         self._server: ForkServer | None = None
 
     def start(self) -> ForkServer:
@@ -81,7 +83,8 @@ class Torchrun:
     def __init__(self, process: Forked, lifeline: int, server: ForkServer, log_of_template: Path) -> None:
         self.process = process
         self._lifeline: int | None = lifeline
-        self._server, self._log_of_template = server, log_of_template
+        self._server = server
+        self._log_of_template = log_of_template
 
     async def started(self) -> bool:
         """Waits until it has been forked; False if its template was killed or hangs, and another one may do it.

@@ -33,7 +33,8 @@ class PaddedRows:
         longest_first = np.argsort(-lengths, kind="stable")
         positions: list[NDArray[np.int64]] = []
         places = np.empty(lengths.sum(), np.int64)
-        begin, end, num_padded = 0, np.count_nonzero(lengths), 0
+        begin = num_padded = 0
+        end = np.count_nonzero(lengths)
         while begin < end:
             longest = lengths[longest_first[begin]]
             group = longest_first[begin:end]
@@ -43,5 +44,6 @@ class PaddedRows:
             is_token = columns < lengths[group, None]
             places[of_group[is_token]] = num_padded + np.flatnonzero(is_token)
             positions.append(of_group)
-            begin, num_padded = begin + len(group), num_padded + of_group.size
+            begin += len(group)
+            num_padded += of_group.size
         return cls(tuple(on_device(array, device) for array in positions), on_device(places, device))
