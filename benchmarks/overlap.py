@@ -22,9 +22,9 @@ from typing import Any
 
 import uvloop
 
+from controller.commands.planner.part_shares import part_shares
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.tokenizer import load_tokenizer
-from controller.planner.part_shares import part_shares
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState

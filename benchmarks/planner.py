@@ -27,11 +27,11 @@ from typing import Any, get_args
 import uvloop
 
 from benchmarks.overlap import RECIPE, SamePrompts, run_block
+from controller.commands.planner.measured import Measurement, measurement_of
+from controller.commands.planner.plans import make_plans
+from controller.commands.planner.step_model import Layout
 from controller.data.prompts import load_prompts
 from controller.data.tokenizer import load_tokenizer
-from controller.planner.measured import Measurement, measurement_of
-from controller.planner.plans import make_plans
-from controller.planner.step_model import Layout
 from controller.run.folder import RunFolder
 from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics

@@ -37,8 +37,8 @@ from benchmarks import streaming, versus_trl
 from benchmarks.forced_lengths import CRITIC_FREE, Block, Variant, configs_of, make_configs, started
 from benchmarks.overlap import RECIPE, median
 from benchmarks.planner import SETTINGS
-from controller.planner.measured import measurement_of
-from controller.planner.plans import Plans, make_plans
+from controller.commands.planner.measured import measurement_of
+from controller.commands.planner.plans import Plans, make_plans
 from recipes.sort_letters.prepare import prepare
 from splitppo.config import Config
 from splitppo.config.resolve import AUTO_PARTS

@@ -20,8 +20,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-from controller.from_verl.command import read_settings, translated_yaml
-from controller.from_verl.translation import translate
+from controller.commands.from_verl.command import read_settings, translated_yaml
+from controller.commands.from_verl.translation import translate
 from splitppo.config import ConfigError
 
 _NAMES = "main_(ppo|dapo)|fully_async_main"

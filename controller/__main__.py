@@ -134,7 +134,7 @@ def _plan(arguments: list[str]) -> int:
     parser.add_argument("--gpus", type=int, metavar="N", help="devices in all; default: those of the first run")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     options = parser.parse_args(arguments)
-    from controller.planner.report import run_plan
+    from controller.commands.planner.report import run_plan
 
     sys.stdout.write(run_plan(options.run_dir, options.gpus, as_json=options.json))
     return 0
@@ -163,9 +163,9 @@ def _doctor(arguments: list[str]) -> int:
     config = load_config(options.config, options.overrides)
     # The findings have what gRPC would log of failed handshakes. gRPC reads this variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from controller.doctor.examination import examine_run
-    from controller.doctor.findings import find
-    from controller.doctor.report import as_json, as_text
+    from controller.commands.doctor.examination import examine_run
+    from controller.commands.doctor.findings import find
+    from controller.commands.doctor.report import as_json, as_text
 
     facts = asyncio.run(examine_run(config))
     findings = find(facts)
@@ -177,7 +177,7 @@ def _from_verl(arguments: list[str]) -> int:
     """Runs `from-verl`, which translates a verl run; returns 0, 1 if the user must decide first, 2 for bad input."""
     translates = "Translates a verl configuration; a launch script runs in a sandbox, and trains nothing."
     parser = _parser("from-verl", translates)
-    from controller.from_verl.command import from_verl
+    from controller.commands.from_verl.command import from_verl
 
     return from_verl(parser, arguments)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from controller.from_verl.keys import ROWS, SECTIONS, VERL_DEFAULTS
-from controller.from_verl.keys_engines import ENGINES
-from controller.from_verl.row import Row
-from controller.from_verl.settings import Settings
-from controller.from_verl.translation import translate
+from controller.commands.from_verl.keys import ROWS, SECTIONS, VERL_DEFAULTS
+from controller.commands.from_verl.keys_engines import ENGINES
+from controller.commands.from_verl.row import Row
+from controller.commands.from_verl.settings import Settings
+from controller.commands.from_verl.translation import translate
 
 _HEAD = """# From verl
 
 Your data files, reward functions, models and dashboards stay as they are. `python -m tools.docs` makes this page from
-the table that translates (`controller/from_verl/keys.py`).
+the table that translates (`controller/commands/from_verl/keys.py`).
 
     python -m controller from-verl run_ppo.sh --verl-version 0.9 -o my.yaml   # a launch script, written for verl 0.9
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from controller.from_verl.command import read_settings, translated_yaml
-from controller.from_verl.translation import Finding, Translation, translate
+from controller.commands.from_verl.command import read_settings, translated_yaml
+from controller.commands.from_verl.translation import Finding, Translation, translate
 from splitppo.config import Config, load_config
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -1,0 +1,262 @@
+"""Collects facts about a run from outside: its folder, disk and credentials, and all worker groups at the same time."""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from controller.commands.doctor.facts import Facts, Finding, GroupFacts, RunFacts
+from controller.commands.doctor.probe import examine
+from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.folder import NONCE_PREFIX, RunFolder, differences, is_held
+from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.summary import Summary
+from controller.workers.worker_groups import configured_addresses
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.section import RoleName, TrainedRoleName
+from splitppo.config.worker_digest import worker_digest, worker_sections
+from splitppo.machine.process_tree import is_stopped
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
+
+T = TypeVar("T")
+
+# Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
+_CHECKPOINT_BYTES, _HF_BYTES = 12, 4
+# While the actor publishes a version, the one that the rollout group holds is still there.
+_NUM_VERSIONS = 2
+
+
+async def examine_run(config: Config) -> Facts:
+    """Collects all facts about a run that take only seconds to find out.
+
+    Raises:
+        ConfigError: the configuration or the run folder cannot be used.
+    """
+    batch_plan(config)
+    if config.services.launch == "local" and not config.run.dir.is_dir():
+        raise ConfigError(f"run.dir: there is no run folder {config.run.dir}, so no run was started with it")
+    config = RunFolder(config).resolve()
+    facts = Facts(_run_facts(config), time.time())
+    credentials = _credentials(config, facts)
+    for role, address in _addresses(config, facts).items():
+        group = facts.groups[role] = GroupFacts(address, worker_digest(config, role))
+        if not group.address:
+            group.failure_code = "not_announced"
+            group.failure = f"it has not announced itself in {_announcement(config, role)}"
+        group.stopped_pids = _stopped_pids(config.run.dir, role)
+    if credentials is not None:
+        await _examine_groups(facts, credentials)
+        _compare_configs(config, facts)
+    is_local = config.services.launch == "local"
+    if is_local and not facts.run.controller_runs and not any(group.is_reached for group in facts.groups.values()):
+        facts.groups = {}
+        facts.notes.append(
+            f"no run is live in {config.run.dir}, so there are no groups to ask (services.launch: local)"
+        )
+    if awaited := [role for role, group in facts.groups.items() if facts.run.is_awaited(group)]:
+        facts.notes.append(f"the run is starting: waiting for {' and '.join(awaited)}; {config.run.dir}/logs say more")
+    facts.run.is_live = bool(facts.groups)
+    return facts
+
+
+async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
+    asked = [group for group in facts.groups.values() if group.address]
+    if not asked:
+        return
+    turn = asyncio.Lock()
+    with _nonce(Path(facts.run.dir), facts) as nonce:
+        await asyncio.gather(*(examine(group, credentials, nonce.name if nonce else "", turn) for group in asked))
+        if nonce and not nonce.exists():  # a controller that started meanwhile has removed the file
+            for group in asked:
+                group.shares_run_dir = None
+
+
+def _compare_configs(config: Config, facts: Facts) -> None:
+    """Adds to a worker group's facts the configuration keys in which the group differs from `config`.
+
+    Only groups that run with the configuration in the run folder can be compared.
+    """
+    with suppress(ConfigError):
+        stored = load_config(RunFolder(config).config_file, is_stored=True)
+        for role, group in facts.groups.items():
+            if group.config_digest == worker_digest(stored, role):
+                different = differences(worker_sections(stored, role), worker_sections(config, role))
+                shown = {key: f"{key} is {there!r} there, {here!r} here" for key, there, here in different}
+                group.config_differences = [shown[key] for key in sorted(shown)]
+
+
+@contextmanager
+def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
+    """Makes an empty file in the run folder, removed after the `with` block; yields its path, None if writing fails.
+
+    A worker group that does not see the file does not share the folder. A failure is noted in the facts as a mistake.
+    """
+    nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
+    try:
+        nonce.touch()
+    except OSError as error:
+        sentence = f"nothing can be written into the run folder {run_dir}: {error.strerror}"
+        advice = "mount the storage that controller and groups share, or correct run.dir"
+        facts.mistakes.append(Finding("run_folder", "run", sentence, advice))
+    try:
+        yield nonce if nonce.exists() else None
+    finally:
+        with suppress(OSError):
+            nonce.unlink(missing_ok=True)
+
+
+def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
+    """Returns the address of each worker group, from the configuration or as announced in the run folder.
+
+    The address of a group that has not announced itself is empty. If the groups are on another machine, this is a
+    noted in the facts as a mistake, and no address is returned.
+    """
+    if config.services.launch == "external":
+        return configured_addresses(config)
+    host = _controllers_host(config.run.dir)
+    if facts.run.controller_runs and host not in ("", os.uname().nodename):
+        sentence = f"the groups of this run are on {host}, and listen on that machine alone (services.launch: local)"
+        facts.mistakes.append(Finding("other_machine", "run", sentence, f"ask the same there, on {host}"))
+        return {}
+    return {role: str(_read_json(_announcement(config, role), dict).get("address", "")) for role in config.roles}
+
+
+def _announcement(config: Config, role: RoleName) -> Path:
+    return config.run.dir / "services" / f"{role}.json"
+
+
+def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
+    """Returns the pids, by rank, of the role's processes on this machine that a signal has stopped.
+
+    The file processes.json of the run folder lists the processes.
+    """
+    here = [row for row in _processes(run_dir, role) if row.get("host") == os.uname().nodename]
+    return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
+
+
+def _controllers_host(run_dir: Path) -> str:
+    """Returns the host name of the controller from the run folder's processes.json; "" if no controller is listed."""
+    return next((str(row.get("host", "")) for row in _processes(run_dir, "controller")), "")
+
+
+def _processes(run_dir: Path, role: str) -> list[dict[str, Any]]:
+    rows = _read_json(run_dir / "processes.json", list)
+    return [row for row in rows if isinstance(row, dict) and row.get("role") == role]
+
+
+def _credentials(config: Config, facts: Facts) -> Credentials | None:
+    """Loads the controller's TLS certificate and token; notes a mistake and returns None if a file cannot be used."""
+    security, token_file = config.services.security, config.run.dir / "services" / "token"
+    # Only groups on this machine have their files here.
+    for role in config.roles if config.services.launch == "local" and security.tls else ():
+        with _mistakes_of(facts, role):
+            load_server_credentials(config.services, role)
+    credentials = None
+    with _mistakes_of(facts, "run"):
+        credentials = load_credentials(security, "controller")
+        if credentials.tokens is None and config.services.launch == "local" and token_file.exists():
+            tokens = BearerTokens.parse(token_file.read_text(encoding="ascii", errors="replace"), str(token_file))
+            credentials = replace(credentials, tokens=tokens)
+        facts.run.token = credentials.tokens is not None
+        if credentials.identity is not None:
+            from splitppo.rpc.certificates import valid_until
+
+            facts.run.certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
+    return credentials
+
+
+@contextmanager
+def _mistakes_of(facts: Facts, about: str) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        advice = "docs/security.md says how certificates and tokens are made and replaced"
+        facts.mistakes.append(Finding("credentials", about, str(error), advice))
+
+
+def _run_facts(config: Config) -> RunFacts:
+    run_dir = config.run.dir
+    facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
+    facts.controller_runs = is_held(run_dir)
+    facts.is_starting = facts.controller_runs and facts.launch == "local" and _has_new_epoch(run_dir)
+    facts.epoch = _read_json(run_dir / "controller.epoch", dict).get("epoch")
+    if lines := read_metrics(run_dir / METRICS_FILE):
+        facts.step = lines[-1]["step"]
+        summary = Summary.read(run_dir / "summary.json")
+        facts.is_completed = summary is not None and summary.finished and summary.global_step == facts.step
+    store = CheckpointStore(run_dir / "checkpoints")
+    facts.last_checkpoint_step = store.latest_step() or None
+    facts.next_checkpoint_bytes = _size_of_files(store.folder(store.latest_step())) or _size_by_models(config)
+    disk = _disk_of(run_dir)
+    facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
+    # A folder of its own may be on the groups' machine alone.
+    if "rollout" in config.samplers and (facts.launch == "local" or not config.rollout.sync_dir):
+        folder = config.weights_folder
+        facts.weights_dir, facts.weights_free_bytes = str(folder), _disk_of(folder).free
+        num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "**/version_*/*")
+        if num_parameters is not None and there is not None:
+            version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
+            facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - there)
+    return facts
+
+
+def _disk_of(folder: Path) -> Any:
+    """Returns the disk usage where a folder is, or will be made."""
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
+
+
+def _has_new_epoch(run_dir: Path) -> bool:
+    """Returns True if a controller is starting: it has taken over the run folder and not yet written processes.json."""
+    record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
+    if not record.exists():
+        return False
+    return not processes.exists() or processes.stat().st_mtime_ns < record.stat().st_mtime_ns
+
+
+def _size_of_files(folder: Path, pattern: str = "**/*") -> int | None:
+    """Returns the size in bytes of all files in a folder that fit; None if one is removed during the count."""
+    try:
+        return sum(file.stat().st_size for file in folder.glob(pattern) if file.is_file())
+    except OSError:
+        return None
+
+
+def _size_by_models(config: Config) -> int | None:
+    """Estimates the bytes of a checkpoint from the trained weights; None if the models are not on this machine."""
+    num_parameters = _num_parameters(config, config.trained_roles, trained=True)
+    if num_parameters is None:
+        return None
+    return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
+
+
+def _num_parameters(config: Config, roles: Iterable[TrainedRoleName], *, trained: bool = False) -> int | None:
+    """Counts the (trained) parameters of the models of some roles; None if a model is not on this machine."""
+    num_parameters = 0
+    for role in roles:
+        try:
+            kind: Kind = "policy" if role == "actor" else "value"
+            shape = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
+            with_adapters = shape.with_adapters(config.trained_model_of(role))
+            num_parameters += with_adapters.num_trained if trained else shape.num_parameters
+        except (UnknownShape, ConfigError):
+            return None
+    return num_parameters
+
+
+def _read_json(file: Path, kind: type[T]) -> T:
+    """Reads a JSON file of this type; returns an empty value if it does not exist, is incomplete or of another type."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return kind()
+    return content if isinstance(content, kind) else kind()

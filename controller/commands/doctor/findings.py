@@ -1,0 +1,177 @@
+"""Derives the faults of a run from the facts about it: a sentence and advice for each fault."""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+
+from controller.commands.doctor.facts import Facts, Finding, GroupFacts, RunFacts
+from controller.tracking.plain_text import size
+from splitppo.config.section import RoleName
+from splitppo.our_commands import our_command
+from splitppo.rpc.software_version import why_versions_differ
+from splitppo.v1 import worker_pb2
+
+MAX_CLOCK_OFFSET_S = 1.0
+# A rank sends a heartbeat every second.
+MAX_SILENCE_S = 10.0
+# The same limit as for the warning at the start of a process (splitppo/rpc/certificates.py).
+MIN_CERTIFICATE_DAYS = 14.0
+_DAY_S = 86400.0
+
+_STATES = {
+    "draining": ("is draining: it takes no more commands and ends", "wait for its end, or start it again"),
+    "dirty": (
+        "is dirty: a command that changes its weights failed half-way",
+        "a controller restores its weights: start the run again, or wait if it is about to",
+    ),
+    "failed": ("has failed and ends", "its log says why; start it again"),
+}
+_CERTIFICATES = f"{our_command('tools.certs')} makes new ones (docs/security.md); copy them and restart it"
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Derives all faults from the facts about a run and its worker groups; faults of the run come first."""
+    faults = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
+    for role, group in facts.groups.items():
+        faults += _of_group(role, group, facts)
+    return faults if facts.run.is_starting else [*faults, *_restarted(facts.groups)]
+
+
+def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
+    room = "lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk"
+    elsewhere = "or give a folder with more room in rollout.sync_dir"
+    takes, need = "the next checkpoint takes about {}", "two versions of the weights need {} more there"
+    for folder, free, needed, what, advice in (
+        (run.dir, run.disk_free_bytes, run.next_checkpoint_bytes, takes, room),
+        (run.weights_dir, run.weights_free_bytes, run.weights_needed_bytes, need, elsewhere),
+    ):
+        if free is not None and needed is not None and free < needed:
+            sentence = f"the disk of {folder} has {size(free)} free, and {what.format(size(needed))}"
+            yield Finding("disk", "run", sentence, f"make room there, {advice}")
+    if run.step is not None and not run.is_completed and not run.controller_runs:
+        saved = run.last_checkpoint_step
+        where = f"goes on from the checkpoint of step {saved}" if saved else "starts again: there is no checkpoint"
+        sentence = f"the run is not finished: step {run.step} is its last one so far, and no controller runs"
+        advice = f"the command that started it {where}; {run.dir}/logs/controller_0.log may say why it ended"
+        yield Finding("unfinished", "run", sentence, advice)
+    yield from _certificate("run", "the controller's certificate", run.certificate_ends_unix_s, now_unix_s)
+
+
+def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
+    the = f"the {role} at {group.address}" if group.address else f"the {role}"
+    if facts.run.is_awaited(group):
+        return
+    yield from _stopped_ranks(role, group)
+    is_explained = group.failure_code == "silent" and group.stopped_pids
+    if group.failure is not None and group.failure_code not in (None, "storage") and not is_explained:
+        lost = "stopped answering" if group.is_reached else "cannot be asked"
+        advice = _advice(role, group.failure_code, facts.run)
+        yield Finding(group.failure_code, role, f"{the} {lost}: {group.failure}", advice)
+    if not group.is_reached:
+        return
+    if group.role != role:
+        advice = f"correct services.{role}.address: two groups may have been mixed up"
+        yield Finding("role", role, f"{the} is a {group.role}, expected the {role}", advice)
+    greeting = worker_pb2.HandshakeResponse(
+        protocol_version=group.protocol_version, software_version=group.software_version
+    )
+    if because := why_versions_differ("this doctor", the, greeting):
+        sentence, _, advice = because.rpartition(": ")
+        yield Finding("version", role, sentence, advice)
+    elif group.role == role and group.config_digest != group.expected_config_digest:
+        sentence = f"{the} was started with another configuration: {_differences(role, group)}"
+        advice = f"restart it with this configuration, or give the one that it runs with ({facts.run.dir}/config.yaml)"
+        yield Finding("config", role, sentence, advice)
+    if group.state in _STATES:
+        what, advice = _STATES[group.state]
+        yield Finding("state", role, f"{the} {what}", advice)
+    yield from _clock(role, the, group)
+    yield from _run_folder(role, the, group, facts.run)
+    yield from _silent_ranks(role, group)
+    yield from _certificate(role, f"the certificate of {the}", group.certificate_ends_unix_s, facts.now_unix_s)
+
+
+def _differences(role: str, group: GroupFacts) -> str:
+    if group.config_differences:
+        return "; ".join(group.config_differences)
+    digests = f"its digest begins with {str(group.config_digest)[:12]}, by this one {group.expected_config_digest[:12]}"
+    return f"{digests}, so the sections that shape the {role} differ"
+
+
+def _advice(role: str, code: str, run: RunFacts) -> str:
+    """Returns advice for a worker group that does not answer, by the code of the failure."""
+    log = f"{run.dir}/logs/{role}_0.log"
+    again = "the controller starts it again, or ends and says why" if run.launch == "local" else "start it again"
+    return {
+        "down": f"{log} says why it ended, if it ran; {again}; see whether services.{role}.address is right",
+        "not_announced": f"it is being started again, or has ended: {log} says more",
+        "address": f"correct the host in services.{role}.address, or its entry in the name service",
+        "tls": "the same services.security and ca.pem on both sides; the certificate must name the host of"
+        f" services.{role}.address (docs/security.md)",
+        "token": "the first token of this side must be in the other side's file; restart the group if that has changed",
+        "not_a_worker": f"correct services.{role}.address: another program has this port",
+        "silent": f"see whether services.{role}.address is right, the machine is up and its firewall lets this one in;"
+        f" a process that hangs is in {log}",
+    }.get(code, f"{log} says more")
+
+
+def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
+    offset_s, uncertainty_s = group.clock_offset_s, (group.round_trip_min_s or 0.0) / 2
+    if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
+        off = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
+        so = "certificates may count as expired or not valid yet, and logs of two machines do not fit together"
+        advice = "set both clocks (NTP), then restart the run"
+        yield Finding("clock", role, f"the clock of {the} is {off}: {so}", advice)
+
+
+def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterator[Finding]:
+    mount = "mount the same storage there and here, and give it in run.dir on both sides"
+    if group.failure_code == "storage":
+        sentence = f"the run folder does not answer {the}: {group.failure}"
+        yield Finding("run_folder", role, sentence, "look at the network file system of its machine")
+    elif group.shares_run_dir is False:
+        sentence = f"{the} has another run folder: a file made in {run.dir} is not in its {group.run_dir}"
+        yield Finding("run_folder", role, sentence, mount)
+    elif group.is_run_dir_writable is False:
+        sentence = f"{the} cannot write into its run folder {group.run_dir}"
+        yield Finding("run_folder", role, sentence, "its user needs the right to write there, on storage that has it")
+
+
+def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
+    for rank, pid in group.stopped_pids.items():
+        where = f"pid {pid} on this machine"
+        sentence = f"rank {rank} of the {role} ({where}) is stopped (state T), by a signal or a debugger"
+        advice = f"kill -CONT {pid} lets it go on; kill -KILL {pid} ends its group, which is then started again"
+        yield Finding("stopped", role, sentence, advice)
+
+
+def _silent_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
+    for rank in group.ranks:
+        if rank.silent_s > MAX_SILENCE_S and rank.rank not in group.stopped_pids:
+            where = f"pid {rank.pid} on {rank.host}"
+            sentence = f"rank {rank.rank} of the {role} ({where}) has given no sign of life for {rank.silent_s:.0f} s"
+            until = "its group ends by itself after services.progress_timeout_s"
+            yield Finding("silent_rank", role, sentence, f"look at {where}: stopped, or its machine away; {until}")
+
+
+def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: float) -> Iterator[Finding]:
+    if ends_unix_s is None or (days := (ends_unix_s - now_unix_s) / _DAY_S) >= MIN_CERTIFICATE_DAYS:
+        return
+    ends = f"{dt.datetime.fromtimestamp(ends_unix_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
+    if days < 0:
+        sentence = f"{what} has expired: it was valid until {ends}, and no new connection will be accepted"
+    else:
+        sentence = f"{what} ends in {days:.1f} days, at {ends}; connections after that are refused"
+    yield Finding("certificate", about, sentence, _CERTIFICATES)
+
+
+def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
+    """Yields a fault for each worker group that knows no controller while another group does.
+
+    Such a group was restarted. Different steps of the groups are no fault.
+    """
+    epoch = max((group.epoch or 0 for group in groups.values()), default=0)
+    for role, group in groups.items():
+        if group.is_reached and not group.epoch and epoch:
+            knows = f"was restarted and knows no controller; others work for epoch {epoch}"
+            advice = "a controller that runs restores its weights at its next call; else start the run again"
+            yield Finding("restarted", role, f"the {role} at {group.address} {knows}", advice)
