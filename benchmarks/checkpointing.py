@@ -64,10 +64,14 @@ def measure(folder: str, kind: str, num_tokens: int) -> None:
     keys = {"model": folder, "gradient_checkpointing": KINDS[kind], "ppo_max_token_len_per_gpu": num_tokens}
     config = ActorConfig.model_validate(keys)
     engine = TrainEngine(config, kind="policy", seed=0, max_response_length=num_tokens // 2, device=CPU)
-    forward, loss, batch = policy_forward(1.0), actor_loss(config), make_row(num_tokens)
+    forward = policy_forward(1.0)
+    loss = actor_loss(config)
+    batch = make_row(num_tokens)
     engine.update(batch, forward, loss, progress=silent)
     [mini_batch] = engine.plan_update(batch)
-    before, peak, begun_s = anonymous_mib(), Peak(), time.process_time()
+    before = anonymous_mib()
+    peak = Peak()
+    begun_s = time.process_time()
     engine.accumulate_gradients(batch, mini_batch, forward, loss)
     seconds = time.process_time() - begun_s
     print(json.dumps([seconds, peak.stop() - before]))

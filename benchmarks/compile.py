@@ -34,7 +34,8 @@ from splitppo.config import ActorConfig
 
 # Of benchmarks.memory, and rows of an update.
 MODELS = {"3M": 16, "28M": 6, "vocabulary": 4}
-PROMPT, RESPONSE = 64, 192
+PROMPT = 64
+RESPONSE = 192
 
 
 def main() -> None:
@@ -75,7 +76,9 @@ def measure(folder: str, model: str, dtype: str, rounds: int) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     keys = {"model": folder, "dtype": dtype, "lr": 1e-5}
     config = ActorConfig.model_validate(keys)
-    loss, forward, batch = actor_loss(config), policy_forward(1.0), make_batch(MODELS[model])
+    loss = actor_loss(config)
+    forward = policy_forward(1.0)
+    batch = make_batch(MODELS[model])
     found: dict[str, Any] = {"with": [], "without": []}
     begun_s = time.process_time()
     engines = {"with": make_engine(config.changed("", {"compile": True}))}
@@ -112,7 +115,9 @@ def make_batch(num_rows: int) -> Batch:
 
 def differences(engines: dict[str, TrainEngine], batch: Batch) -> dict[str, float]:
     """Compares the engines before their first update."""
-    forward, gradients, log_probs = policy_forward(1.0), [], []
+    forward = policy_forward(1.0)
+    gradients = []
+    log_probs = []
     for engine in engines.values():
         [mini_batch] = engine.plan_update(batch)
         engine.accumulate_gradients(batch, mini_batch, forward, actor_loss(engine.config))

@@ -32,7 +32,8 @@ from splitppo.batch import Batch, Column
 from splitppo.config.load import validate
 from splitppo.v1.conversation_pb2 import Turn, TurnReply, TurnsEnded
 
-NUM_TURNS, TURN_TOKENS = 4, 20
+NUM_TURNS = 4
+TURN_TOKENS = 20
 GAME = """
 from environments.chat import Step
 
@@ -64,7 +65,8 @@ class InstantSampler:
 
 async def measure(num_responses: int, folder: Path) -> tuple[float, float, Counter[int]]:
     """Holds all conversations at the same time; returns CPU seconds, wall seconds, and how many had so many turns."""
-    model, game = folder / "model", folder / "game.py"
+    model = folder / "model"
+    game = folder / "game.py"
     save_tokenizer(character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 ", ["<eos>"]), model, named_tokens={})
     game.write_text(GAME % NUM_TURNS)
     environments = {"default": {"path": str(game), "name": "Game"}}
@@ -77,15 +79,18 @@ async def measure(num_responses: int, folder: Path) -> tuple[float, float, Count
         },
         "benchmark",
     )
-    tokenizer, places = load_tokenizer(str(model)), np.arange(num_responses)
+    tokenizer = load_tokenizer(str(model))
+    places = np.arange(num_responses)
     rows = tuple(PromptRow(f"row {place}", "go", "game", "", {}) for place in places)
     prompts = Column.from_rows([[1, 2]] * num_responses, np.dtype("<i4"))
     asked = PromptBatch(places, prompts, ("go",) * num_responses, rows)
     seeded = Batch(num_responses, {"seeds": Column(places, np.ones(num_responses, np.int32))})
     async with EnvironmentProcesses(config.rollout.multi_turn, config.reward.code, tool_format=None) as processes:
         tokens = TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length)
-        own, sampler = Environments(config, processes, tokenizer, tokens), InstantSampler()
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        own = Environments(config, processes, tokenizer, tokens)
+        sampler = InstantSampler()
+        wall_s = time.perf_counter()
+        cpu_s = time.process_time()
         async with conversations_of(own, asked, run_seed=1, step=1) as conversations:
             assert conversations.converse is not None
             share: Any = SimpleNamespace(client=sampler, slot=None, places=places.astype(np.int32), seeded=seeded)
@@ -93,7 +98,8 @@ async def measure(num_responses: int, folder: Path) -> tuple[float, float, Count
             sampler.conversations = replies
             sampler.say((place, 1) for place in places.tolist())
             await replies.run()
-        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+        cpu_s = time.process_time() - cpu_s
+        wall_s = time.perf_counter() - wall_s
         return cpu_s, wall_s, Counter(one.num_turns for one in conversations.at(places.tolist()))
 
 

@@ -21,7 +21,8 @@ from environments.pool import EnvironmentProcesses, Episode
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
-NUM_TURNS, TURN_S = 4, 0.5
+NUM_TURNS = 4
+TURN_S = 0.5
 TOOLS = '''
 import os
 

@@ -134,9 +134,11 @@ class HalfWidthTaught(HalfWidth, Taught):
 
 
 OF_HALF = {**vars(SORT_LETTERS), "make": partial(make, hidden_size=64)}
-HALF, HALF_TAUGHT = HalfWidth(**OF_HALF), HalfWidthTaught(**OF_HALF)
+HALF = HalfWidth(**OF_HALF)
+HALF_TAUGHT = HalfWidthTaught(**OF_HALF)
 # A teacher: the quickstart's trained policy, whose student is the warm-started one, or one of half the width.
-EACH_STEP, IS_HALF = "evaluation.test_freq=1", f"actor.model={HALF.output}/model"
+EACH_STEP = "evaluation.test_freq=1"
+IS_HALF = f"actor.model={HALF.output}/model"
 EAGER = ("actor.lr=6e-4", "actor.lr_warmup_steps=0")
 OF_STUDENT = ("run.total_steps=12", "actor.lr=3e-4")
 TEACHER_IN_REWARD = (
@@ -191,7 +193,8 @@ class Curve:
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
     """Runs an algorithm to its end, unless that is done; if it cannot be run, the folder gets the reason."""
     overrides = [*algorithm.overrides, f"run.seed={seed}", f"run.dir={folder}"]
-    settings, refusal = folder.with_name(f"{folder.name}.json"), folder.with_name(f"{folder.name}.refused")
+    settings = folder.with_name(f"{folder.name}.json")
+    refusal = folder.with_name(f"{folder.name}.refused")
     if settings.is_file() and json.loads(settings.read_text()) != overrides:
         remove_run(folder)
     write_atomically(settings, json.dumps(overrides))

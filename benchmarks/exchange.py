@@ -130,7 +130,8 @@ def publish_slowly(rank: int, folder: str, size: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     model = make_model(*SIZES[size])
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    num_written, digest_of = 0, files.xxhash.xxh3_128_hexdigest
+    num_written = 0
+    digest_of = files.xxhash.xxh3_128_hexdigest
 
     def slow_digest(values: memoryview) -> str:
         nonlocal num_written

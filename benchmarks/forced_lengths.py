@@ -33,7 +33,9 @@ from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from rewards.manager import RewardManager
 from splitppo.config import Config, Schedule, load_config
 
-ROWS, PROMPT_TOKENS, MINI_BATCHES = 64, 64, 4
+ROWS = 64
+PROMPT_TOKENS = 64
+MINI_BATCHES = 4
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.0\n"
 CRITIC_FREE_ESTIMATOR = "reinforce_plus_plus"
 # The keys of each set of worker groups that runs blocks.

@@ -136,7 +136,8 @@ def ceilings(place: Place) -> Values:
     size = 128 if place.tiny else 8192
     left, right = (torch.randn(size, size, device=place.device, dtype=torch.bfloat16) for _ in range(2))
     product_s = median_s(lambda: left @ right, place, 3, 10)
-    found, exact = left[:64] @ right, left[:64].double() @ right.double()
+    found = left[:64] @ right
+    exact = left[:64].double() @ right.double()
     if place.device.type == "cuda":  # a CPU has no such product
         found = torch.mm(left[:64], right, out_dtype=torch.float32)
     return {
@@ -152,7 +153,8 @@ def attention(place: Place) -> Values:
     lengths = (33, 1, 30) if place.tiny else (700, 1, 1347)
     starts = torch.tensor([0, *lengths], device=place.device).cumsum(0).to(torch.int32)
     for heads, key_value_heads, width, window in ((14, 2, 64, None), (28, 4, 128, None), (14, 2, 64, 16)):
-        module, options = nn.Module(), {"scaling": width**-0.5, "sliding_window": window}
+        module = nn.Module()
+        options = {"scaling": width**-0.5, "sliding_window": window}
         module.num_key_value_groups = heads // key_value_heads
         sizes = (heads, key_value_heads, key_value_heads)
         inputs = [torch.randn(1, size, sum(lengths), width, device=place.device).bfloat16() for size in sizes]
@@ -174,7 +176,8 @@ def attention(place: Place) -> Values:
 def adamw(place: Place) -> Values:
     """Compares twenty steps of the fused AdamW in fp32 with steps of the plain one in fp64 on the CPU."""
     torch.manual_seed(0)
-    start, gradients = torch.randn(1000, dtype=torch.float64), torch.randn(20, 1000, dtype=torch.float64)
+    start = torch.randn(1000, dtype=torch.float64)
+    gradients = torch.randn(20, 1000, dtype=torch.float64)
     ends = []
     for dtype, device, fused in ((torch.float32, place.device, True), (torch.float64, "cpu", False)):
         weight = nn.Parameter(start.to(device, dtype, copy=True))

@@ -116,8 +116,10 @@ def repeat(place: Place, *, size: str, deterministic: bool) -> Values:
     torch.utils.deterministic.fill_uninitialized_memory = False  # a help to find bugs, which takes time
     try:
         config = make_config(place, size, "full", _usual_rows(place), gradient_checkpointing=True)
-        values, digests = measured(place, config, 1, 3), []
-        engine, step = engine_of(place, config), _update_of(place, config)
+        values = measured(place, config, 1, 3)
+        digests = []
+        engine = engine_of(place, config)
+        step = _update_of(place, config)
         for _ in range(2):
             engine.load_checkpoint(None)
             step()
@@ -131,7 +133,8 @@ def repeat(place: Place, *, size: str, deterministic: bool) -> Values:
 def measured(place: Place, config: Config, num_warm: int, num_timed: int) -> Values:
     """Times updates; returns figures of the median, the peak of memory, and the estimate of `controller --check`."""
     estimate = estimated_bytes(place, config)
-    engine, step = engine_of(place, config), _update_of(place, config)
+    engine = engine_of(place, config)
+    step = _update_of(place, config)
     metrics: list[Mapping[str, float]] = []
     is_cuda = place.device.type == "cuda"
     if is_cuda:
@@ -277,15 +280,19 @@ def _usual_rows(place: Place) -> Rows:
 
 
 def _update_of(place: Place, config: Config) -> Callable[[], Mapping[str, float]]:
-    engine, batch = engine_of(place, config), make_batch(config)
-    forward, loss = policy_forward(1.0), actor_loss(config.actor)
+    engine = engine_of(place, config)
+    batch = make_batch(config)
+    forward = policy_forward(1.0)
+    loss = actor_loss(config.actor)
     return lambda: engine.update(batch, forward, loss, progress=lambda *_: None)
 
 
 def make_batch(config: Config) -> Batch:
     """Returns one mini-batch of rows of full length, all of whose tokens count."""
-    data, rng = config.data, np.random.default_rng(0)
-    number, vocabulary = data.train_batch_size, SIZES[Path(config.actor.model).name][5]
+    data = config.data
+    rng = np.random.default_rng(0)
+    number = data.train_batch_size
+    vocabulary = SIZES[Path(config.actor.model).name][5]
     length = data.max_response_length
     return Batch.from_rows(
         prompts=list(rng.integers(3, vocabulary, (number, data.max_prompt_length))),

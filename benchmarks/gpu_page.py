@@ -27,8 +27,11 @@ class Report:
     def __init__(
         self, file: Path, command: str, machine: Mapping[str, Any], cases: Sequence[Case], *, is_tiny: bool
     ) -> None:
-        self.file, self.page_file = file, file.with_suffix(".md")
-        self._command, self._machine, self._is_tiny = command, machine, is_tiny
+        self.file = file
+        self.page_file = file.with_suffix(".md")
+        self._command = command
+        self._machine = machine
+        self._is_tiny = is_tiny
         self._names = [case.name for case in cases]
         self._entries: list[dict[str, Any]] = []
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,8 @@ def missing_packages() -> list[str]:
 def how_to_carry(missing: Sequence[str]) -> str:
     """Returns a sentence that names missing packages, and how to bring them to a machine without a network."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    names, platforms = shlex.join(missing), " ".join(f"--platform {name}" for name in PLATFORMS)
+    names = shlex.join(missing)
+    platforms = " ".join(f"--platform {name}" for name in PLATFORMS)
     return (
         f"{sys.executable} lacks {', '.join(missing)}: on a machine with a network run `python3 -m pip download"
         f" --only-binary=:all: --python-version {python} {platforms} --dest wheels {names}`, bring the folder, and run"
@@ -78,7 +79,8 @@ class Measuring:
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command, self._log = command, log
+        self._command = command
+        self._log = log
         log.touch()
         self._environment: dict[str, str] = {}
         self._process: Any = None
@@ -105,7 +107,8 @@ class Measuring:
         return result
 
     def _start(self, case: Case) -> None:
-        self._environment, self._lines = dict(case.environment), SimpleQueue()
+        self._environment = dict(case.environment)
+        self._lines = SimpleQueue()
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -27,7 +27,8 @@ _LOG_CHARACTERS = 3000
 
 def killed_critic(place: Place, *, size: str, mode: str) -> Values:
     """Makes a run of three steps, in the second of which the critic is killed; it goes on from a checkpoint."""
-    config, folder = _prepared(place, size, mode, save_freq=1), place.folder / "killed"
+    config = _prepared(place, size, mode, save_freq=1)
+    folder = place.folder / "killed"
     rows = _finished(config, folder, 3, _kill_in_step(2))
     values = {
         "steps": len(rows),
@@ -44,7 +45,8 @@ def resumed_run(place: Place, *, size: str, mode: str) -> Values:
     num_steps = 2 if place.tiny else 6
     half = num_steps // 2
     config = _prepared(place, size, mode, save_freq=half)
-    whole, broken = place.folder / "whole", place.folder / "broken"
+    whole = place.folder / "whole"
+    broken = place.folder / "broken"
     rows = _finished(config, whole, num_steps)
     digest = _digest(whole)
     shutil.rmtree(whole)  # its checkpoints

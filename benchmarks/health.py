@@ -76,7 +76,9 @@ def measure(run_dir: Path, controller: subprocess.Popen[bytes], num_calls: int) 
         if time.monotonic() > deadline:
             raise SystemExit(f"not enough calls fell into commands within {TIMEOUT_S:g} s")
         for role, worker in workers.items():
-            before, elapsed_ms, after = worker.running(), worker.check_ms(), worker.running()
+            before = worker.running()
+            elapsed_ms = worker.check_ms()
+            after = worker.running()
             if before == after and len(times[role, before]) < num_calls:
                 times[role, before].append(elapsed_ms)
     return times

@@ -77,7 +77,8 @@ def load(way: str, folder: str) -> None:
     fill_model(model, folder, "policy")
     del source
     took_s = time.perf_counter() - began
-    after, highest = anonymous_mib() - before, peak.stop() - before
+    after = anonymous_mib() - before
+    highest = peak.stop() - before
     digest = weights_digest(model)[:8]
     print(f"{way:8s}rank {dist.get_rank()} {highest:8.0f} MiB peak {after:8.0f} MiB kept {took_s:6.1f} s {digest}")
     sys.stdout.flush()
@@ -89,7 +90,8 @@ class Peak:
     """The highest anonymous memory since it was made."""
 
     def __init__(self) -> None:
-        self._highest, self._ended = 0.0, threading.Event()
+        self._highest = 0.0
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 

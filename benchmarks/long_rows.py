@@ -87,11 +87,13 @@ def measure(folder: str, together: int, num_tokens: int) -> None:
     engine = TrainEngine(
         config.actor, kind="policy", seed=0, max_response_length=config.data.max_response_length, device=CPU
     )
-    forward, loss = policy_forward(1.0), actor_loss(config.actor)
+    forward = policy_forward(1.0)
+    loss = actor_loss(config.actor)
     engine.update(make_row(64), forward, loss, progress=silent)  # moments, and what libraries keep
     batch = make_row(num_tokens)
     [mini_batch] = engine.plan_update(batch)
-    before, peak = anonymous_mib(), Peak()
+    before = anonymous_mib()
+    peak = Peak()
     engine.accumulate_gradients(batch, mini_batch, forward, loss)
     found = {"peak": peak.stop() - before}
     found["estimate"] = (terms.total - terms.weights - terms.optimizer - terms.process) / 2**20
@@ -101,7 +103,8 @@ def measure(folder: str, together: int, num_tokens: int) -> None:
 
 def make_row(num_tokens: int) -> Batch:
     """Returns one row, half of it a response, all of whose tokens count."""
-    rng, half = np.random.default_rng(0), num_tokens // 2
+    rng = np.random.default_rng(0)
+    half = num_tokens // 2
     columns: dict[str, Any] = {name: [rng.normal(size=half)] for name in ("advantages", "old_log_probs")}
     tokens = {name: [rng.integers(3, 2_000, half)] for name in ("prompts", "responses")}
     return Batch.from_rows(**tokens, **columns)

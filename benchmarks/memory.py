@@ -56,8 +56,10 @@ MODELS = {
     "0.5B": ((896, 4864, 24, 14, 2, 151_936, True), 2),
 }
 DEFAULT_MODELS = ("vocabulary", "deep", "wide")
-PROMPT, RESPONSE = 64, 96
-MICRO_BATCHES, MINI_BATCHES = 2, 2
+PROMPT = 64
+RESPONSE = 96
+MICRO_BATCHES = 2
+MINI_BATCHES = 2
 CPU = torch.device("cpu")
 # Larger blocks are mapped one by one, and unmapped when they are freed.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
@@ -90,7 +92,8 @@ def main() -> None:
     more += ["--gradient-checkpointing"] * options.gradient_checkpointing + ["--offload"] * options.offload
     more += ["--bf16-moments"] * options.bf16_moments + ["--selective"] * options.selective
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
-    started_s, worst = time.perf_counter(), 0.0
+    started_s = time.perf_counter()
+    worst = 0.0
     for name in [options.only] if options.only else DEFAULT_MODELS:
         with tempfile.TemporaryDirectory("-memory") as folder:
             save_model(Path(folder), name)
@@ -190,7 +193,8 @@ def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, 
 
 def make_batch(config: Config) -> Batch:
     """Returns rows of full length, all of whose tokens count."""
-    num_rows, vocabulary = config.data.train_batch_size, 2_000
+    num_rows = config.data.train_batch_size
+    vocabulary = 2_000
     rng = np.random.default_rng(0)
     columns = ("advantages", "returns", "values", "old_log_probs")
     return Batch.from_rows(

@@ -38,7 +38,9 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"optimizer_state_dtype": "bf16"},
     "offloaded": {"optimizer_offload": True},
 }
-ROWS, LAST, MAX_RESPONSE = 64, 50, 16
+ROWS = 64
+LAST = 50
+MAX_RESPONSE = 16
 GOAL = 0.02
 
 
@@ -54,7 +56,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory("-moments") as folder:
         RECIPE.prepare(Path(folder), warm_start_steps=0)
         for seed in options.seeds:
-            digests, figures = set(), []
+            digests = set()
+            figures = []
             for place, keys in PLACES.items():
                 loss, milliseconds, digest = trained(Path(folder) / "model", seed, options.updates, keys)
                 losses[place].append(loss)
@@ -71,9 +74,11 @@ def main() -> int:
 def trained(folder: Path, seed: int, num_updates: int, keys: Mapping[str, Any]) -> tuple[float, float, str]:
     """Trains a policy; returns the loss of the last updates, the median milliseconds of an update, and the digest."""
     section = {"model": str(folder), "lr": 1e-3, "ppo_max_token_len_per_gpu": 2048, **keys}
-    config, device = ActorConfig.model_validate(section), torch.device("cpu")
+    config = ActorConfig.model_validate(section)
+    device = torch.device("cpu")
     engine = TrainEngine(config, kind="policy", seed=seed, max_response_length=MAX_RESPONSE, device=device)
-    losses, seconds = [], []
+    losses = []
+    seconds = []
     for batch in islice(batches(seed), num_updates):
         began_s = time.perf_counter()
         metrics = engine.update(batch, policy_forward(1.0), negative_log_likelihood, progress=lambda *_: None)

@@ -39,8 +39,11 @@ from splitppo.config import Config
 from splitppo.config.load import validate
 
 GENERATE = "generate"  # Hugging Face's own
-VOCABULARY, PAD, NUM_STOP_TOKENS = 4096, 0, 82
-HEAD_DIM, NUM_KV_HEADS = 64, 2
+VOCABULARY = 4096
+PAD = 0
+NUM_STOP_TOKENS = 82
+HEAD_DIM = 64
+NUM_KV_HEADS = 2
 PROMPT_TOKENS = (16, 48)
 HAS_VLLM = find_spec("vllm") is not None
 
@@ -132,7 +135,8 @@ def generate_of_hugging_face(policy: TrainEngine, stop: Sequence[int]) -> Genera
     @torch.no_grad()
     def generate(rows: Batch, sampling: Sampling) -> list[int]:
         mask = np.fliplr(rows["prompts"].mask())
-        ids, width = np.full(mask.shape, PAD, np.int64), mask.shape[1]
+        ids = np.full(mask.shape, PAD, np.int64)
+        width = mask.shape[1]
         ids[mask] = rows["prompts"].values
         with policy.gathered() as model:
             output = model.generate(
@@ -230,7 +234,8 @@ def table(results: Mapping[str, Mapping[str, Measured]]) -> str:
     lines = ["| lengths | engine | rounds | tokens | s | tokens/s | vs generate |", "|---|---|---|---|---|---|---|"]
     for lengths, engines in results.items():
         for name, measured in engines.items():
-            ours, theirs = measured.tokens_per_second, engines[GENERATE].tokens_per_second
+            ours = measured.tokens_per_second
+            theirs = engines[GENERATE].tokens_per_second
             ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
             lines.append(
                 f"| {lengths} | {name} | {len(ours)} | {statistics.median(measured.tokens):.0f}"

@@ -86,7 +86,8 @@ async def hostile(num_sandboxes: int) -> None:
     async with CodeSandboxes(CodeConfig(num_sandboxes=num_sandboxes, memory_mb=4096)) as source:
         for name, (expected, response, row) in HOSTILE.items():
             start_bytes = peak_bytes = resident_bytes()
-            longest_s, started_s = 0.0, time.perf_counter()
+            longest_s = 0.0
+            started_s = time.perf_counter()
             scoring = asyncio.ensure_future(source.score([Sample("code", response, row)] * num_sandboxes))
             while not scoring.done():
                 slept_s = time.perf_counter()
@@ -96,7 +97,8 @@ async def hostile(num_sandboxes: int) -> None:
             if any(scored.score != expected for scored in scoring.result()):
                 raise RuntimeError(f"{name}: expected {expected}, got {scoring.result()}")
             elapsed_s = time.perf_counter() - started_s
-            grown_mb, row_mb = (peak_bytes - start_bytes) / 2**20, len(row) / 2**20
+            grown_mb = (peak_bytes - start_bytes) / 2**20
+            row_mb = len(row) / 2**20
             print(
                 f"  {name:36} {elapsed_s:5.1f} s; the event loop waits {1000 * longest_s:4.0f} ms at most;"
                 f" this process grows by {grown_mb:5.1f} MiB, the row has {row_mb:4.1f}"
@@ -123,7 +125,8 @@ def main() -> None:
     parser.add_argument("--sandboxes", type=int, default=2)
     parser.add_argument("--hostile", action="store_true")
     arguments = parser.parse_args()
-    num_programs, num_sandboxes = arguments.programs, arguments.sandboxes
+    num_programs = arguments.programs
+    num_sandboxes = arguments.sandboxes
     if arguments.hostile:
         print(f"{num_sandboxes} of each answer at a time")
         asyncio.run(hostile(num_sandboxes))

@@ -182,7 +182,8 @@ def sleeping_groups(config: Config) -> Iterator[Config]:
 
 def announced(run_dir: Path, role: str) -> str:
     """Returns the address of a group, as soon as it takes calls."""
-    announcement, deadline = run_dir / "services" / f"{role}.json", time.monotonic() + START_TIMEOUT_S
+    announcement = run_dir / "services" / f"{role}.json"
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not announcement.exists():
         if time.monotonic() > deadline:
             raise SystemExit(f"the {role} did not come up: {(run_dir / f'{role}.out').read_text()}")
@@ -239,7 +240,8 @@ async def measure(
     peak_bytes = resident_bytes("VmHWM") - before_bytes
     rows = []
     for line, seconds in zip(read_metrics(config.run.dir / METRICS_FILE), cpu_s, strict=True):
-        step_s, adv_s = line["timing_s/step"], line["timing_s/adv"]
+        step_s = line["timing_s/step"]
+        adv_s = line["timing_s/adv"]
         wire_s = line["overlap/idle_fraction"] * step_s - adv_s
         rows.append(Row(step_s, seconds, adv_s, wire_s, peak_bytes, trainer.columns_bytes))
     return rows[1:]
@@ -265,7 +267,8 @@ def report(size: str, rows: list[Row], scoring: tuple[float, float], step_s: flo
     wall_s, cpu_s, adv_s, wire_s = (
         statistics.median(getattr(row, name) for row in rows) for name in ("wall_s", "cpu_s", "adv_s", "wire_s")
     )
-    columns, peak = rows[0].columns_bytes, rows[0].peak_bytes
+    columns = rows[0].columns_bytes
+    peak = rows[0].peak_bytes
     return (
         f"| {size} | {columns / MIB:.0f} | {cpu_s:.2f} | {adv_s:.2f} | {wire_s:.2f} | {wire_s / LONG_STEP_S:.1%} |"
         f" {peak / columns:.1f} | {wall_s - step_s:.2f} | {scoring[0]:.1f} + {scoring[1]:.1f} |"

@@ -47,7 +47,8 @@ PARTS = (1, 4, AUTO_PARTS)
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)
 HALF = Variant("both pools", share=0.5)
 UNSTREAMED = Variant("reference: actor")
-SERIAL, HALF_SERIAL = UNSTREAMED._replace(schedule="serial"), HALF._replace(schedule="serial")
+SERIAL = UNSTREAMED._replace(schedule="serial")
+HALF_SERIAL = HALF._replace(schedule="serial")
 FREE_ON_BOTH = Variant("actor on both cores", has_critic=False)
 ALONE = tuple(Variant(f"reference: {host}", parts) for host in ("actor", "critic") for parts in PARTS)
 BOTH = tuple(HALF._replace(num_parts=parts) for parts in PARTS)
@@ -96,7 +97,8 @@ WORKS = {
 
 async def measure(name: str, num_rounds: int, num_steps: int) -> None:
     """Runs all blocks of a work; prints the report of those so far after each round."""
-    work, measured = WORKS[name], defaultdict[Variant, list[Block]](list)
+    work = WORKS[name]
+    measured = defaultdict[Variant, list[Block]](list)
     with tempfile.TemporaryDirectory() as folder:
         configs = work.configs(Path(folder), list(dict.fromkeys(variant.groups for variant in work.variants)))
         async with started(configs) as blocks:
@@ -140,8 +142,10 @@ def plans_of(measured: Measured, *variants: Variant) -> Plans:
 
 def formula_s(measured: Measured, slowdown: float) -> float:
     """Returns the seconds of a step with half of the rollouts in each pool, by the formula above."""
-    alone, parts = measured[UNSTREAMED], measured[HALF_SERIAL]
-    publish, load = span_s(parts, "actor", "publish"), span_s(parts, "rollout", "sync")
+    alone = measured[UNSTREAMED]
+    parts = measured[HALF_SERIAL]
+    publish = span_s(parts, "actor", "publish")
+    load = span_s(parts, "rollout", "sync")
     late = max(0.0, timing_s(alone, "update_critic") - timing_s(alone, "update_actor") - publish)
     by_actor, by_group = (slowdown * span_s(parts, pool, "gen") for pool in SAMPLERS)
     return step_s(alone) - span_s(alone, "actor", "gen") + publish + max(by_actor, late + load + by_group)

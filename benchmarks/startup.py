@@ -127,14 +127,16 @@ def time_run(folder: Path, side: Side, num_ranks: int) -> tuple[float, ...]:
         process.kill()
         process.wait()
     events = {event["kind"]: event["unix_s"] for _, event in read_jsonl(folder / "events.jsonl")}
-    lost_s, loaded_s = events["group_lost"], events["recovered"]
+    lost_s = events["group_lost"]
+    loaded_s = events["recovered"]
     parts = lost_s - killed_s, loaded_s - lost_s, recovered_s - loaded_s
     return ready_s - began_s, first_s - began_s, recovered_s - killed_s, *parts, *memory
 
 
 def memory_of_groups(controller_pid: int) -> tuple[float, float]:
     """Returns the memory of the groups' processes in MiB, each page counted once, and the part that several have."""
-    once, shared = 0.0, 0.0
+    once = 0.0
+    shared = 0.0
     for process in psutil.Process(controller_pid).children(recursive=True):
         with suppress(psutil.Error):
             if "services." in " ".join(process.cmdline()):

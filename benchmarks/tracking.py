@@ -33,8 +33,11 @@ from splitppo.config.load import validate
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.scores import make_scores
 
-NUM_RESPONSES, NUM_PARTS, STEP_S = 64, 6, 10.0
-VALIDATION_FREQ, SAVE_FREQ = 10, 5
+NUM_RESPONSES = 64
+NUM_PARTS = 6
+STEP_S = 10.0
+VALIDATION_FREQ = 10
+SAVE_FREQ = 5
 KIB = 1024
 
 
@@ -58,7 +61,8 @@ def main() -> None:
 
 async def run_steps(num_steps: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns the CPU seconds of each step, and the bytes of Python's objects after it, if they are traced."""
-    times_s, bytes_held = np.zeros(num_steps), np.zeros(num_steps, np.int64)
+    times_s = np.zeros(num_steps)
+    bytes_held = np.zeros(num_steps, np.int64)
     with tempfile.TemporaryDirectory("-tracking") as folder, _nowhere() as nowhere:
         config = _config(Path(folder))
         recorder = Recorder(config, config.run.dir, open_display(nowhere))

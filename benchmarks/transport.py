@@ -152,7 +152,8 @@ class ServerProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._questions, self._answers = self._process.stdin, self._process.stdout
+        self._questions = self._process.stdin
+        self._answers = self._process.stdout
         self.port = int(self._answers.readline())
 
     def cpu_s(self) -> float:
@@ -300,7 +301,8 @@ class Timings:
 
     @contextmanager
     def measure(self, contender: Contender) -> Iterator[None]:
-        cpu_s, start_s = contender.cpu_s(), time.perf_counter()
+        cpu_s = contender.cpu_s()
+        start_s = time.perf_counter()
         yield
         self.wall_s.append(time.perf_counter() - start_s)
         self.cpu_s.append(contender.cpu_s() - cpu_s)
@@ -338,7 +340,8 @@ def contenders() -> list[Contender]:
 async def measure(num_rows: int, num_tokens: int, repetitions: int) -> None:
     """Lets all contenders move everything in turns, and reports."""
     columns = make_columns(num_rows, num_tokens)
-    as_sent, raw = make_batches(columns, AS_SENT), make_batches(columns, RAW)
+    as_sent = make_batches(columns, AS_SENT)
+    raw = make_batches(columns, RAW)
     values_bytes = columns["values"].values.nbytes
 
     async def put(contender: Contender, batches: list[Batch]) -> None:

@@ -28,7 +28,8 @@ class ForcedLengths(StoppingCriteria):
     """A stopping criterion that ends row b after lengths[b] tokens."""
 
     def __init__(self, lengths, prompt_tokens, eos_token_id):
-        self.lengths, self.prompt_tokens = torch.tensor(lengths), prompt_tokens
+        self.lengths = torch.tensor(lengths)
+        self.prompt_tokens = prompt_tokens
         self.eos_token_id = torch.tensor([eos_token_id])  # who has it lets `generate` pad the rows that have ended
 
     def __call__(self, input_ids, *_, **__):
@@ -55,7 +56,9 @@ class OnDemand(TrainerCallback):
     """A callback that makes as many steps as it is asked for, and says how long each took."""
 
     def __init__(self, answers):
-        self.answers, self.seconds, self.left = answers, [], 0
+        self.answers = answers
+        self.seconds = []
+        self.left = 0
 
     def on_train_begin(self, *_, **__):
         """Waits for the first number."""
@@ -76,7 +79,8 @@ class OnDemand(TrainerCallback):
         line = sys.stdin.readline()
         if not line:
             os._exit(0)
-        self.left, self.started_s = int(line), time.perf_counter()
+        self.left = int(line)
+        self.started_s = time.perf_counter()
 
 
 def main():

@@ -39,11 +39,24 @@ from services.runtime.role import CommandProgress, EndedTurn, TurnReply
 from splitppo.batch import Array, Batch
 from splitppo.v1 import actor_pb2, conversation_pb2
 
-REPLY_TOKENS, LONGEST = 8, 1 << 16
-HF_ROWS, HF_PLACES, HF_TURNS, HF_TURN_TOKENS, HF_HIDDEN, HF_LAYERS = 64, 32, 3, 64, 256, 4
+REPLY_TOKENS = 8
+LONGEST = 1 << 16
+HF_ROWS = 64
+HF_PLACES = 32
+HF_TURNS = 3
+HF_TURN_TOKENS = 64
+HF_HIDDEN = 256
+HF_LAYERS = 4
 REPLY_STEPS = (0, 32)
-ROWS, PLACES, TURNS, STEP_S, MEAN_TOKENS, MEAN_TOOL_S = 512, 256, 4, 0.018, 150, 0.3
-OPEN_ROWS, OPEN_TOKENS, OPEN_STEPS = 2000, 8, 4000
+ROWS = 512
+PLACES = 256
+TURNS = 4
+STEP_S = 0.018
+MEAN_TOKENS = 150
+MEAN_TOOL_S = 0.3
+OPEN_ROWS = 2000
+OPEN_TOKENS = 8
+OPEN_STEPS = 4000
 
 Generate = Callable[..., Iterator[DecodingStep]]
 
@@ -146,7 +159,8 @@ def converse(
     )
     rows = rows.merge(Batch.from_rows(places=[[place] for place in range(rows.num_rows)]))
     conversations = RankConversations(rows, request, tools)
-    started_s, num_tokens = clock(), 0
+    started_s = clock()
+    num_tokens = 0
     for step in generate(rows, Sampling(1.0, 1.0, 0, LONGEST), tools.is_cancelled, conversations):
         conversations.announce(step)
         num_tokens += sum(int(response.mask.sum()) for response in step.ended)
@@ -201,7 +215,8 @@ def measure_tools() -> None:
     rng = np.random.default_rng(0)
     lengths_PT = np.maximum(1, log_normal(rng, MEAN_TOKENS, (ROWS, TURNS)).astype(int))
     delays_PT = log_normal(rng, MEAN_TOOL_S, (ROWS, TURNS))
-    engine, rows = SleepingEngine(lengths_PT, PLACES, STEP_S), seeded_rows(ROWS)
+    engine = SleepingEngine(lengths_PT, PLACES, STEP_S)
+    rows = seeded_rows(ROWS)
     num_tokens, taken_s = converse(engine.generate, rows, Tools(delays_PT), clock=time.perf_counter)
     print(f"tools, conversations: {taken_s:.1f} s, {num_tokens / taken_s:.0f} tokens/s", flush=True)
     started_s = time.perf_counter()
@@ -220,7 +235,8 @@ def measure_open() -> None:
     """Prints what many open conversations cost for each turn, and for each decoding step of one other response."""
     delays_PT = np.full((OPEN_ROWS, 2), 1.0)
     for reply_steps in REPLY_STEPS:
-        engine, tools = SleepingEngine(np.full((OPEN_ROWS, 2), OPEN_TOKENS), OPEN_ROWS, 0.0), Tools(delays_PT)
+        engine = SleepingEngine(np.full((OPEN_ROWS, 2), OPEN_TOKENS), OPEN_ROWS, 0.0)
+        tools = Tools(delays_PT)
         _, cpu_s = converse(engine.generate, seeded_rows(OPEN_ROWS), tools, reply_steps=reply_steps)
         print(
             f"open, {reply_steps} reply steps: {tools.most_open} conversations at the same time,"
@@ -228,7 +244,8 @@ def measure_open() -> None:
         )
     lengths_PT = np.full((OPEN_ROWS, 2), 1)
     lengths_PT[0] = OPEN_STEPS // 2
-    engine, tools = SleepingEngine(lengths_PT, OPEN_ROWS, 0.0), Tools(np.where(lengths_PT > 1, 0.0, 2.0))
+    engine = SleepingEngine(lengths_PT, OPEN_ROWS, 0.0)
+    tools = Tools(np.where(lengths_PT > 1, 0.0, 2.0))
     _, cpu_s = converse(engine.generate, seeded_rows(OPEN_ROWS), tools)
     print(f"  one response of {OPEN_STEPS} tokens beside them: {1e3 * cpu_s / OPEN_STEPS:.2f} ms of CPU per step")
 

@@ -27,7 +27,10 @@ from tests.support.viewed_runs import Shape, add_step, make_run, write_live
 from tests.support.viewed_traces import spans_of, write_trace
 from viewer.one_file import export
 
-STEPS, METRICS, LONG, LONGEST = 2000, 115, 8_000, 32_000
+STEPS = 2000
+METRICS = 115
+LONG = 8_000
+LONGEST = 32_000
 SPANS = 16_000
 COMPARED = 20
 SCORE = '[data-card="critic/score/mean"]'
@@ -106,7 +109,8 @@ def main() -> None:
         folder = make_long_run(Path(name) / "long")
         size = sum(file.stat().st_size for file in (folder / "rollouts" / "train").iterdir())
         tell("apparent size of the rollouts, MB", size / 1e6)
-        file, start = Path(name) / "run.html", time.monotonic()
+        file = Path(name) / "run.html"
+        start = time.monotonic()
         export.main([str(folder), "--out", str(file)])
         tell("export, s", time.monotonic() - start)
         start = time.monotonic()

@@ -66,7 +66,8 @@ class RunOutcome:
         If the summary cannot be written, the run has failed. `restored` is the state from which the run went on.
         `trainer` is None if no step was begun.
         """
-        config, folder = self._folder.config, self._folder.path
+        config = self._folder.config
+        folder = self._folder.path
         if trainer is None and self.reason == "bad_input":  # a refused start changes nothing
             self.summary = Summary.read(folder / "summary.json")
         if self.summary is not None:

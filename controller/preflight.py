@@ -253,11 +253,13 @@ def _check_ground_truths(config: RewardConfig, rows: Iterable[PromptRow]) -> Non
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
     """Makes the source of training prompts: a user's sampler, which is tried first, or an order by seed and epoch."""
-    data, seed = config.data, config.run.seed
+    data = config.data
+    seed = config.run.seed
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
         return SampledPrompts(table, data, seed=seed)
-    size, key = data.draw_size, data.draw_key
+    size = data.draw_size
+    key = data.draw_key
     return PromptDataset(table, size, seed, shuffle=data.shuffle, weights=data.train_weights, batch_key=key)
 
 
@@ -323,7 +325,8 @@ def _trial_samples(scorer: Scorer, prompts: PromptBatch, config: Config) -> list
     The response has ended by itself, as a whole answer does.
     """
     truths = ["" if row.ground_truth is None else str(row.ground_truth)[:_MAX_TRUTH] for row in prompts.rows]
-    encode, end = scorer.tokenizer.backend.encode, scorer.tokenizer.eos_token_ids[:1]
+    encode = scorer.tokenizer.backend.encode
+    end = scorer.tokenizer.eos_token_ids[:1]
     responses = [[*encode(truth, add_special_tokens=False).ids, *end] for truth in truths]
     conversations = [
         Conversation(
@@ -432,7 +435,8 @@ def _id(token: str, vocabulary: Mapping[str, int]) -> str:
 
 def _check_adapter(model: TrainedModelConfig, role: str) -> None:
     """Checks that a list of target layers names layers of a local model, and the adapter that training begins with."""
-    folder, targets = Path(model.model).expanduser(), model.target_modules
+    folder = Path(model.model).expanduser()
+    targets = model.target_modules
     if model.lora_rank and not isinstance(targets, str) and folder.is_dir():
         shapes = read_tensor_shapes(folder, f"{role}.model").items()
         layers = [name.removesuffix(".weight") for name, shape in shapes if is_linear(name, shape)]
@@ -507,7 +511,8 @@ def _check_heads(sizes: Mapping[str, Any], num_ranks: int, key: str, model: str)
 
 def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
     """Checks that ranks which divide the positions of rows can do so with all models of their group."""
-    num_ranks, key = config.trained_model_of(role).ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
+    num_ranks = config.trained_model_of(role).ulysses_sequence_parallel_size
+    key = "ulysses_sequence_parallel_size"
     for name, model in _models_of(config, role) if num_ranks > 1 else ():
         if model.use_remove_padding is False:
             section = name.partition(".")[0]

@@ -121,7 +121,8 @@ class Session:
         """Handles SIGINT or SIGTERM: the first signal ends the run after the running step, the second at once."""
         if self._outcome.signal is not None or self._phase == "closing":
             self._leave_at_once()
-        self._outcome.signal, self._outcome.reason = number, "interrupted"
+        self._outcome.signal = number
+        self._outcome.reason = "interrupted"
         if self._phase == "training" and self._trainer is not None:
             step = self._trainer.state.step
             log.info("%s: finishing step %d, then saving; once more leaves at once", number.name, step)
@@ -142,7 +143,8 @@ class Session:
 
     async def _train(self) -> None:
         """Loads and checks what the run needs, then trains from the step at which the run resumes."""
-        config, folder = self._config, self._folder
+        config = self._config
+        folder = self._folder
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
         self._outcome.resumed_at_step = point.step
@@ -168,7 +170,8 @@ class Session:
             log.warning("%s", warning)
         if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
             log.warning("%s", misfit)
-        sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
+        sources = inputs.scored_sources(config.reward)
+        answers = folder.path / "judge.jsonl"
         rewards = RewardManager(config.reward, sources, answers)
         rows = inputs.prompts.table.rows
         async with rewards, open_environments(config, inputs.tokenizer, rows) as environments:
@@ -187,7 +190,8 @@ class Session:
 
     def _is_completed(self, inputs: Inputs) -> bool:
         """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
-        config, state = self._config, self._restored
+        config = self._config
+        state = self._restored
         summary = self._completed_summary()
         has_stagnated = state.has_stagnated(config)
         is_at_its_end = has_stagnated or RunEnd.of(config, inputs.prompts).is_reached(state)
@@ -254,7 +258,9 @@ class Session:
         self, point: RestorePoint, inputs: Inputs, scorer: Scorer, environments: Environments | None
     ) -> None:
         """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end."""
-        config, folder, recorder = self._config, self._folder, self._recorder
+        config = self._config
+        folder = self._folder
+        recorder = self._recorder
         workers = await self._groups.connect()
         folder.write_processes(workers.clients)
         incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)

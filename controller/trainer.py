@@ -42,7 +42,8 @@ class Trainer:
     environments: Environments | None = None
 
     def __post_init__(self) -> None:
-        self.schedule, self.end = self.config.run.schedule, RunEnd.of(self.config, self.rollouts.prompts)
+        self.schedule = self.config.run.schedule
+        self.end = RunEnd.of(self.config, self.rollouts.prompts)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(timer=lambda: self.recorder.timed("stall_critic"))
         self.workers.sampler.after_critic_update = self.critic_update.wait
@@ -82,8 +83,10 @@ class Trainer:
 
     async def train_step(self) -> None:
         """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
-        config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
-        join, environments = self.critic_update.join, self.environments
+        config = self.state.config_at_step(self.config)
+        record = self.recorder.begin(self.state.step)
+        join = self.critic_update.join
+        environments = self.environments
         step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, join, environments)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
@@ -103,7 +106,8 @@ class Trainer:
             calls.values,  # critic, once its update of the step before is done
             calls.scores,  # reward processes; whichever hosts the reward model
         )
-        record, algorithm = calls.step.record, calls.step.config.algorithm
+        record = calls.step.record
+        algorithm = calls.step.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
@@ -121,7 +125,8 @@ class Trainer:
         """Collects the experience, and updates both models. Under `overlap` the critic's update may end later."""
         experience = await self.collect(calls)
         await self.rollouts.before_update()
-        update_actor, update_critic = partial(calls.update_actor, experience), partial(calls.update_critic, experience)
+        update_actor = partial(calls.update_actor, experience)
+        update_critic = partial(calls.update_critic, experience)
         with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
                 self.critic_update.start(update_critic)
@@ -147,5 +152,6 @@ class Trainer:
         self.checkpoints.check()
         if self.is_stopping or self.checkpoints.is_due(self.state, is_last=self.has_ended):
             with self.recorder.current.timed("save_checkpoint"):
-                metrics, rollouts = self.recorder.hold(self.state.step), self.rollouts.file_of_next
+                metrics = self.recorder.hold(self.state.step)
+                rollouts = self.rollouts.file_of_next
                 await self.checkpoints.begin(self.state, metrics=metrics, rollouts=rollouts)

@@ -32,7 +32,8 @@ def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str,
     config = load_config(recipe, overrides)
     services = yaml.safe_load(recipe.read_text()).get("services") or {}
     for role in PORTS:
-        name, has_group = f"{role.upper()}_NODES", role in config.roles
+        name = f"{role.upper()}_NODES"
+        has_group = role in config.roles
         if has_group and not num_nodes[role]:
             raise ConfigError(f"{name} is 0, but this recipe has a group {role}: expected 1 or more")
         if num_nodes[role] and not has_group:

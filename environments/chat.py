@@ -91,7 +91,8 @@ class Chat:
         if self.has_begun and not messages:
             raise ValueError("expected messages that follow the turn, got none")
         self.has_begun = True
-        answer, self.pending = replace(self.pending, messages=tuple(map(_checked, messages))), Answer()
+        answer = replace(self.pending, messages=tuple(map(_checked, messages)))
+        self.pending = Answer()
         return await self._exchange(answer)
 
     def reward(self, reward: float) -> None:

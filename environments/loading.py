@@ -70,7 +70,8 @@ async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
 
 def load_environments(setup: Setup, servers: ToolsOfServers) -> dict[str, Loaded]:
     """Loads all environments, with the tools of MCP servers; ConfigError says in one sentence what is wrong where."""
-    named, configs = partial(_tools_named, setup.code, servers), setup.config.environments
+    named = partial(_tools_named, setup.code, servers)
+    configs = setup.config.environments
     return {name: _load(f"{_KEY}.environments.{name}", configs[name], named, setup.is_start) for name in configs}
 
 

@@ -204,7 +204,8 @@ class Episode:
         cause: a call of a tool gets a reply that says so and is not made again, all else ends the conversation, and so
         does a second such call.
         """
-        num_lost, is_alone = 0, False
+        num_lost = 0
+        is_alone = False
         turn = len(self._turns)
         while True:
             try:
@@ -264,7 +265,8 @@ class Episode:
 
         If it is recorded, they are none: nobody expects the same of it, and what the model was told stands.
         """
-        self._process, self._number = process, process.open()
+        self._process = process
+        self._number = process.open()
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
         answers = await process.ask(self._number, tuple(self._turns), begin)
         before, again = ([(one.messages, one.is_over) for one in some] for some in (self._answers, answers[:-1]))

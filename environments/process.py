@@ -136,7 +136,8 @@ class UserCode:
         """Runs a function of the user's, see `Runner`."""
         if (reply := self._skipped.get((self.turn, call))) is not None:
             raise TookTooLong if reply == TIMED_OUT else ChildProcessError(reply)
-        limit_s, work = self._process.config.timeout_s, list[Any]()
+        limit_s = self._process.config.timeout_s
+        work = list[Any]()
         async with nullcontext() if iscoroutinefunction(function) else self._process.threads:
             self._process.marks[self._place] = min(call, 255)
             work.append(task := asyncio.create_task(self.run(function, work)))
@@ -249,7 +250,8 @@ class Conversation:
             return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
 
     async def _converse(self, row: Mapping[str, Any]) -> None:
-        final, lost = None, ""
+        final = None
+        lost = ""
         converse = partial(self._loaded.converse, self._chat, row)
         try:
             final = _final(await (self._user_code.run(converse, []) if self._loaded.is_users_coroutine else converse()))
@@ -285,7 +287,8 @@ class Conversation:
         """Reads the calls of a turn; those that it only thinks of are none, and without tools there are none."""
         if not (self._loaded.schemas or self._loaded.is_users_coroutine):
             return text, ()
-        parse, schemas = self._process.parse, self._loaded.schemas
+        parse = self._process.parse
+        schemas = self._loaded.schemas
         if self._process.is_users_parse:
             thought, mark, rest = text.rpartition("</think>")
             try:

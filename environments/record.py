@@ -79,7 +79,9 @@ class StepRecord:
     """The recorded conversations of one step, see `Record.at_step`."""
 
     def __init__(self, record: Record, step: int, names: Sequence[str]) -> None:
-        self._record, self._step, self._names = record, step, names
+        self._record = record
+        self._step = step
+        self._names = names
         self._file = record.folder / f"{step}.jsonl"
         self._known: dict[str, dict[str, Answer]] = {}
         self._has_grown = False

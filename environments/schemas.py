@@ -94,7 +94,8 @@ def _description(text: str, name: str) -> dict[str, Any]:
 
 
 def _schema_of_type(hint: Any, name: str) -> dict[str, Any]:
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is None:
         return {} if hint is Any else {"type": JSON_TYPES.get(hint, "object")}
     if origin in (Union, types.UnionType):

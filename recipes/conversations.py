@@ -48,10 +48,12 @@ def examples(
 
     from recipes.warm_start import IGNORED
 
-    rng, tokenizer = random.Random(seed), AutoTokenizer.from_pretrained(model)
+    rng = random.Random(seed)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     while True:
         rendered = tokenizer.apply_chat_template(
             conversation(rng), tools=list(tools) or None, return_dict=True, return_assistant_tokens_mask=True
         )
-        ids, is_said = rendered["input_ids"], rendered["assistant_masks"]
+        ids = rendered["input_ids"]
+        is_said = rendered["assistant_masks"]
         yield ids, [token if said else IGNORED for token, said in zip(ids, is_said, strict=True)]

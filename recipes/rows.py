@@ -48,7 +48,8 @@ class Example:
                     got = repr(value) if value is None or isinstance(value, str | int) else type(value).__name__
                     raise BadInput(f"{self.place}: expected a text under {name!r}, got {got}")
                 return value
-        wanted, there = " or ".join(map(repr, names)), ", ".join(self.fields) or "nothing"
+        wanted = " or ".join(map(repr, names))
+        there = ", ".join(self.fields) or "nothing"
         raise BadInput(f"{self.place}: expected a text under {wanted}, the row has {there}")
 
     def verl_row(

@@ -13,7 +13,9 @@ from recipes.rows import Row
 
 # The class in transformers, by kind.
 KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenceClassification"}
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 NAMED_TOKENS = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
 VOCAB_SIZE = 2048
 SEED = 0

@@ -38,7 +38,8 @@ def train(config: Qwen2Config, examples: Iterator[Example], num_steps: int, *, s
     model.train()
     for _ in range(num_steps):
         ids, labels = zip(*islice(examples, BATCH_SIZE), strict=True)
-        input_ids_BS, labels_BS = _padded(ids, config.pad_token_id), _padded(labels, IGNORED)
+        input_ids_BS = _padded(ids, config.pad_token_id)
+        labels_BS = _padded(labels, IGNORED)
         loss = model(input_ids=input_ids_BS, labels=labels_BS, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)

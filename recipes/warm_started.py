@@ -50,7 +50,8 @@ class WarmStarted:
         Several processes may call this function at the same time.
         """
         started = time.monotonic()
-        folder, num_steps = output or self.output, self.num_steps if warm_start_steps is None else warm_start_steps
+        folder = output or self.output
+        num_steps = self.num_steps if warm_start_steps is None else warm_start_steps
         code = code_fingerprint(*(self.folder / name for name in self.code), *_SHARED)
         wanted = {"seed": seed, "warm_start_steps": num_steps, **code}
         if make_once(folder, wanted, lambda unfinished: self.make(unfinished, seed, num_steps)):

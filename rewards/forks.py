@@ -140,7 +140,8 @@ def ends_within(pid: int, limit_s: float) -> bool:
     The ended process stays a zombie, so no other process gets its pid.
     """
     try:
-        descriptor, poller = os.pidfd_open(pid), select.poll()
+        descriptor = os.pidfd_open(pid)
+        poller = select.poll()
     except ProcessLookupError:  # its template was killed
         return True
     try:

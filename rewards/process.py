@@ -108,7 +108,8 @@ class WorkerProcess:
         Returns the exit code if the process has ended by itself, else None. A process that a signal has stopped is
         killed, too.
         """
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if self._streams is not None:
             self._streams[1].transport.abort()
         self._streams = None

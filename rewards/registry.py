@@ -80,7 +80,8 @@ def covering(data_source: str, names: Collection[str]) -> str | None:
     "math" covers "math/algebra", and "aime*" covers all that begin with "aime". Returns None if no name covers the
     source.
     """
-    candidate, separator = data_source, "/"
+    candidate = data_source
+    separator = "/"
     while separator:
         if candidate in names:
             return candidate

@@ -72,7 +72,8 @@ def part_ends(num_responses: int, num_parts: int) -> list[int]:
     that it is complete soon. Later parts are smaller, because few responses are long, and because no generation goes on
     during the work on the last part.
     """
-    ends, left = [], num_responses
+    ends = []
+    left = num_responses
     largest = ceil(LARGEST_PART * num_responses / num_parts)
     for num_behind in reversed(range(num_parts)):
         left -= max(min((left + 1) // 2, largest, left - num_behind), min(left, 1)) if num_behind else left

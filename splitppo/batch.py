@@ -96,14 +96,16 @@ class Column:
 
     def sums(self) -> NDArray[np.float64]:
         """Sums the values of each row; returns [num_rows] float64."""
-        sums, rows = np.zeros(self.num_rows), np.flatnonzero(self.lengths)
+        sums = np.zeros(self.num_rows)
+        rows = np.flatnonzero(self.lengths)
         if len(rows):
             sums[rows] = np.add.reduceat(self.values, self.offsets[rows], dtype=np.float64)
         return sums
 
     def take(self, indices: Array) -> "Column":
         """Returns a column with the rows at `indices`, in that order; rows may repeat."""
-        starts, lengths = self.offsets[:-1][indices], self.lengths[indices]
+        starts = self.offsets[:-1][indices]
+        lengths = self.lengths[indices]
         if len(self.values) > _LONG_ROW * self.num_rows and len(indices):
             rows = [self.values[start : start + length] for start, length in zip(starts, lengths, strict=True)]
             return Column(np.concatenate(rows), lengths)

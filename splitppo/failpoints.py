@@ -49,7 +49,8 @@ class Failpoints:
             FailpointError, MemoryError: the action of the failpoint.
             TimeoutError: the point that it waits for is not passed.
         """
-        name, step = f"{self._process}.{point}", self.step if step is None else step
+        name = f"{self._process}.{point}"
+        step = self.step if step is None else step
         if (name, step) in self._awaited:
             self._mark(passed_mark(name, step), "passed", step)
         for failpoint in self._config.get(name, ()):

@@ -43,7 +43,8 @@ def import_file(path: Path, key: str) -> ModuleType:
         raise ConfigError(f"key '{key}': {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
-    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    writes_no_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

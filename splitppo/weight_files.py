@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 EXPECTED = f"{SINGLE_FILE} or {INDEX_FILE}"
 
 

@@ -40,7 +40,8 @@ CA_DAYS = 3650
 BACKDATED = dt.timedelta(minutes=5)
 # With --once: what ends sooner is made anew.
 LEFT_ALONE = dt.timedelta(days=7)
-_SECRET, _PUBLIC = 0o600, 0o644
+_SECRET = 0o600
+_PUBLIC = 0o644
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -323,7 +324,8 @@ def read_authority(out: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
     if not (out / "ca.key").exists():
         raise ValueError(f"{out / 'ca.key'} is missing: bring it back, or make a new authority with --new-ca")
     try:
-        certificate, key = _certificate(out / "ca.pem"), _key(out / "ca.key")
+        certificate = _certificate(out / "ca.pem")
+        key = _key(out / "ca.key")
     except ValueError as error:
         raise ValueError(f"{out}: {error}: bring it back, or make a new authority with --new-ca") from error
     if key.public_key() != certificate.public_key():
@@ -389,7 +391,8 @@ def _sentence(error: OSError) -> str:
     sentence = f"cannot use {where}: {error.strerror}"
     for path in (where, *where.parents) if isinstance(error, PermissionError) else ():
         with suppress(OSError):
-            owner, user = path.stat().st_uid, os.geteuid()
+            owner = path.stat().st_uid
+            user = os.geteuid()
             because = f"; {path} belongs to user {owner}, this process runs as user {user}" if owner != user else ""
             return sentence + because
     return sentence

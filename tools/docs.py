@@ -91,7 +91,9 @@ def _first_line(kind: Any) -> str:
 
 def _section(path: str, section: type[BaseModel]) -> list[str]:
     """Returns the keys of a section in a table, then its own sections."""
-    rows, inner, meanings = [], [], descriptions(section)
+    rows = []
+    inner = []
+    meanings = descriptions(section)
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -129,7 +131,8 @@ def _entry(kind: Any) -> type[BaseModel] | None:
 
 def _type_name(kind: Any) -> str:
     """Returns a type as people write it: `int or null`, `list of str`, `serial, gather or overlap`."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Annotated:
         return _type_name(arguments[0])
     if origin is Literal:
@@ -190,7 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status = 0
     for name in [options.page] if options.page else PAGES:
-        file, page = DOCS / f"{name}.md", PAGES[name]()
+        file = DOCS / f"{name}.md"
+        page = PAGES[name]()
         file.parent.mkdir(exist_ok=True)
         if not options.check:
             file.write_text(page, encoding="utf-8")

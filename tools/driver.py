@@ -17,7 +17,8 @@ def cuda_version(library: str = "libcuda.so.1") -> tuple[int, int] | None:
         driver = ctypes.CDLL(library)
     except OSError:
         return None
-    num_devices, version = ctypes.c_int(), ctypes.c_int()
+    num_devices = ctypes.c_int()
+    version = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(num_devices)) or not num_devices.value:
         return None
     if driver.cuDriverGetVersion(ctypes.byref(version)):

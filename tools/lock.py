@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # the first one's versions hold for all
-PLATFORM, PLATFORM_WITH_VLLM = "x86_64-manylinux_2_28", "x86_64-manylinux_2_31"
+PLATFORM = "x86_64-manylinux_2_28"
+PLATFORM_WITH_VLLM = "x86_64-manylinux_2_31"
 CUDA_ONLY = re.compile(r"cuda-|nvidia-(?!ml-py==)|triton==")  # nvidia-ml-py is a few lines of Python for any machine
 HEADER = "# {what}\n# Written by `make lock` from pyproject.toml; do not edit.\n"
 

@@ -24,7 +24,9 @@ from tests.support.browser import CHROMIUM, DRIVER, Page, chromium, viewer
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "pictures" / "viewer"
-WIDTH, HEIGHT, COLOURS = 1280, 800, 256
+WIDTH = 1280
+HEIGHT = 800
+COLOURS = 256
 # [picture, address, what is there when the page is drawn]
 PAGES = (
     ("overview", "run/0/overview", '[data-card="explained"] canvas'),

@@ -37,7 +37,8 @@ except ModuleNotFoundError as missing:
     sys.exit(1)
 
 PORT = 8265
-_USER_ERROR, _WAIT_S = 2, 0.5
+_USER_ERROR = 2
+_WAIT_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

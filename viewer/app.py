@@ -64,7 +64,8 @@ def make_app(
 
     async def live(request: Request) -> Response:
         generation = integer(request.query_params.get("generation"), -1)
-        run, num_events = run_of(request), integer(request.query_params.get("events"), 0)
+        run = run_of(request)
+        num_events = integer(request.query_params.get("events"), 0)
         news = events(run, since(request.query_params), generation, num_events, is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 

@@ -18,7 +18,8 @@ class Distributions:
     """The histograms of a run's steps."""
 
     def __init__(self, folder: RunDir) -> None:
-        self._folder, self._files = folder, StepFiles(folder, _read)
+        self._folder = folder
+        self._files = StepFiles(folder, _read)
 
     def since(self, since: int = -1, most: int = MAX_STEPS) -> dict[str, Any]:
         """Returns {"steps", "columns", "limits"}: at most 300 recorded steps, what the first `most` after `since` have,
@@ -26,7 +27,8 @@ class Distributions:
 
         Every 2^n-th step is there, so that a page which has the columns up to `since` needs no others of before.
         """
-        steps, stride = self._folder.steps("train"), 1
+        steps = self._folder.steps("train")
+        stride = 1
         while len(steps) > MAX_STEPS * stride:
             stride *= 2
         steps = steps[::stride]

@@ -97,7 +97,8 @@ class Tail:
 
     def __init__(self, folder: RunDir, name: str) -> None:
         self.lines_broken = self._num_lines = 0
-        self._folder, self._name = folder, name
+        self._folder = folder
+        self._name = name
         self._inode = self._offset = 0
         self._mark = b""  # the bytes before the offset; a file that is replaced twice may have its first inode again
 
@@ -106,7 +107,9 @@ class Tail:
 
         The objects, which take many times the memory of their lines, are made one by one while they are iterated over.
         """
-        inode, is_same, content = 0, self._inode == 0, b""  # if there is no file
+        inode = 0
+        is_same = self._inode == 0
+        content = b""  # if there is no file
         with suppress(Unreadable), self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
             facts = os.fstat(file.fileno())
             inode = facts.st_ino
@@ -114,7 +117,9 @@ class Tail:
             is_same = inode == self._inode and file.read(len(self._mark)) == self._mark
             content = file.read(max(0, facts.st_size - file.seek(self._offset if is_same else 0)))
         if not is_same:
-            self._inode, self._offset, self._mark = inode, 0, b""
+            self._inode = inode
+            self._offset = 0
+            self._mark = b""
             self.lines_broken = self._num_lines = 0
         whole = content.rfind(b"\n") + 1
         self._offset += whole

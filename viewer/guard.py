@@ -57,7 +57,8 @@ class Guard:
         host = headers.getlist("host")
         if len(host) != 1 or re.sub(r":\d+$", "", host[0].lower()) not in self._hosts:
             return 421, "The viewer answers to localhost; --allowed-host adds a name."
-        site, origins = headers.get("sec-fetch-site", "none"), (None, f"http://{host[0]}", f"https://{host[0]}")
+        site = headers.get("sec-fetch-site", "none")
+        origins = (None, f"http://{host[0]}", f"https://{host[0]}")
         if site not in ("same-origin", "none") or headers.get("origin") not in origins:
             return 403, "Another site asked."
         path: bytes = scope["raw_path"]

@@ -21,18 +21,21 @@ async def events(
     void. `steps` {"last"}: there are new lines of metrics or new files of responses. `state`: of the run,
     with live.json. `happened`: new lines of events.jsonl.
     """
-    last, state_told = since, ""
+    last = since
+    state_told = ""
     told: list[list[int]] = [[], []]
     while not is_ending():
         await asyncio.to_thread(run.refresh)
         steps = run.metrics.steps
         newest = steps[-1] if steps else -1
         if run.metrics.generation != generation:
-            generation, last = run.metrics.generation, newest
+            generation = run.metrics.generation
+            last = newest
             yield _event("reset", {"step": newest})
         recorded = [(await asyncio.to_thread(run.folder.steps, kind))[-1:] for kind in ("train", "val")]
         if newest > last or recorded != told:
-            told, last = recorded, newest
+            told = recorded
+            last = newest
             yield _event("steps", {"last": newest})
         if len(run.events) != num_events:
             yield _event("happened", {"events": run.told_events(num_events)})

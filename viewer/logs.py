@@ -9,9 +9,12 @@ from typing import Any, BinaryIO
 from viewer.files import RunDir, Unreadable
 from viewer.redaction import redacted
 
-MAX_LINES, MAX_CHARS = 60, 2_000
+MAX_LINES = 60
+MAX_CHARS = 2_000
 _MAX_LOG_BYTES = 1 << 40  # a log may be large, for only some blocks of it are read
-_BLOCK, _MAX_SEARCHED, _STAMP_BYTES = 1 << 16, 1 << 28, 26
+_BLOCK = 1 << 16
+_MAX_SEARCHED = 1 << 28
+_STAMP_BYTES = 26
 _STAMP = re.compile(rb"\n(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ")
 _ROLE = re.compile(r"[a-z]{1,20}")
 
@@ -64,7 +67,8 @@ def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
 
 def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
     """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all."""
-    size, has_stamps = os.fstat(file.fileno()).st_size, False
+    size = os.fstat(file.fileno()).st_size
+    has_stamps = False
     end = size  # of what is older, or has no stamp
     for begin in range(size // _BLOCK * _BLOCK, max(-1, size - _MAX_SEARCHED), -_BLOCK):
         first = file.seek(max(0, begin - 1))
@@ -72,7 +76,8 @@ def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
         for stamp in reversed([*_STAMP.finditer(content)]):
             if stamp[1] <= moment:
                 return _lines(file, max(0, end - _BLOCK), end), True
-            end, has_stamps = first + stamp.start() + (begin > 0), True
+            end = first + stamp.start() + (begin > 0)
+            has_stamps = True
     return ([], True) if has_stamps else (_lines(file, max(0, size - _BLOCK), size), False)
 
 

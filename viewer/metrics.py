@@ -15,7 +15,9 @@ from viewer.files import RunDir, Tail, finite
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
-MAX_METRICS, MAX_NAME, MAX_STEP = 4_000, 200, 2**31 - 1
+MAX_METRICS = 4_000
+MAX_NAME = 200
+MAX_STEP = 2**31 - 1
 
 
 class Metrics:
@@ -76,8 +78,10 @@ class Metrics:
 
     def columns(self, numbers: Sequence[int], since: int) -> list[Float32s]:
         """Returns the values of metrics at all steps after `since`; NaN where a step has none."""
-        rows, asked = self._rows[bisect(self.steps, since) :], np.array(numbers, np.int64)
-        table, line = np.empty((len(rows), len(asked)), np.float32), np.empty(len(self._numbers) + 1)
+        rows = self._rows[bisect(self.steps, since) :]
+        asked = np.array(numbers, np.int64)
+        table = np.empty((len(rows), len(asked)), np.float32)
+        line = np.empty(len(self._numbers) + 1)
         with np.errstate(over="ignore"):  # what is more than a float32 holds is infinite
             for row, (places, values) in zip(table, rows, strict=True):
                 line.fill(np.nan)

@@ -19,7 +19,9 @@ QUIET_AFTER_S = 15.0
 _MARKS = ("metrics.jsonl", "config.yaml", "live.json", "events.jsonl", "summary.json")
 _SPARKLINE = 60
 MAX_RUNS = 500
-MAX_EVENTS, MAX_EVENT_TEXT, MAX_EVENT_ITEMS = 5_000, 2_000, 200
+MAX_EVENTS = 5_000
+MAX_EVENT_TEXT = 2_000
+MAX_EVENT_ITEMS = 200
 
 
 class Run:
@@ -74,7 +76,8 @@ class Run:
     def state(self) -> dict[str, Any]:
         """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""
         live, summary = (self._read(name) for name in ("live.json", "summary.json"))
-        phase, reason = live.get("phase"), str(summary.get("exit_reason", ""))
+        phase = live.get("phase")
+        reason = str(summary.get("exit_reason", ""))
         quiet_s = time.time() - (finite(live.get("unix_s")) or 0.0)
         if live and phase != "ended" and _is_gone(live):
             state = "gone", f"its controller (process {live.get('pid')}) is gone"

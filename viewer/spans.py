@@ -13,7 +13,8 @@ from viewer.files import MAX_LINE_BYTES, MAX_LINES_BYTES, RunDir, Unreadable, fi
 from viewer.metrics import MAX_NAME, MAX_STEP
 
 TRACE = "trace.json"
-MAX_SPANS, MAX_STEP_SPANS = 200_000, 5_000
+MAX_SPANS = 200_000
+MAX_STEP_SPANS = 5_000
 _READ_BYTES = 64 << 20
 _DIGITS = 6
 _LATEST_S = 1e11
@@ -96,7 +97,8 @@ class Spans:
                 read_line = partial(io.TextIOWrapper(file, "utf-8", "replace").readline, MAX_LINE_BYTES)
                 found = deque(filter(_is_one, spans_of(iter(read_line, ""))), maxlen=MAX_SPANS)
             self._is_whole = size <= _READ_BYTES and len(found) < MAX_SPANS
-            self._steps, self._stamp = Steps(tuple(found)), stamp
+            self._steps = Steps(tuple(found))
+            self._stamp = stamp
         spans = (*self._steps.spans, *self.lost)
         return self._steps, min((span.started_s for span in spans), default=0.0)
 

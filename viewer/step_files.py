@@ -14,9 +14,11 @@ from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 
 FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
-MAX_UNPACKED_BYTES, MAX_TABLE_BYTES = 1 << 30, 1 << 28
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_TABLE_BYTES = 1 << 28
 # Of what a page gets: each value takes some 30 bytes of memory, and up to 6 for each byte of a text.
-MAX_VALUES, MAX_TEXT_BYTES = 1 << 24, 1 << 27
+MAX_VALUES = 1 << 24
+MAX_TEXT_BYTES = 1 << 27
 MAX_READ_VALUES = 1 << 26
 _BATCH_ROWS = 256
 MAX_TOKENS = 1_000_000
@@ -174,7 +176,9 @@ def _table(file: str, reader: Any, names: Sequence[str]) -> Any:
     declared, largest = _declared(reader, there)
     _check_size(file, declared, 0)
     rows_at_a_time = max(1, min(_BATCH_ROWS, MAX_TABLE_BYTES // max(1, largest)))
-    batches, num_values, size = list[Any](), 0, 0
+    batches = list[Any]()
+    num_values = 0
+    size = 0
     for batch in reader.iter_batches(rows_at_a_time, columns=there, use_threads=False):
         num_values += sum(map(_num_values, batch.columns))
         size += batch.nbytes
@@ -194,7 +198,8 @@ def _check_size(file: str, num_values: int, num_bytes: int) -> None:
 
 def _declared(reader: Any, names: Sequence[str]) -> tuple[int, int]:
     """Returns what a file says about some columns: how many values they have, and bytes of the largest row group."""
-    num_values, largest = 0, 0
+    num_values = 0
+    largest = 0
     for group in map(reader.metadata.row_group, range(reader.metadata.num_row_groups)):
         chunks = [group.column(number) for number in range(group.num_columns)]
         asked = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in names]

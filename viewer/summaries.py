@@ -9,8 +9,10 @@ from controller.tracking.record.histogram import QUANTILES
 from viewer.files import RunDir, Unreadable, finite
 from viewer.step_files import read_footer
 
-MAX_FOOTERS, MAX_BINS = 20_000, 100
-_SCALED_STEPS, _ENOUGH_STEPS = 40, 8
+MAX_FOOTERS = 20_000
+MAX_BINS = 100
+_SCALED_STEPS = 40
+_ENOUGH_STEPS = 8
 # Colours whose numbers are those of a histogram of all tokens; the scales of the others are constants.
 _HISTOGRAMS = {
     "value": ("value", "ret"),
@@ -28,7 +30,8 @@ class StepFiles:
     """The train files of a run, each read once by `read` as long as it stays the same."""
 
     def __init__(self, folder: RunDir, read: Callable[[RunDir, int], dict[str, Any]]) -> None:
-        self._folder, self._read = folder, read
+        self._folder = folder
+        self._read = read
         self._known: dict[int, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
 
     def get(self, step: int) -> dict[str, Any]:

@@ -113,7 +113,8 @@ async def check_record(
     Raises:
         ConfigError: an environment fails when it begins, or the run would be refused.
     """
-    section, tool_format = config.rollout.multi_turn, tool_format_of(config, tokenizer)
+    section = config.rollout.multi_turn
+    tool_format = tool_format_of(config, tokenizer)
     if not section.environments:
         return ""
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:

@@ -80,7 +80,8 @@ class Conversations(OneTurn):
         self, environments: Environments, asked: PromptBatch, seeds_B: NDArray[np.int64], record: StepRecord | None
     ) -> None:
         super().__init__(asked)
-        self.environments, self.converse = environments, partial(OpenConversations, self)
+        self.environments = environments
+        self.converse = partial(OpenConversations, self)
         self._record = record
         self._asked_s: list[tuple[float, float]] = []  # when at least one environment was asked, in unix seconds
         self._seeds_B = seeds_B
@@ -119,7 +120,8 @@ class Conversations(OneTurn):
         if place in self._episodes:
             return self._episodes.pop(place)
         row = self.asked.rows[place]
-        seed, replay = int(self._seeds_B[place]), None
+        seed = int(self._seeds_B[place])
+        replay = None
         if self._record is not None:
             environment = self.environments.config.rollout.multi_turn.environment_of(row.data_source)
             replay = self._record.replay(place, [str(environment), row.prompt, row.fields, seed])
@@ -192,15 +194,20 @@ class OpenConversations:
 
     def __init__(self, whole: Conversations, share: Share) -> None:
         self.request = whole.environments.request
-        self._whole, self._client, self._slot, self._places = whole, share.client, share.slot, share.places.tolist()
-        prompts, seeds = whole.asked.prompts.take(share.places.astype(np.int64)), share.seeded["seeds"].values
+        self._whole = whole
+        self._client = share.client
+        self._slot = share.slot
+        self._places = share.places.tolist()
+        prompts = whole.asked.prompts.take(share.places.astype(np.int64))
+        seeds = share.seeded["seeds"].values
         one_each = np.ones(len(seeds), np.int32)
         whole.begin_again(share.places[~np.isin(share.places, np.concatenate([share.places[:0], *share.fetched]))])
         self.rows = Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, one_each)})
         self._turns: list[asyncio.Queue[conversation_pb2.Turn]] = [asyncio.Queue() for _ in self._places]
         self._num_known = [0] * len(self._places)
         self._replies: list[conversation_pb2.TurnReply] = []
-        self._news, self._all_said = asyncio.Event(), False
+        self._news = asyncio.Event()
+        self._all_said = False
 
     def on_turns(self, ended: conversation_pb2.TurnsEnded) -> None:
         """Takes turns that have ended; a turn that is told again is ignored."""
@@ -222,7 +229,8 @@ class OpenConversations:
         self._news.set()
 
     async def _converse_one(self, number: int) -> None:
-        place, whole = self._places[number], self._whole
+        place = self._places[number]
+        whole = self._whole
         episode, first = await whole.begin(place)
         try:
             row = _Row(whole, place, episode, first, self._turns[number])
@@ -240,7 +248,8 @@ class OpenConversations:
         while not self._all_said or self._replies:
             await self._news.wait()
             self._news.clear()
-            replies, self._replies = self._replies, []
+            replies = self._replies
+            self._replies = []
             try:
                 if replies:
                     await self._client.reply(self._slot, replies)
@@ -288,9 +297,12 @@ class _Row:
         """Tells the environment a turn; returns the tokens that follow it, or none if the conversation is over."""
         if self.first.is_over:
             return ()
-        environments, last_token = self.whole.environments, turn.tokens[-1]
-        text, limits = environments.tokenizer.decode(turn.tokens), environments.config.rollout.multi_turn
-        has_stopped, self.last_turn = environments.has_stopped(text, last_token), text
+        environments = self.whole.environments
+        last_token = turn.tokens[-1]
+        text = environments.tokenizer.decode(turn.tokens)
+        limits = environments.config.rollout.multi_turn
+        has_stopped = environments.has_stopped(text, last_token)
+        self.last_turn = text
         answer = await self.whole.ask(self.episode.say(text, "stop" if has_stopped else "length"))
         self._take(answer)
         self.is_truncated = turn.is_last and not has_stopped
@@ -307,7 +319,8 @@ class _Row:
 
     def _tokens_of(self, answer: Answer, last_token: int) -> Sequence[int]:
         """Returns the tokens of an answer's messages; none if they and one token more do not fit into the response."""
-        environments, prompt = self.whole.environments, self.whole.asked.rows[self.place].prompt
+        environments = self.whole.environments
+        prompt = self.whole.asked.rows[self.place].prompt
         is_templated = environments.tokenizer.chat_template.applies_to(prompt)
         try:
             reply = environments.turn_tokens.reply(answer.messages, last_token=last_token, is_templated=is_templated)

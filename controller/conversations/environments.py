@@ -44,7 +44,8 @@ class Environments:
 
     def with_beginnings(self, asked: PromptBatch, texts: Sequence[str]) -> PromptBatch:
         """Adds the texts by which environments begin to the prompts; ConfigError if one has no room."""
-        limit, tools_of = self.config.data.max_prompt_length, self.processes.schemas_of
+        limit = self.config.data.max_prompt_length
+        tools_of = self.processes.schemas_of
         with config_errors(ValueError):
             return with_observations(asked, texts, self.tokenizer, max_prompt_length=limit, tools_of=tools_of)
 
@@ -66,7 +67,8 @@ async def open_environments(
     if not section.environments:
         yield None
         return
-    output, tool_format = config.run.dir / "logs" / "environments.log", tool_format_of(config, tokenizer)
+    output = config.run.dir / "logs" / "environments.log"
+    tool_format = tool_format_of(config, tokenizer)
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
         record = Record(config.run.dir / "episodes")
         was_recorded = section.record == "auto" and record.folder.exists()

@@ -45,7 +45,8 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         """Is True if the template writes the schemas of tools into a prompt."""
         tool = {"name": "tool", "description": "", "parameters": {"type": "object", "properties": {}, "required": []}}
-        messages, tools = as_messages("?"), [{"type": "function", "function": tool}]
+        messages = as_messages("?")
+        tools = [{"type": "function", "function": tool}]
         try:
             return self.template is not None and self.render(messages, tools) != self.render(messages)
         except ValueError:

@@ -135,7 +135,8 @@ class EnvironmentText:
     def _shortened(self, text: str, max_tokens: int) -> str:
         """Cuts the middle out of a text so that it has about `max_tokens` tokens, and writes there what is missing."""
         ends = _CHARACTERS_A_TOKEN * max_tokens
-        head, skipped = self._offsets(text[:ends]), max(len(text) - ends, 0)
+        head = self._offsets(text[:ends])
+        skipped = max(len(text) - ends, 0)
         if not skipped and len(head) <= max_tokens:
             return text
         room = max_tokens - len(self.encode(_mark(len(text))))
@@ -157,7 +158,8 @@ def _mark(num_characters: int) -> str:
 
 def _cut_in_middle(text: str, num_characters: int) -> str:
     """Cuts the middle out of a text that has more than so many characters, and writes there what is missing."""
-    left_out, end = len(text) - num_characters, num_characters // 2
+    left_out = len(text) - num_characters
+    end = num_characters // 2
     return text if left_out <= 0 else f"{text[: num_characters - end]}{_mark(left_out)}{text[len(text) - end :]}"
 
 

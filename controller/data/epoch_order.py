@@ -34,7 +34,9 @@ def mixed_order(
     over epochs: no prompt comes twice in a pass. With `shuffle` each pass and each epoch has its own random order;
     without, the prompts of all files are interleaved evenly.
     """
-    drawn, turns, start = [], [], 0
+    drawn = []
+    turns = []
+    start = 0
     for file, (size, quota) in enumerate(zip(file_sizes, file_quotas, strict=True)):
         places = np.arange(epoch * quota, (epoch + 1) * quota)
         passes, within = np.divmod(places, size)

@@ -30,7 +30,8 @@ def with_observations(
     Raises:
         ValueError: a prompt has so many tokens that its text has no room, or the chat template refuses it.
     """
-    encoder, template = EnvironmentText(tokenizer), tokenizer.chat_template
+    encoder = EnvironmentText(tokenizer)
+    template = tokenizer.chat_template
 
     def rendered(row: PromptRow, text: str) -> str:
         return template.render(appended(row.prompt, text), tools_of(row.data_source))
@@ -48,7 +49,9 @@ def with_observations(
             )
         return rendered(row, parts[0]), ids, replace(row, observation=parts[0])
 
-    shown, prompts, rows = list(batch.texts), list(batch.prompts.rows()), list(batch.rows)
+    shown = list(batch.texts)
+    prompts = list(batch.prompts.rows())
+    rows = list(batch.rows)
     for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
         if text:
             shown[place], prompts[place], rows[place] = with_text(row, text)

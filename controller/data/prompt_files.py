@@ -81,7 +81,8 @@ def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always
         ConfigError: a file is missing, unreadable or empty, a row lacks a column or the ground truth that it needs, or
             has a text that cannot be encoded, the user's class fails, or no row passes the filters.
     """
-    is_train, key = split == "train", "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
+    is_train = split == "train"
+    key = "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
     max_samples = config.max_samples if is_train else config.val_max_samples
     filters_key, filters = ("data.filters", config.filters) if is_train else ("data.val_filters", config.val_filters)
     rows: list[PromptRow] = []
@@ -90,7 +91,8 @@ def read_rows(config: DataConfig, split: Split, needs_truth: NeedsTruth = always
         is_empty = True
         num_characters = 0
         for place, content in contents if len(rows) != max_samples else ():
-            is_empty, num_read = False, num_read + 1
+            is_empty = False
+            num_read = num_read + 1
             row, length = _checked(content, place, config.prompt_key, file_index, needs_truth)
             num_characters += length
             if num_characters > max_characters:

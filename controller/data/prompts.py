@@ -163,7 +163,8 @@ class PromptDataset:
         """Returns the prompts of a training step (from 1), which depend on files, seed and step alone."""
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
-        start, epoch = (step - 1) % self.steps_per_epoch * self.batch_size, self.epoch_of(step)
+        start = (step - 1) % self.steps_per_epoch * self.batch_size
+        epoch = self.epoch_of(step)
         if self._mixture is None:
             order = epoch_order(self.table.num_prompts, self.seed, epoch, shuffle=self.shuffle)
         else:
@@ -205,7 +206,8 @@ def load_prompts(
     Raises:
         ConfigError: as in `read_rows`, or a prompt is too long with `truncation` "error", or no prompt is left.
     """
-    key, limit = f"data.{split}_files", config.max_prompt_length
+    key = f"data.{split}_files"
+    limit = config.max_prompt_length
     rows = read_rows(config, split, needs_truth)
     texts = _rendered(rows, config.prompt_key, tokenizer, tools_of)
     for row, text in zip(rows, texts, strict=True):

@@ -76,7 +76,8 @@ class SampledPrompts:
         Raises:
             ConfigError: the prompts differ, so that a run could not be resumed.
         """
-        first, state = self._next_indices(), self._state()
+        first = self._next_indices()
+        state = self._state()
         second = self._next_indices()
         for how, other, due in (
             ("made again, it does not begin", self.restored(None), first),
@@ -89,11 +90,14 @@ class SampledPrompts:
                 )
 
     def _make(self) -> Any:
-        path, name = self._config.sampler.class_path, self._config.sampler.class_name
+        path = self._config.sampler.class_path
+        name = self._config.sampler.class_name
         assert path is not None
         assert name is not None
         make = load_from_file(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
-        rows, config, seed = self.table.rows, self._config, self._seed
+        rows = self.table.rows
+        config = self._config
+        seed = self._seed
         made = self._call("the constructor", lambda: make(data_source=rows, data_config=config, seed=seed))
         with_state = [name for name in ("next_batch", "state_dict", "load_state_dict") if hasattr(made, name)]
         if len(with_state) != 3 and not (hasattr(made, "order") and not with_state and not hasattr(made, "update")):
@@ -105,14 +109,17 @@ class SampledPrompts:
         return made
 
     def _next_indices(self) -> list[int]:
-        size, num_rows = self._config.draw_size, self.table.num_prompts
+        size = self._config.draw_size
+        num_rows = self.table.num_prompts
         if self._has_state:
             if self._position >= num_rows:
-                self._epoch, self._position = self._epoch + 1, self._position - num_rows
+                self._epoch = self._epoch + 1
+                self._position = self._position - num_rows
             indices = self._checked("next_batch", lambda: self._sampler.next_batch(size))
         else:
             if self._position + size > len(self._order):
-                self._epoch, self._position = self._epoch + 1, 0
+                self._epoch = self._epoch + 1
+                self._position = 0
                 self._order = self._order_of(self._epoch)
             indices = self._order[self._position : self._position + size]
         if len(indices) != size:

@@ -32,7 +32,8 @@ from rewards.channel import LENGTH_BYTES, framed
 MAX_S = 4  # of processor time, for one request
 MAX_BYTES = 2**30  # of memory, beside what the process has at its start
 MAX_CHARACTERS = 2**26  # of a rendered text
-_TEXT, _ERROR = b"t", b"e"
+_TEXT = b"t"
+_ERROR = b"e"
 _EXIT_LIMIT_S = 1.0
 
 
@@ -76,7 +77,8 @@ class _Renderer:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._requests = self._process.stdin
+        self._answers = self._process.stdout
         self.parent = os.getpid()
         self.is_running = True
 
@@ -143,7 +145,8 @@ def close() -> None:
 
 def serve(max_s: int, max_bytes: int) -> None:
     """Answers requests on standard input until it ends; the main function of the process."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

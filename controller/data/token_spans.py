@@ -24,7 +24,9 @@ class TokenSpans(Sequence[Span]):
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: NDArray[Any], text: str) -> None:
-        self._tokenizer, self._ids, self._text = tokenizer, ids, text
+        self._tokenizer = tokenizer
+        self._ids = ids
+        self._text = text
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -53,12 +55,17 @@ def _ends_by_windows(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Ite
     A window is ids[start:index + 1]. Its context, ids[start:opened], decodes to the end of text[:base]. The rest of the
     window grows until it decodes to the text that follows.
     """
-    start, opened, base, end = 0, 0, 0, 0
+    start = 0
+    opened = 0
+    base = 0
+    end = 0
     for index in range(len(ids)):
         context, window = (tokenizer.decode(ids[start:stop]) for stop in (opened, index + 1))
         added = window[len(context) :]
         num_right = len(commonprefix((added, text[base : base + len(added)])))  # noqa: RUF071 - of characters
         end = max(end, base + num_right)
         if added and num_right == len(added):
-            start, opened, base = opened, index + 1, end
+            start = opened
+            opened = index + 1
+            base = end
         yield end

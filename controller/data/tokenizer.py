@@ -22,7 +22,8 @@ from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, read_json
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # At most so many encodings are in memory, and, but for one text that is longer, of so many characters.
-_ENCODE_CHUNK, _CHUNK_CHARACTERS = 4096, 2**20
+_ENCODE_CHUNK = 4096
+_CHUNK_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     for text in texts:
         if chunk and (len(chunk) == _ENCODE_CHUNK or num_characters + len(text) > _CHUNK_CHARACTERS):
             yield chunk
-            chunk, num_characters = [], 0
+            chunk = []
+            num_characters = 0
         chunk.append(text)
         num_characters += len(text)
     if chunk:

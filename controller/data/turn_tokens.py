@@ -35,7 +35,8 @@ class TurnTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
-        self._template, self._max_tokens = tokenizer.chat_template, max_tokens
+        self._template = tokenizer.chat_template
+        self._max_tokens = max_tokens
         self._text = EnvironmentText(tokenizer)
         self._eos_token_ids = np.array(tokenizer.eos_token_ids, np.int32)
         self._plain: dict[tuple[Any, ...], Tokens] = {}  # of replies of these roles, with `plain_text` alone

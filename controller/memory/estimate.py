@@ -26,12 +26,15 @@ from splitppo.machine.memory_limits import MAX_FILE_BYTES, MAX_MASK, MOMENT_BUCK
 GIB = 1 << 30
 # The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
 # benchmarks.memory. On a GPU: the CUDA context, work space of libraries and buffers of NCCL; not measured.
-CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
+CPU_PROCESS_BYTES = 300 << 20
+GPU_PROCESS_BYTES = GIB
 # The memory that a vLLM engine keeps on a GPU while it sleeps: it gives back weights and KV cache, and nothing else.
 # Not measured here. Others report 0.8 GiB for 1 B parameters on one GPU and 2.4 to 7.4 on each of two
 # (github.com/NVIDIA-NeMo/RL/issues/223), and on each of eight 7 GiB (github.com/vllm-project/vllm/issues/47654), of
 # which 1.5 are graphs and 1 is communicators (github.com/vllm-project/vllm/pull/46234).
-VLLM_WORKSPACE_BYTES, VLLM_GRAPH_BYTES, VLLM_COMMUNICATOR_BYTES = GIB, GIB, 3 * GIB
+VLLM_WORKSPACE_BYTES = GIB
+VLLM_GRAPH_BYTES = GIB
+VLLM_COMMUNICATOR_BYTES = 3 * GIB
 AT_REST = "at rest"  # the phase in which another group computes on the same GPUs
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
@@ -124,7 +127,8 @@ def estimate_group(
         frozen: the shapes of the frozen models that the group holds, by their names in `FROZEN_MODELS`.
     """
     group = _Group(config, role, model, gpu_bytes, frozen)
-    service, phases = group.service, dict(group.phases())
+    service = group.service
+    phases = dict(group.phases())
     if group.offloaded or (role in config.roles_in_turns and config.gpus_in_turns):
         phases[AT_REST] = group.needing()
     memory = GroupMemory(role, service.num_processes, service.devices, phases, offloaded=group.offloaded)
@@ -141,7 +145,10 @@ class _Group:
     def __init__(
         self, config: Config, role: RoleName, model: ModelShape, gpu_bytes: int | None, frozen: Mapping[str, ModelShape]
     ) -> None:
-        self.config, self.role, self.frozen, self.service = config, role, frozen, config.services.of(role)
+        self.config = config
+        self.role = role
+        self.frozen = frozen
+        self.service = config.services.of(role)
         self.trained = trained = config.trained_model_of(role) if role in config.trained_roles else None
         self.model = model.with_adapters(trained) if trained else model
         self.shards = num_shards(config, role)
@@ -150,7 +157,8 @@ class _Group:
         has_engine = config.rollout.backend == "vllm" and role in config.samplers
         self.vllm = self._vllm_bytes(gpu_bytes) if has_engine else 0
         self.sleeps = has_engine and bool(self.service.devices) and config.rollout.vllm.sleep_level != 0
-        kept, self._offload_keys = self._all_models(), _offload_keys(config, role)
+        kept = self._all_models()
+        self._offload_keys = _offload_keys(config, role)
         self.offloaded = {key: getattr(kept, term) for key, term in self._offload_keys.items()}
         self._kept = replace(kept, offloaded=0 if self.service.devices else sum(self.offloaded.values()))
 
@@ -160,15 +168,20 @@ class _Group:
 
     def phases(self) -> Iterator[tuple[str, Terms]]:
         """Yields name and memory of each phase of a step in which the group works."""
-        trained, model, is_policy = self.trained, self.model, self.role == "actor"
+        trained = self.trained
+        model = self.model
+        is_policy = self.role == "actor"
         if self.role in self.config.samplers:
             yield "generate", self._sampling()
         if trained:
-            name, kept = "log-probs" if is_policy else "values", self.needing("weights")
+            name = "log-probs" if is_policy else "values"
+            kept = self.needing("weights")
             yield name, self._forward(trained, model, kept, has_logits=is_policy, is_gathered=self.is_wrapped)
         for name, shape in self.frozen.items():
-            row, kept = FROZEN_MODELS[name], self.needing("weights" if self._is_own(name) else name)
-            has_logits, computed = row.kind == "policy", getattr(self.config, row.section)
+            row = FROZEN_MODELS[name]
+            kept = self.needing("weights" if self._is_own(name) else name)
+            has_logits = row.kind == "policy"
+            computed = getattr(self.config, row.section)
             added = {"has_logits": has_logits, "is_gathered": self.is_divided}
             yield row.phase, self._forward(computed, shape, kept, **added)
         if trained:
@@ -201,7 +214,8 @@ class _Group:
 
     def _bucket_bytes(self, trained: TrainedModelConfig) -> int:
         """Returns the memory of the moments that an optimizer step has on the device beside those that stay there."""
-        offloads, bytes_each = trained.optimizer_offload, _moment_bytes(trained)
+        offloads = trained.optimizer_offload
+        bytes_each = _moment_bytes(trained)
         if bytes_each == 4 and not offloads:
             return 0
         in_flight = 2 if offloads and self.service.devices else 1
@@ -243,9 +257,13 @@ class _Group:
         prefill:   c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) min(U M^2, MAX_MASK)    for U different prompts of M tokens
         decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
         """
-        config, model, wraps = self.config, self.model, self.is_wrapped
-        data, rollout = config.data, config.rollout
-        num_ranks, bytes_each = self.service.num_processes, compute_bytes(config.actor)
+        config = self.config
+        model = self.model
+        wraps = self.is_wrapped
+        data = config.data
+        rollout = config.rollout
+        num_ranks = self.service.num_processes
+        bytes_each = compute_bytes(config.actor)
         if rollout.backend == "vllm":  # it copies one tensor at a time
             return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
         root, layer = ((1 + 1 / self.shards) * unit for unit in (model.root_parameters, model.layer_parameters))
@@ -276,7 +294,8 @@ class _Group:
 
     def _vllm_bytes(self, gpu_bytes: int | None) -> int:
         """Returns the bytes of vLLM while it generates: a share of the GPU, or its parts with vllm.kv_cache_gb."""
-        settings, on_gpu = self.config.rollout.vllm, bool(self.service.devices)
+        settings = self.config.rollout.vllm
+        on_gpu = bool(self.service.devices)
         if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
             return int(settings.gpu_memory_utilization * gpu_bytes)
         weights = compute_bytes(self.config.actor) * self.model.num_parameters // settings.tensor_model_parallel_size

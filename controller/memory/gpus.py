@@ -86,7 +86,8 @@ def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: i
     groups = [group for group, _ in here]
     roles = " and ".join(f"{group.role} ({group.peak.total / GIB:.1f} GiB per rank)" for group in groups)
     group = max(groups, key=lambda group: getattr(group.peak, group.peak.largest))
-    term, turns = group.peak.largest, ", in turns" if device in config.gpus_in_turns else ""
+    term = group.peak.largest
+    turns = ", in turns" if device in config.gpus_in_turns else ""
     return (
         f"GPU {device} (services.{group.role}.devices) has {available / GIB:.1f} GiB, but the {roles} would need about"
         f" {needed / GIB:.1f} GiB there{turns}; the largest term is {label(term)} of the {group.role} in its phase"
@@ -148,8 +149,10 @@ def _fewer_bytes_per_rank(config: Config, group: GroupMemory, term: str) -> str:
 
 
 def _smaller_micro_batches(config: Config, role: RoleName, section: str, computed: ComputedModelConfig) -> str:
-    rows, budget = computed.ppo_micro_batch_size_per_gpu, computed.ppo_max_token_len_per_gpu
-    together, longest = sequence_ranks(config, role), config.data.longest_row
+    rows = computed.ppo_micro_batch_size_per_gpu
+    budget = computed.ppo_max_token_len_per_gpu
+    together = sequence_ranks(config, role)
+    longest = config.data.longest_row
     if rows is not None and rows > 1:
         return f"lower {section}.ppo_micro_batch_size_per_gpu"
     if rows is None and budget * together > longest:

@@ -18,7 +18,8 @@ from splitppo.weight_files import weight_files
 Kind = Literal["policy", "value"]
 Shapes = Mapping[str, tuple[int, ...]]
 
-_OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
+_OUTPUT_LAYERS = ("lm_head.", "embed_out.")
+_VALUE_HEADS = ("score.", "classifier.")
 _IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
 _OF_EXPERTS = (".experts.", ".gate.weight")
 _GATES = ("gate_proj", "gate_up_proj", ".experts.0.w3.")
@@ -154,7 +155,8 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
     for name, count in counts.items():
         if in_layer := _IN_A_LAYER.match(name):
             layers[in_layer.group()] += count
-    heads, num_layers = _find(config, "heads") or 1, _find(config, "layers") or 0
+    heads = _find(config, "heads") or 1
+    num_layers = _find(config, "layers") or 0
     head_dim = config.get("head_dim") or hidden // heads
     total = sum(counts.values())
     return ModelShape(
@@ -192,7 +194,8 @@ def _find(config: Mapping[str, Any], size: str) -> int | None:
 
 def _intermediate(config: Mapping[str, Any], hidden: int) -> int:
     """Returns the width of a layer's MLP; for a mixture of experts, of all experts that one token uses together."""
-    per_token, width = config.get("num_experts_per_tok"), config.get("moe_intermediate_size")
+    per_token = config.get("num_experts_per_tok")
+    width = config.get("moe_intermediate_size")
     if per_token and width:
         shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
         return int(per_token * width + shared)

@@ -48,7 +48,8 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
     the projections share. Attention keeps query, key, value and output. A gated MLP keeps both projections, the
     activation and the product. Of experts, each of a token's keeps its input and output, too.
     """
-    mlp, norms = (4 if model.is_gated else 2) * model.intermediate, (2 if model.num_frozen else 4) * model.hidden
+    mlp = (4 if model.is_gated else 2) * model.intermediate
+    norms = (2 if model.num_frozen else 4) * model.hidden
     experts = 2 * model.experts_per_token * model.hidden
     narrow = norms + 2 * model.attention + 2 * model.key_values + mlp + experts + model.adapter_outputs
     return tokens * (4 * 2 * model.hidden + bytes_each * narrow)
@@ -91,9 +92,12 @@ def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig
 
     With S ranks that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens.
     """
-    service, longest, together = config.services.of(role), config.data.longest_row, sequence_ranks(config, role)
+    service = config.services.of(role)
+    longest = config.data.longest_row
+    together = sequence_ranks(config, role)
     rows = ceil(prompts * config.rollout.n * together / service.num_processes)
-    budget, fixed = computed.ppo_max_token_len_per_gpu * together, computed.ppo_micro_batch_size_per_gpu
+    budget = computed.ppo_max_token_len_per_gpu * together
+    fixed = computed.ppo_micro_batch_size_per_gpu
     packed = computed.use_remove_padding is not False
     if fixed is not None:
         tokens = min(fixed, rows) * longest
@@ -101,7 +105,8 @@ def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig
         tokens = min(max(budget, longest), rows * longest)
     else:
         tokens = min(max(1, budget // longest), rows) * longest
-    own, most = ceil(tokens / together), config.data.max_response_length
+    own = ceil(tokens / together)
+    most = config.data.max_response_length
     responses = max(ceil(own * most / longest), min(own, most))  # a part of one row may have responses alone
     return MicroBatch(own, responses, is_only_one=tokens >= rows * longest)
 
@@ -145,7 +150,8 @@ def backward(
     repeated = trained.ulysses_sequence_parallel_size * model.head_dim
     if on_gpu and trained.dtype == "fp32":
         repeated = model.attention
-    model, bytes_each = replace(model, key_values=max(model.key_values, repeated)), compute_bytes(trained)
+    model = replace(model, key_values=max(model.key_values, repeated))
+    bytes_each = compute_bytes(trained)
     kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
     embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden

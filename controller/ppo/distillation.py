@@ -47,7 +47,8 @@ def distillation_metrics(
                 that speculative sampling would accept (Leviathan et al., 2023)
     """
     of_teacher_N, of_policy_N = _log_probs(teacher, rollouts)
-    d_N, mask_N = of_teacher_N - of_policy_N, response_mask.values
+    d_N = of_teacher_N - of_policy_N
+    mask_N = response_mask.values
     source_N = np.repeat(data_sources_B, response_mask.lengths)
     metrics = {"distillation/coef": teacher.coef, **_means("distillation", d_N[mask_N])}
     for source in sorted(set(data_sources_B)):

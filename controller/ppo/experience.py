@@ -109,7 +109,8 @@ def assemble_experience(
         metrics = {**metrics, **distillation_metrics(teacher, rollouts, response_mask, scores.data_sources)}
         signal_N = teacher_signal(teacher, rollouts, response_mask)
 
-    shaping, score_moments = normalization.shaping, normalization.scores_including(scores.scores)
+    shaping = normalization.shaping
+    score_moments = normalization.scores_including(scores.scores)
     ends_B, token_scores = shaped_parts(shaping, scores, std=score_moments.std)
     rewards = token_rewards(ends_B, token_scores, _rewarded(learned, response_mask))
     kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
@@ -156,10 +157,12 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, is_truncated_B: M
 
     The mask is empty if it would mark a single token, because a single token has no statistics.
     """
-    learned_N, lengths = not_rejected.values, not_rejected.lengths
+    learned_N = not_rejected.values
+    lengths = not_rejected.lengths
     if algorithm.mask_truncated_completions:
         learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
-    num_learned, total = learned_N.sum(), len(learned_N)
+    num_learned = learned_N.sum()
+    total = len(learned_N)
     if num_learned < 2:
         log.warning(
             "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total
@@ -191,7 +194,8 @@ def _of_losses(
 
     The column `response_mask` on the wire marks the tokens of `learned`.
     """
-    columns, correction = dict[str, Column](), algorithm.rollout_correction
+    columns = dict[str, Column]()
+    correction = algorithm.rollout_correction
     rejects = correction.is_active and correction.rejections
     if rejects or algorithm.mask_truncated_completions or "response_mask" in rollouts or not learned.values.all():
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)

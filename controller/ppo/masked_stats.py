@@ -57,8 +57,10 @@ def masked_whiten(values: Floats, mask: Mask) -> Floats:
     """
     if mask.sum() < 2:
         return np.zeros_like(values)
-    mean, std = masked_mean(values, mask), np.sqrt(masked_var(values, mask) + 1e-8)
-    whitened, start = np.empty(mask.size, values.dtype), 0
+    mean = masked_mean(values, mask)
+    std = np.sqrt(masked_var(values, mask) + 1e-8)
+    whitened = np.empty(mask.size, values.dtype)
+    start = 0
     for part, within in _chunks(values, mask):
         whitened[start : start + len(part)] = np.where(within, (part - mean) / std, 0.0)
         start += len(part)
@@ -67,7 +69,8 @@ def masked_whiten(values: Floats, mask: Mask) -> Floats:
 
 def _chunks(values: Floats, mask: Mask) -> Iterator[tuple[Float64s, Mask]]:
     """Yields flat pieces of `CHUNK` positions: (values as float64, mask)."""
-    flat, within = values.reshape(-1), mask.reshape(-1)
+    flat = values.reshape(-1)
+    within = mask.reshape(-1)
     for start in range(0, len(flat), CHUNK):
         yield flat[start : start + CHUNK].astype(np.float64), within[start : start + CHUNK]
 

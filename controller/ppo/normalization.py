@@ -118,7 +118,8 @@ class Normalization:
 
 def running_metrics(running: RunningMoments) -> Mapping[str, float]:
     """Makes the metrics reward/running_std and critic/value_norm/..., each only if that normalisation is used."""
-    scores, returns = running.scores, running.returns
+    scores = running.scores
+    returns = running.returns
     metrics = {"reward/running_std": scores.std} if scores.count else {}
     if returns.count:
         metrics |= {"critic/value_norm/mean": returns.mean, "critic/value_norm/std": returns.value_std}

@@ -139,8 +139,10 @@ def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> 
     metrics: dict[str, float] = {}
     learned_BT = mask_BT
     for rejection in rejections:
-        low, high = -np.inf if rejection.lower is None else rejection.lower, rejection.upper
-        statistic_BT, by_response = _statistic(rejection, d_BT, mask_BT), rejection.over != "token"
+        low = -np.inf if rejection.lower is None else rejection.lower
+        high = rejection.upper
+        statistic_BT = _statistic(rejection, d_BT, mask_BT)
+        by_response = rejection.over != "token"
         passes_BT = mask_BT & (low <= statistic_BT) & (statistic_BT <= high)
         spread = _spread(statistic_BT, mask_BT, low=low, high=high, centre=0.0, by_response=by_response)
         metrics |= _named(f"rollout_rs_{rejection.option}", spread | _masked_fractions(passes_BT, mask_BT))
@@ -173,7 +175,8 @@ def _spread(
     tokens' values, clipped to [low, high]. With `by_response`, the extremes and the shares beyond the bounds are those
     of responses.
     """
-    values_N, values_R = values_BT[mask_BT], _response_means(values_BT, mask_BT)
+    values_N = values_BT[mask_BT]
+    values_R = _response_means(values_BT, mask_BT)
     counted = values_R if by_response else values_N
     metrics = {
         "mean": values_N.mean(),

@@ -51,8 +51,11 @@ class Mismatch:
         self._responses.append((old_BT.sum(axis=1)[rows], rollout_BT.sum(axis=1)[rows], tokens_R))
 
     def _add_tokens(self, old_N: Float64s, rollout_N: Float64s) -> None:
-        p_N, q_N, d_N = np.exp(old_N), np.exp(rollout_N), rollout_N - old_N
-        diff_N, abs_N = np.abs(p_N - q_N), np.abs(d_N)
+        p_N = np.exp(old_N)
+        q_N = np.exp(rollout_N)
+        d_N = rollout_N - old_N
+        diff_N = np.abs(p_N - q_N)
+        abs_N = np.abs(d_N)
         self._largest["probs"] = max(self._largest["probs"], diff_N.max())
         self._largest["log_probs"] = max(self._largest["log_probs"], abs_N.max())
         self._sums["abs"] += abs_N.sum()
@@ -63,9 +66,11 @@ class Mismatch:
 
     def _add_moments(self, values_3N: Float64s) -> None:
         """Adds |p - q|, p and q of further tokens, [3, N], to means and products of deviations (Chan et al., 1983)."""
-        before, added = self._num_tokens, values_3N.shape[1]
+        before = self._num_tokens
+        added = values_3N.shape[1]
         means_3 = values_3N.mean(axis=1)
-        deviations_3N, shift_3 = values_3N - means_3[:, None], means_3 - self._means_3
+        deviations_3N = values_3N - means_3[:, None]
+        shift_3 = means_3 - self._means_3
         self._moments_33 += deviations_3N @ deviations_3N.T
         self._moments_33 += np.outer(shift_3, shift_3) * before * added / (before + added)
         self._means_3 += shift_3 * added / (before + added)
@@ -80,7 +85,9 @@ class Mismatch:
         return {name: float(value) for name, value in metrics.items()}
 
     def _by_token(self) -> dict[str, float]:
-        num_tokens, means, moments = self._num_tokens, self._means_3, self._moments_33
+        num_tokens = self._num_tokens
+        means = self._means_3
+        moments = self._moments_33
         metrics = {
             "training/rollout_probs_diff_max": self._largest["probs"],
             "training/rollout_probs_diff_mean": means[0],
@@ -99,7 +106,8 @@ class Mismatch:
 
 def _by_response(old_R: Float64s, rollout_R: Float64s, tokens_R: Float64s) -> dict[str, float]:
     """Computes metrics that are means over responses, from sums of log-probs. A perplexity is exp(-mean log-prob)."""
-    training_R, sampled_R = -old_R / tokens_R, -rollout_R / tokens_R
+    training_R = -old_R / tokens_R
+    sampled_R = -rollout_R / tokens_R
     diff_R = training_R - sampled_R
     log_ratio_R = clamp_log_ratio(old_R - rollout_R)
     return {

@@ -104,7 +104,8 @@ class Scores:
         return np.array([self._component(name, columns) for name in names], np.float32)
 
     def _component(self, name: str, columns: dict[str, list[Any]]) -> list[float]:
-        key, values = "key 'algorithm.gdpo_reward_keys'", columns.get(name, [])
+        key = "key 'algorithm.gdpo_reward_keys'"
+        values = columns.get(name, [])
         if all(value is None for value in values):
             numeric = ", ".join(field for field, some in columns.items() if any(map(is_numeric, some)))
             raise ConfigError(f"{key}: no response has the field {name!r}; known: {numeric}")

@@ -48,13 +48,15 @@ def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Col
     the score moves to the next rewarded token of the response, else to the last rewarded token before. The scores of a
     response without any rewarded token are dropped. `rewarded` is bool, aligned with responses.
     """
-    offsets, ended = rewarded.offsets, np.flatnonzero(rewarded.lengths)
+    offsets = rewarded.offsets
+    ended = np.flatnonzero(rewarded.lengths)
     placed = np.flatnonzero(token_scores.values)
     placed_rows = np.searchsorted(token_scores.offsets, placed, side="right") - 1
     rows = np.concatenate([ended, placed_rows])
     scores_K = np.concatenate([ends_B[ended], token_scores.values[placed]])
     places = np.concatenate([offsets[ended + 1] - 1, offsets[placed_rows] + placed - token_scores.offsets[placed_rows]])
-    rewards, rewarded_at = np.zeros(len(rewarded.values), np.float32), np.flatnonzero(rewarded.values)
+    rewards = np.zeros(len(rewarded.values), np.float32)
+    rewarded_at = np.flatnonzero(rewarded.values)
     if len(rewarded_at):
         index = np.searchsorted(rewarded_at, places)
         following = rewarded_at[np.minimum(index, len(rewarded_at) - 1)]
@@ -93,7 +95,8 @@ def whiten_rewards(rewards: Column, response_mask: Column) -> Column:
 
     The formula is that of TRL's whiten_rewards. A single reward stays as it is.
     """
-    rewards_N, mask_N = rewards.values, response_mask.values
+    rewards_N = rewards.values
+    mask_N = response_mask.values
     mean = float(masked_mean(rewards_N, mask_N))
     whitened_N = np.where(mask_N, masked_whiten(rewards_N, mask_N) + mean, 0.0)
     return Column(whitened_N.astype(np.float32), rewards.lengths)

@@ -129,7 +129,8 @@ class CheckpointStore:
             DamagedCheckpoint: a file is not as it was committed.
             ConfigError: the checkpoint lies in this run folder, but another run has saved it.
         """
-        is_here, folder = folder is None, folder or self.folder(step)
+        is_here = folder is None
+        folder = folder or self.folder(step)
         marker = CommitMarker.read(folder / MARKER)
         if marker.step != step:
             expected = f"expected the commit marker of step {step}"
@@ -180,7 +181,8 @@ class CheckpointStore:
         """Renames a damaged checkpoint and logs a warning; ConfigError if `run.resume` named this checkpoint."""
         if self._adopted is not None and step == self._adopted[0]:
             raise _named_is_damaged(self._adopted[1], error) from error
-        aside, number = self.path / f"{DAMAGED_PREFIX}{step}", 1
+        aside = self.path / f"{DAMAGED_PREFIX}{step}"
+        number = 1
         while aside.exists():
             number += 1
             aside = self.path / f"{DAMAGED_PREFIX}{step}.{number}"
@@ -228,7 +230,8 @@ class CheckpointStore:
 
     def _mark_best(self, step: int | None) -> None:
         """Makes `best` a link to the checkpoint of `step`, or removes the link if there is no such checkpoint."""
-        link, new_link = self.path / "best", self.path / ".best.tmp"
+        link = self.path / "best"
+        new_link = self.path / ".best.tmp"
         if step not in self.steps():
             link.unlink(missing_ok=True)
             return
@@ -284,7 +287,8 @@ class CheckpointStore:
     def _copy(self, folder: Path, step: int) -> None:
         """Replaces the checkpoint of `step` by a copy, whose marker comes last: a half-made copy is never used."""
         self._remove(step)
-        target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
+        target = self.folder(step)
+        without_marker = shutil.ignore_patterns(MARKER)
         shutil.copytree(folder, target, ignore=without_marker, copy_function=link_or_copy, dirs_exist_ok=True)
         self._mark_adopted(folder, step)
 

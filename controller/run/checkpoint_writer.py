@@ -53,7 +53,8 @@ class CheckpointWriter(BackgroundTask):
 
         These are every `checkpoint.save_freq`-th step, the last step with `save_last`, and the best step so far.
         """
-        checkpoint, step = self.config.checkpoint, state.step
+        checkpoint = self.config.checkpoint
+        step = state.step
         is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
         return is_regular or (is_last and checkpoint.save_last) or step == state.best_step
 
@@ -76,7 +77,9 @@ class CheckpointWriter(BackgroundTask):
     async def _write(
         self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]], rollouts: Callable[[], bytes] | None
     ) -> None:
-        metrics, part, keep = await awaited_metrics, state.model_dump(mode="json"), self.config.checkpoint.keep
+        metrics = await awaited_metrics
+        part = state.model_dump(mode="json")
+        keep = self.config.checkpoint.keep
         try:
             saves = [lambda client=client: self._save(client, state.step) for client in self.clients]
             replies: list[CommandReply] = await run_calls(self.config.run.schedule, *saves)

@@ -28,7 +28,8 @@ class RunEnd:
     @classmethod
     def of(cls, config: Config, prompts: PromptSource) -> Self:
         """Computes the end of a run from its configuration and its prompts."""
-        total_steps, epochs = config.run.total_steps, config.run.total_epochs
+        total_steps = config.run.total_steps
+        epochs = config.run.total_epochs
         assert total_steps is not None, "Inputs.with_last_step has set it"
         return cls(config.last_step, total_steps, None if epochs is None else prompts.num_steps(epochs))
 

@@ -53,7 +53,8 @@ def read_epoch(record: Path) -> tuple[str, int]:
     content = record.read_bytes()
     with suppress(ValueError, TypeError, KeyError):
         stored = json.loads(content)
-        run_id, epoch = stored["run_id"], stored["epoch"]
+        run_id = stored["run_id"]
+        epoch = stored["epoch"]
         if run_id and isinstance(run_id, str) and isinstance(epoch, int) and 0 < epoch < _MAX_EPOCH:
             return run_id, epoch
     got = repr(content[:80].decode(errors="replace")) if content else "an empty file"
@@ -258,7 +259,8 @@ class RunFolder:
     def _take_lease(self) -> Caller:
         """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""
         record = self.path / "controller.epoch"
-        run_id, epoch = secrets.token_hex(8), 0
+        run_id = secrets.token_hex(8)
+        epoch = 0
         if record.exists():
             run_id, epoch = read_epoch(record)
         for left_by_a_crash in self.path.glob(f"{NONCE_PREFIX}*"):

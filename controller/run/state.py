@@ -48,7 +48,9 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
     def config_at_step(self, config: Config) -> Config:
         """Returns the configuration of the running step, with the values of its phase and the adaptive coefficients."""
         config = config.at_step(self.step)
-        algorithm, actor, teacher = config.algorithm, config.actor, config.teacher
+        algorithm = config.algorithm
+        actor = config.actor
+        teacher = config.teacher
         if algorithm.kl_ctrl == "adaptive":
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl_coef})
         if algorithm.adaptive_entropy.enable:
@@ -64,15 +66,20 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
 
         `num_draws` batches of prompts were taken for the step.
         """
-        config, experience = config.at_step(self.step), record.experience
+        config = config.at_step(self.step)
+        experience = record.experience
         entropy = record.metrics.get("actor/entropy")  # None if there was no update, or no token
-        entropy_coeff, adaptive = self.entropy_coeff, config.algorithm.adaptive_entropy
+        entropy_coeff = self.entropy_coeff
+        adaptive = config.algorithm.adaptive_entropy
         if adaptive.enable:
             coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
             entropy_coeff = next_entropy_coeff(adaptive, coeff, entropy)
-        num_samples, teacher, teacher_coef = experience.batch.num_rows, config.teacher, self.teacher_coef
+        num_samples = experience.batch.num_rows
+        teacher = config.teacher
+        teacher_coef = self.teacher_coef
         if teacher.kl_ctrl == "adaptive":
-            coef, kl = teacher.coef if teacher_coef is None else teacher_coef, experience.metrics.get("distillation/kl")
+            coef = teacher.coef if teacher_coef is None else teacher_coef
+            kl = experience.metrics.get("distillation/kl")
             teacher_coef = next_kl_coef(teacher, coef, kl, num_samples=num_samples)
         return self.model_copy(
             update={
@@ -115,7 +122,9 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
             ConfigError: the configuration names a metric that validation does not have.
         """
         before = self.validation_before if self.is_sampled_alike(config) else None
-        metric, mode, metrics = config.checkpoint.best_metric, config.checkpoint.best_mode, validation.metrics
+        metric = config.checkpoint.best_metric
+        mode = config.checkpoint.best_mode
+        metrics = validation.metrics
         return self.model_copy(
             update={
                 "validation_before": validation.accuracy if step == 0 else before,

@@ -33,9 +33,12 @@ class StepCalls:
     """
 
     def __init__(self, step: StepContext, rollouts: PendingRollouts) -> None:
-        self.step, self.rollouts = step, rollouts
-        self._config, self._record = step.config, step.record
-        self._actor, self._critic = step.workers.actor, step.workers.critic
+        self.step = step
+        self.rollouts = rollouts
+        self._config = step.config
+        self._record = step.record
+        self._actor = step.workers.actor
+        self._critic = step.workers.critic
         self._no_columns = Batch(rollouts.prompts.num_prompts * step.config.rollout.n, {})
         num_examine = step.config.reward.num_examine
         self._part_calls = PartCalls(step, rollouts, is_learned_from=True, num_examine=num_examine)
@@ -93,11 +96,13 @@ class StepCalls:
 
         If the actor's loss has the signal, all columns of the teachers are sent to the actor.
         """
-        host, teacher = self.step.workers.teacher, self._config.teacher
+        host = self.step.workers.teacher
+        teacher = self._config.teacher
         if host is None:
             return self._no_columns
         compute = partial(host.compute_teacher_log_probs, num_ids=self.step.scorer.tokenizer.vocab_size)
-        kept, slot = ["teacher_log_probs"], self.rollouts.slot
+        kept = ["teacher_log_probs"]
+        slot = self.rollouts.slot
         if host is self._actor:
             await self._sampled_last.on_actor.wait()
             if len(teacher.folders) > 1:

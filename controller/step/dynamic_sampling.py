@@ -62,7 +62,8 @@ class StepRollouts:
 
     async def finish(self, step: StepContext, first_draw: int) -> FinishedRollouts:
         """Samples and scores the rollouts of a step with the actor's present weights, greedy rollouts included."""
-        config, greedy_scores = step.config, None
+        config = step.config
+        greedy_scores = None
         if config.algorithm.filter_groups.enable:
             groups, answered = await self._differing(step, first_draw)
         else:
@@ -79,8 +80,10 @@ class StepRollouts:
 
         Returns the groups that the step learns from, and all prompts with their scores.
         """
-        config, per_epoch = step.config, self._generations_per_epoch
-        filters, num_prompts = config.algorithm.filter_groups, config.data.train_batch_size
+        config = step.config
+        per_epoch = self._generations_per_epoch
+        filters = config.algorithm.filter_groups
+        num_prompts = config.data.train_batch_size
         groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
         with step.record.timed("dynamic_sampling"):
             while not groups.is_full:
@@ -98,7 +101,9 @@ class StepRollouts:
 
     async def _generation(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
         """Samples and scores responses to one batch of prompts: generation `number` (from 1) of the step."""
-        config, prompts, filters = step.config, self._next_prompts(step, draw), step.config.algorithm.filter_groups
+        config = step.config
+        prompts = self._next_prompts(step, draw)
+        filters = step.config.algorithm.filter_groups
         candidates = SampledRollouts.of_candidates(step, prompts, generation=number, earlier=earlier)
         num_examine = config.reward.num_examine if number == 1 else 0
         asks_model = filters.compares_scores or not filters.enable
@@ -120,7 +125,8 @@ class KeptRollouts:
     greedy_scores: Float32s | None = None
 
     def __post_init__(self) -> None:
-        self.slot, self.on_actor = Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step.number), asyncio.Event()
+        self.slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step.number)
+        self.on_actor = asyncio.Event()
         self.prompts = self.groups.prompts
         self.scores: Scores | None = self.groups.scores
         self.order = np.arange(self.groups.rollouts.num_rows)

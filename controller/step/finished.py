@@ -66,7 +66,8 @@ class FinishedRollouts:
 
     def serialise(self) -> bytes:
         """Converts the rollouts into bytes, the content of a safetensors file."""
-        groups, scores = self.groups, self.groups.scores
+        groups = self.groups
+        scores = self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
         arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
         columns = {f"rollouts.{name}": column for name, column in groups.rollouts.columns.items()}

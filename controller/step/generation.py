@@ -46,27 +46,34 @@ class SampledRollouts:
     ) -> None:
         """Prepares sampling; `earlier` is passed to `PromptBatch.to_batch`, `columns` are fetched from the samplers."""
         self._actor = step.workers.actor
-        self._record, self._base_step, self._schedule = step.record, step.base_step, step.config.run.schedule
-        self._sampling, num_samples = sampling_params(step.config.rollout, step.config.data), step.config.rollout.n
+        self._record = step.record
+        self._base_step = step.base_step
+        self._schedule = step.config.run.schedule
+        self._sampling = sampling_params(step.config.rollout, step.config.data)
+        num_samples = step.config.rollout.n
         if is_greedy:
-            num_samples, limit = 1, self._sampling.max_response_length
+            num_samples = 1
+            limit = self._sampling.max_response_length
             self._sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=limit)
         seeded = prompts.to_batch(step.config.run.seed, step.number, num_samples, earlier=earlier)
         self._shares = deal(step.workers.sampler, seeded, slot, num_parts)
         self._is_whole = [share.num_parts for share in self._shares] == [1]
         has_all = [share.client for share in self._shares] == [self._actor]
         self._for_actor = slot.kind == SLOT_KIND_EXPERIENCE and not has_all
-        asked, run_seed = prompts.repeated(num_samples), step.config.run.seed
+        asked = prompts.repeated(num_samples)
+        run_seed = step.config.run.seed
         names = [f"{slot.kind}.{seed}" for seed in seeded["seeds"].values]
         self._conversations = conversations_of(step.environments, asked, run_seed, step.number, names)
         self._columns = (*(_ALL_COLUMNS if self._for_actor else columns), *self._conversations.columns)
         self._timing = "gen_max" if is_greedy else "gen"
-        self.slot, self.prompts = slot, prompts
+        self.slot = slot
+        self.prompts = prompts
         self.scores: Scores | None = None
         self.greedy_scores: Float32s | None = None
         self.on_actor = asyncio.Event()
         self._parts: list[RolloutPart] = []
-        self._all_parts, self._news = False, asyncio.Event()
+        self._all_parts = False
+        self._news = asyncio.Event()
 
     @classmethod
     def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
@@ -139,8 +146,10 @@ class SampledRollouts:
 
     def _add(self, rows: Batch) -> None:
         """Adds responses that have arrived, as the next part, and wakes those who wait for it."""
-        places, slot = rows["places"].values, self.slot
-        prompts, conversations = self._conversations.asked.take(places), self._conversations.at(places.tolist())
+        places = rows["places"].values
+        slot = self.slot
+        prompts = self._conversations.asked.take(places)
+        conversations = self._conversations.at(places.tolist())
         rows = mask_lost(rows, conversations)
         if self._is_whole:
             rows = rows.select(self._columns)

@@ -94,7 +94,8 @@ class KeptGroups:
             GroupsRanOut: the step has taken as many batches of prompts as it may, or a whole data epoch without any
                 group to keep.
         """
-        limit, key = self._config.max_num_gen_batches, "algorithm.filter_groups.max_num_gen_batches"
+        limit = self._config.max_num_gen_batches
+        key = "algorithm.filter_groups.max_num_gen_batches"
         if limit and self.num_generations >= limit:
             raise GroupsRanOut(self._why(f"{limit} generations ({key})", f"raise {key} or data.gen_batch_size"))
         if not limit and self._num_barren >= self._generations_per_epoch:
@@ -115,7 +116,8 @@ class KeptGroups:
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics train/num_gen_batches and training/filter_groups/... about kept and dropped groups."""
-        groups, num_drawn = "training/filter_groups", self._num_kept + self._num_dropped
+        groups = "training/filter_groups"
+        num_drawn = self._num_kept + self._num_dropped
         return {
             "train/num_gen_batches": float(self.num_generations),
             f"{groups}/evicted_samples": float(self._num_dropped),

@@ -52,7 +52,8 @@ class RolloutsAhead(StepRollouts):
             finished = await self.finish(step, first_draw)
         self._num_draws = len(finished.answered)
         self._may_update.clear()
-        origin, record = finished.origin, step.record
+        origin = finished.origin
+        record = step.record
         record.epoch = origin.epoch
         record.metrics |= {**origin.metrics, "training/staleness": float(step.base_step - origin.policy_version)}
         return KeptRollouts(step, finished.groups, finished.answered, finished.greedy_scores)
@@ -76,7 +77,8 @@ class RolloutsAhead(StepRollouts):
         await self._may_update.wait()
 
     async def _sample_next(self, step: StepContext, config: Config, first_draw: int) -> None:
-        number, workers = step.number + 1, step.workers
+        number = step.number + 1
+        workers = step.workers
         record = StepRecord(number, unix_s())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
         finish = partial(self._finish_next, following, first_draw)
@@ -106,7 +108,8 @@ class RolloutsAhead(StepRollouts):
             raise self._ran_out
 
     def _keep(self, finished: FinishedRollouts | None) -> None:
-        self._next, self.file_of_next = finished, finished.serialise if finished else None
+        self._next = finished
+        self.file_of_next = finished.serialise if finished else None
 
 
 def step_rollouts(config: Config, prompts: PromptSource, stored: bytes | None) -> StepRollouts:

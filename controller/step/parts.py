@@ -130,7 +130,8 @@ class PartCalls:
         The critic's group first ends its update of the step before, and a rollout group on its devices ends sampling.
         The rows are sent meanwhile.
         """
-        computed, record = [], self.step.record
+        computed = []
+        record = self.step.record
         async for part in self.rollouts.parts():
             await send(part)
             async with self.step.workers.sampler.turn_of(host):
@@ -162,7 +163,8 @@ class PartCalls:
 
         Responses that have a score already are not scored again. With `teacher.only` all scores are 0.
         """
-        config, host = self.step.config, self.step.workers.reward_model
+        config = self.step.config
+        host = self.step.workers.reward_model
         if config.teacher.only:
             return without_lost(without_scores(await self._rule_scores()))
         if host is None or not self.asks_model:
@@ -173,8 +175,10 @@ class PartCalls:
 
     async def _rule_scores(self) -> Scores:
         """Scores each response by the reward functions, with the penalty of overlong responses."""
-        config, earlier = self.step.config, self.rollouts.scores
-        reward, limit = config.reward, config.data.max_response_length
+        config = self.step.config
+        earlier = self.rollouts.scores
+        reward = config.reward
+        limit = config.data.max_response_length
         parts: list[Scores] = []
         num_samples = 1 if self.is_baseline else config.rollout.n
         failures = FailureLimit(reward.max_error_rate * num_samples * self.rollouts.prompts.num_prompts)
@@ -212,7 +216,8 @@ class PartCalls:
         earlier = self.rollouts.scores
         if earlier is not None and earlier.model_scores is not None:
             return earlier.model_scores
-        scorer, are_longest = self.step.scorer, list[bool]()
+        scorer = self.step.scorer
+        are_longest = list[bool]()
 
         async def send(part: RolloutPart) -> None:
             rows = await scorer.reward_rows(part.prompts, part.rollouts, part.conversations)

@@ -23,9 +23,11 @@ class Probe:
     """
 
     def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
-        config, rollout = step.config, step.workers.sampler.rollout
+        config = step.config
+        rollout = step.workers.sampler.rollout
         assert rollout is not None, "the actor needs no probe"
-        self._step, self._client = step, rollout
+        self._step = step
+        self._client = rollout
         self._slot = Slot(kind=SLOT_KIND_EVALUATION, step=step.base_step, part=_PART)
         asked = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
         self._seeded = asked.to_batch(config.run.seed, step.number, 1)
@@ -52,12 +54,14 @@ class Probe:
         Raises:
             RolloutMismatch: the differences are over `rollout.max_log_prob_diff` or `rollout.max_mean_log_prob_diff`.
         """
-        step, actor = self._step, self._step.workers.actor
+        step = self._step
+        actor = self._step.workers.actor
         await actor.put_batch(self._slot, rows)
         step.record.add_reply("actor", "probe", await actor.compute_log_probs(self._slot, base_step=step.base_step))
         computed = await actor.get_batch(self._slot, ["old_log_probs"])
         differences = np.abs(computed["old_log_probs"].values - rows["rollout_log_probs"].values)
-        largest, mean = float(differences.max()), float(differences.mean())
+        largest = float(differences.max())
+        mean = float(differences.mean())
         step.record.metrics["training/probe_log_probs_diff_max"] = largest
         step.record.metrics["training/probe_log_probs_diff_mean"] = mean
         step.log_prob_check.compare(f"the weights of step {step.base_step} in the rollout group", largest, mean)

@@ -64,7 +64,8 @@ class Display:
 
     def start(self, plan: str, config: Config, *, step: int = 0) -> None:
         """Shows models, algorithm and plan at the start of a run; `step` is the step from which the run goes on."""
-        self._step, self._last_step = step, config.last_step
+        self._step = step
+        self._last_step = config.last_step
         self._phases = dict.fromkeys(config.roles, ("", 0, 0))
         self._folder = config.run.dir
         self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
@@ -87,7 +88,8 @@ class Display:
 
         The pace follows from the unix seconds at which steps were complete: some are shown later, with a checkpoint.
         """
-        self._step, self._metrics = step, metrics
+        self._step = step
+        self._metrics = metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
         if self._moments and step <= self._moments[-1][0]:
@@ -152,7 +154,8 @@ class Display:
         """Returns (name, formatted number) pairs to show: of reward, accuracy, KL, speed and ETA the known ones."""
         metrics = self._metrics
         kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
-        num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
+        num_tokens = metrics.get("perf/total_num_tokens")
+        step_s = metrics.get("perf/time_per_step")
         figures = {
             "reward": _number(metrics.get("critic/score/mean")),
             "accuracy": _number(accuracy),
@@ -239,7 +242,8 @@ def sparkline(values: Sequence[float]) -> str:
     """Draws values as a text, one bar character per value, scaled from minimum to maximum; "" for a single value."""
     if len(values) < 2:
         return ""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 

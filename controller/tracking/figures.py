@@ -145,7 +145,8 @@ class Steps:
         If the run paused or ended after the step, the third time is the end of the last work.
         """
         made = self.made[step]
-        start, end = min(span.started_s for span in made), max(span.finished_s for span in made)
+        start = min(span.started_s for span in made)
+        end = max(span.finished_s for span in made)
         next_start = min((span.started_s for span in self.made.get(step + 1, ()) if span.is_call), default=end)
         return start, end, next_start if next_start <= end + MARGIN * (end - start) else end
 
@@ -178,7 +179,8 @@ class Steps:
         during = [span for span in during if span.name not in ("load_checkpoint", "update_weights")]
         path = [Span("", WAITING, step, at, at)]  # the start of the next step, without length
         while at > start:
-            last, ended = path[-1], [span for span in during if span.started_s < at and span.finished_s <= at]
+            last = path[-1]
+            ended = [span for span in during if span.started_s < at and span.finished_s <= at]
             before = max((span.finished_s for span in ended), default=start)
             around = [span for span in during if span.started_s < at < span.finished_s]
             gens = [span for span in around if span.name == "gen" and span.step == last.step and last.pool]

@@ -18,7 +18,8 @@ def size(num_bytes: float) -> str:
     """Formats a number of bytes in the unit in which the number is below 1000, e.g. "1.5 GiB"."""
     unit = 0
     while num_bytes >= 1000 and unit < len(_SIZES) - 1:
-        num_bytes, unit = num_bytes / 1024, unit + 1
+        num_bytes = num_bytes / 1024
+        unit = unit + 1
     return f"{num_bytes:.1f} {_SIZES[unit]}" if unit else f"{num_bytes:.0f} B"
 
 

@@ -14,7 +14,8 @@ from controller.tracking.timeline import POOLS, read_trace
 from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
-_INK, _FAINT = "#22313f", "#8a99a6"
+_INK = "#22313f"
+_FAINT = "#8a99a6"
 _LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _STYLE = {
     **dict.fromkeys(("text.color", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), _INK),
@@ -49,7 +50,8 @@ class Chart(NamedTuple):
 def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> Path:
     """Draws `report.png` from the metrics and the trace in the run folder; returns the path of the file."""
     path = run_dir / "report.png"
-    metrics, spans = read_metrics(run_dir / METRICS_FILE), read_trace(run_dir / "trace.json")
+    metrics = read_metrics(run_dir / METRICS_FILE)
+    spans = read_trace(run_dir / "trace.json")
     title = f"{name} · {schedule} schedule · {clock(train_s)} in steps"
     write_atomically(path, render_report(metrics, spans, title=title))
     return path
@@ -63,7 +65,8 @@ def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *
     from matplotlib import rc_context  # slow to import, and drawn once per run
     from matplotlib.figure import Figure
 
-    charts, image = charts_of(metrics), io.BytesIO()
+    charts = charts_of(metrics)
+    image = io.BytesIO()
     columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(len(charts), 3)
     with rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(16, 10), dpi=100)
@@ -160,7 +163,8 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
 def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
     """Draws a span as a bar, and its name if it fits; `times`: the step's start, the plot's first and last time."""
     start, left, right = times
-    begin, end = max(span.started_s, left), min(span.finished_s, right)
+    begin = max(span.started_s, left)
+    end = min(span.finished_s, right)
     (label, colour, is_dark), own = PHASES[span.name], span.step == step
     bar = {"height": 0.62, "edgecolor": "white", "linewidth": 1.2, "alpha": 1.0 if own else 0.3}
     axes.barh(row, end - begin, left=begin - start, color=colour, **bar)

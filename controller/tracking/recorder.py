@@ -168,7 +168,8 @@ class Recorder:
             "recovery/num_restarts": float(self._num_starts - 1),
             "recovery/num_repeated_steps": float(self._num_repeated_steps),
         }
-        tracking, scores = self._config.tracking, record.scores
+        tracking = self._config.tracking
+        scores = record.scores
         self._previous_spans = record.spans
         is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
         samples = self._samples_of(scores) if is_sampled else []

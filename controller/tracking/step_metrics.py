@@ -32,7 +32,8 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
 
     Scores and rewards are those of all responses. The other metrics are over the tokens that are learned from.
     """
-    learned_N, batch = experience.learned.values, experience.batch
+    learned_N = experience.learned.values
+    batch = experience.batch
     advantages_N, returns_N = (_where(learned_N, batch[name].values) for name in ("advantages", "returns"))
     metrics = {
         **_mean_max_min("critic/score", experience.scores),
@@ -130,7 +131,8 @@ def reward_model_metrics(scores: Scores) -> dict[str, float]:
 
 def reward_metrics(scores: Scores) -> dict[str, float]:
     """Computes reward_extra/... and reward/...: fields and failures of scorers, and with a reward model both parts."""
-    extra, failures = scores.extra_columns, Counter(scores.failures)
+    extra = scores.extra_columns
+    failures = Counter(scores.failures)
     metrics = {f"reward/num_{failure.value}": float(failures[failure]) for failure in Failure}
     metrics |= reward_extra_metrics(extra) | code_limit_metrics(extra) | symbolic_metrics(extra)
     return metrics | reward_model_metrics(scores)
@@ -186,7 +188,8 @@ def overlap_metrics(
         updates = [*actor, *critic]
         t_wall = max(span.finished_s for span in updates) - min(span.started_s for span in updates)
         t_actor, t_critic = (sum(span.duration_s for span in own) for own in (actor, critic))
-        shorter, hidden = min(t_actor, t_critic), t_actor + t_critic - t_wall
+        shorter = min(t_actor, t_critic)
+        hidden = t_actor + t_critic - t_wall
         metrics["overlap/efficiency"] = min(max(hidden / shorter, 0.0), 1.0) if shorter > 0.0 else 0.0
     return metrics
 

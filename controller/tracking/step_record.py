@@ -110,7 +110,8 @@ class StepRecord:
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
     """Computes all metrics of a step whose updates have ended; `spans` has all spans since the step began."""
-    experience, scores = record.experience, record.scores
+    experience = record.experience
+    scores = record.scores
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
     takes_turns = config.rollout_shares_devices

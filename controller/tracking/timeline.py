@@ -68,7 +68,8 @@ class Trace:
 
     def _lane(self, span: Span) -> int:
         """Returns the number of the pool's first free row in the trace, because events in one row must not overlap."""
-        time, lanes = (span.started_s, span.finished_s), self._lanes[span.pool]
+        time = (span.started_s, span.finished_s)
+        lanes = self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):
             place = bisect(lane, time)
             is_free_before = lane[place - 1][1] <= span.started_s if place else len(lane) < _REMEMBERED_SPANS
@@ -98,5 +99,7 @@ def spans_of(lines: Iterable[str]) -> Iterator[Span]:
 def _span_of(event: Any) -> Span:
     """Converts an event of the trace format to a `Span`; raises if the event lacks a key that a span needs."""
     POOLS.index(event["cat"])
-    start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
+    start_s = event["ts"] / 1e6
+    duration_s = event["dur"] / 1e6
+    args = event["args"]
     return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

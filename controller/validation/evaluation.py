@@ -82,7 +82,8 @@ class Evaluator:
             spans += joined(talks.spans(step), MAX_ENVIRONMENT_SPANS)
             scoring_s = unix_s()
             examined = evaluation.num_examine if part == 0 else 0
-            asked, conversations = talks.asked, talks.at(range(talks.asked.num_prompts))
+            asked = talks.asked
+            conversations = talks.at(range(talks.asked.num_prompts))
             rollouts = join_parts(answers)
             lengths.append(rollouts["responses"].lengths)
             parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined, limit=failures))
@@ -90,7 +91,8 @@ class Evaluator:
         scores = Scores.join(parts)
         check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
         check_lost(scores, self.config.rollout.multi_turn.max_error_rate, f"the validation of step {step}")
-        accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
+        accuracy = accuracy_by_source(scores)
+        metrics = validation_metrics(scores)
         turns = conversation_metrics(scores.conversations).items()
         metrics |= {f"val-aux/{name}": value for name, value in turns if name.startswith("num_turns")}
         timings_s["testing"] = time.perf_counter() - started_s

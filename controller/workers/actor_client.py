@@ -47,7 +47,8 @@ class ActorClient(SamplerClient):
 def loss_terms(config: Config) -> actor_pb2.LossTerms:
     """Returns the protobuf message with those terms of the policy loss that may change from step to step."""
     terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
-    phases, teacher = config.algorithm.phases, config.teacher
+    phases = config.algorithm.phases
+    teacher = config.teacher
     return actor_pb2.LossTerms(
         **terms,
         loss_mode=config.actor.policy_loss.loss_mode,

@@ -138,7 +138,8 @@ class WorkerClient:
         self._open(address, caller)
 
     def _open(self, address: str, caller: Caller) -> None:
-        self.address, self._caller = address, caller
+        self.address = address
+        self._caller = caller
         self._channel = self._credentials.channel(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._role = self.role_service(self._channel)
@@ -181,7 +182,8 @@ class WorkerClient:
             raise WrongState(because)
         if (role := worker_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()) != self.role:
             raise WrongState(f"the worker at {self.address} is a {role}, expected the {self.role}")
-        self.worker, self.committed_step = worker, worker.committed_step
+        self.worker = worker
+        self.committed_step = worker.committed_step
         self._status = await self.get_status()
         return worker
 
@@ -259,7 +261,8 @@ class WorkerClient:
 
     async def get_batch(self, slot: batch_pb2.Slot, columns: Sequence[str]) -> Batch:
         """Fetches the named columns of a slot from the worker, and returns them as a `Batch`."""
-        caller, limits = self._caller, self._limits
+        caller = self._caller
+        limits = self._limits
         request = worker_pb2.GetBatchRequest(run_id=caller.run_id, epoch=caller.epoch, slot=slot, columns=columns)
 
         async def get() -> Batch:
@@ -297,7 +300,8 @@ class WorkerClient:
 
     async def compute_weights_digest(self) -> str:
         """Asks the worker for the sha256 of its weights, which must be those of the committed step."""
-        request, step = worker_pb2.ComputeWeightsDigestRequest(), self.committed_step
+        request = worker_pb2.ComputeWeightsDigestRequest()
+        step = self.committed_step
         reply = await self._command("ComputeWeightsDigest", request, step, step=step, service=self._worker)
         return reply.result.weights_sha256
 
@@ -334,16 +338,19 @@ class WorkerClient:
         Without `step`, the command works on the slot that the request names, and belongs to the slot's step. `service`
         is the gRPC stub to call, by default that of the role's own service.
         """
-        run_id, epoch = self._caller.run_id, self._caller.epoch
+        run_id = self._caller.run_id
+        epoch = self._caller.epoch
         parts: tuple[int, ...] = ()
         if step is None:
-            step, parts = request.slot.step, (request.slot.kind, request.slot.part)
+            step = request.slot.step
+            parts = (request.slot.kind, request.slot.part)
         # The same step is another command after a checkpoint was loaded.
         key = request_id(run_id, epoch, step, method, self._caller.connection, self._num_loads, *parts)
         header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
         request.header.CopyFrom(header)
         place = Place(role=self.role, step=step, method=method)
-        offset_s, on_progress = self._clock_offset_s, self._on_progress
+        offset_s = self._clock_offset_s
+        on_progress = self._on_progress
         command = RunningCommand(place, self._limits, offset_s, self.get_status, on_progress, on_event)
         reply = await command.run(lambda: getattr(service or self._role, method)(request))
         if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done

@@ -78,7 +78,8 @@ class CommandReply:
 
     def spans(self, pool: str, name: str, step: int, parts: Parts = ()) -> list[Span]:
         """Returns the span of the engine's work, and that of the weight sync by which it began, if one took time."""
-        whole, sync_s = self.span(pool, name, step), self.timings_s.get("update_weights", 0.0)
+        whole = self.span(pool, name, step)
+        sync_s = self.timings_s.get("update_weights", 0.0)
         end_s = min(self.started_s + sync_s, self.finished_s)
         sync = [replace(whole, name="update_weights", finished_s=end_s)] if sync_s >= _SHORTEST_SYNC_S else []
         return [replace(whole, parts=parts), *sync]
@@ -115,7 +116,8 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: R
     Raises:
         WireError: the worker answered with an error, or the last attempt did not reach the worker.
     """
-    is_repeated, pause_s = False, _RETRY_PAUSE_S / 2
+    is_repeated = False
+    pause_s = _RETRY_PAUSE_S / 2
     while True:
         try:
             return await attempt()

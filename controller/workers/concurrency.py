@@ -26,7 +26,8 @@ async def run_watched(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, N
 
     After `watch` has raised, `work` has `grace_s` seconds to fail by itself, because the error of `work` says more.
     """
-    working, watching = asyncio.create_task(work), asyncio.create_task(watch)
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(watch)
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

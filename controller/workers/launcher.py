@@ -57,7 +57,9 @@ class GroupFailed(Exception):
 
     def __init__(self, message: str, *, role: str = "", is_bad_input: bool = False, was_killed: bool = False) -> None:
         super().__init__(message)
-        self.role, self.is_bad_input, self.was_killed = role, is_bad_input, was_killed
+        self.role = role
+        self.is_bad_input = is_bad_input
+        self.was_killed = was_killed
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,9 @@ class LocalGroup:
         return self.endpoint
 
     def _start_torchrun(self) -> None:
-        self.endpoint, self._ranks, self._num_oom_kills = None, [], num_oom_kills()
+        self.endpoint = None
+        self._ranks = []
+        self._num_oom_kills = num_oom_kills()
         for file in (self._announcement, self._first_end_file):
             file.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -277,7 +281,9 @@ class LocalGroup:
             log.error("torchrun (pid %s) of the %s group cannot be ended", pid, self.role)
         elif left := await wait_gone(victims, KILL_TIMEOUT_S):
             log.error("processes %s of the %s group cannot be ended", [process.pid for process in left], self.role)
-        self._torchrun, self.endpoint, self._ranks = None, None, []
+        self._torchrun = None
+        self.endpoint = None
+        self._ranks = []
 
     def kill(self) -> list[psutil.Process]:
         """Sends SIGKILL to the group's torchrun and ranks that still run, without waiting; returns these processes."""

@@ -48,7 +48,9 @@ class RestartBudget:
     def take(self, last_step: int, *, is_oom_kill: bool = False) -> float | str:
         """Counts a recovery after `last_step`; returns the pause before it in seconds, or why it is not allowed."""
         if last_step > self._best_step:
-            self._best_step, self._num_taken, self._num_oom_kills = last_step, 0, 0
+            self._best_step = last_step
+            self._num_taken = 0
+            self._num_oom_kills = 0
         self._num_oom_kills += is_oom_kill
         if self._num_oom_kills == 2:
             return (

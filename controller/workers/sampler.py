@@ -67,7 +67,8 @@ class Sampler:
         self._manifests: dict[int, str] = {}  # sha256 by version
         self._held: tuple[int, int] | None = None  # connection, version
         self._lock = asyncio.Lock()
-        self._publishing, self._turn = asyncio.Lock(), asyncio.Lock()
+        self._publishing = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     @property
     def share(self) -> float:

@@ -73,7 +73,8 @@ class SamplerClient(WorkerClient):
             WrongState: no such generation is running; it may have ended with these replies, if they had to be sent
                 again.
         """
-        run_id, epoch = self._caller.run_id, self._caller.epoch
+        run_id = self._caller.run_id
+        epoch = self._caller.epoch
         header = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
         for some in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
             request = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)

@@ -131,7 +131,8 @@ class Share:
         for part, event in enumerate(ended, start=1):
             await event.wait()
             if self.num_parts == 1:
-                rows, places = await self.client.get_batch(self.slot, columns), self.places
+                rows = await self.client.get_batch(self.slot, columns)
+                places = self.places
             else:
                 slot = Slot(kind=self.slot.kind, step=self.slot.step, part=part)
                 rows = await self.client.get_batch(slot, [*columns, "places"])
@@ -152,7 +153,8 @@ def deal(sampler: Sampler, seeded: Batch, slot: Slot, num_parts: int = 1) -> lis
     groups sample the rollouts of a step, each keeps its own in a slot of its own kind, because the slot of the step has
     the rollouts of all groups.
     """
-    num_prompts, num_samples = seeded.num_rows, int(seeded["seeds"].lengths[0])
+    num_prompts = seeded.num_rows
+    num_samples = int(seeded["seeds"].lengths[0])
     chosen_P = goes_to_rollout_group(seeded["prompts"].lengths, sampler.share)
     dealt = [(sampler.actor, np.flatnonzero(~chosen_P)), (sampler.rollout, np.flatnonzero(chosen_P))]
     kind = SLOT_KIND_SHARE if 0 < chosen_P.sum() < num_prompts and slot.kind == SLOT_KIND_EXPERIENCE else slot.kind

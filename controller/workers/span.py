@@ -47,9 +47,11 @@ def joined(spans: Sequence[Span], most: int) -> list[Span]:
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
     """Returns how many seconds of the interval from `started_s` to `finished_s` are covered by at least one span."""
-    busy, reached = 0.0, started_s
+    busy = 0.0
+    reached = started_s
     for span in sorted(spans, key=lambda span: span.started_s):
-        start, end = max(span.started_s, reached), min(span.finished_s, finished_s)
+        start = max(span.started_s, reached)
+        end = min(span.finished_s, finished_s)
         if end > start:
             busy += end - start
             reached = end

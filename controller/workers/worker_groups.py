@@ -156,7 +156,8 @@ class WorkerGroups:
             caller = replace(self._caller, config_digest=worker_digest(self._config, role))
             return kind(addresses[role], caller, self._limits, self._on_progress, self._credentials)
 
-        actor, watch = client(ActorClient), partial(self.watch, ("rollout",))
+        actor = client(ActorClient)
+        watch = partial(self.watch, ("rollout",))
         assert actor is not None, "every run has an actor"
         sampler = Sampler(self._config, actor, client(RolloutClient), watch=watch, restart=self._on_rollout_lost)
         self._workers = Workers.of(self._config, actor, client(CriticClient), client(RewardClient), sampler)
@@ -174,7 +175,8 @@ class WorkerGroups:
             raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
         for client in self.trained:
-            trained, total = client.worker.num_trainable_parameters, client.worker.num_parameters
+            trained = client.worker.num_trainable_parameters
+            total = client.worker.num_parameters
             if 0 < trained != total:
                 log.info(
                     "%s: adapters with %s trained parameters beside a model of %s",

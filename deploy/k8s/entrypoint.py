@@ -109,7 +109,8 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
     """
     own = {environment["POD_IP"]} if environment["JOB_COMPLETION_INDEX"] == "0" else set[str]()
     if not wait_until(lambda: bool(addresses := addresses_of(place.meeting)) and addresses >= own, timeout_s):
-        actual, expected = ", ".join(addresses_of(place.meeting)) or "unknown", "".join(own) or "an address"
+        actual = ", ".join(addresses_of(place.meeting)) or "unknown"
+        expected = "".join(own) or "an address"
         raise Refused(
             f"{place.meeting} is {actual} after {timeout_s:g} s, expected {expected}: the Service of that name"
         )

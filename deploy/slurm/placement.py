@@ -38,7 +38,8 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         added = " + ".join(map(str, counts.values()))
         raise ConfigError(f"the job has {len(nodes)} nodes, but {names} is {added} = {wanted}: sbatch --nodes {wanted}")
     num_gpus = number(environment, "GPUS_PER_NODE") or None
-    places, first = {}, 0
+    places = {}
+    first = 0
     for role, count in counts.items():
         if count:
             places[role] = GroupPlace(nodes[first], count, num_gpus)

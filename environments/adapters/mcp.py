@@ -25,8 +25,10 @@ class Server:
     """An MCP server; ConfigError if an environment variable or a program that its configuration names is missing."""
 
     def __init__(self, name: str, config: MultiTurnConfig) -> None:
-        self._key, self._limit_s = f"rollout.multi_turn.mcp_servers.{name}", config.timeout_s
-        own, self._known = config.mcp_servers[name], config.mcp_tools.get(name)
+        self._key = f"rollout.multi_turn.mcp_servers.{name}"
+        self._limit_s = config.timeout_s
+        own = config.mcp_servers[name]
+        self._known = config.mcp_tools.get(name)
         if own.command and shutil.which(own.command[0]) is None:
             raise ConfigError(f"key '{self._key}.command': there is no program {own.command[0]!r}")
         self._where = own.url or shlex.join(own.command)

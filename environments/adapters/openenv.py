@@ -25,7 +25,8 @@ class Adapter:
     """
 
     def __init__(self, url: str, action_field: str | None = "message", observation_field: str | None = None) -> None:
-        self._url, self._fields = url.rstrip("/"), {"action": action_field, "observation": observation_field}
+        self._url = url.rstrip("/")
+        self._fields = {"action": action_field, "observation": observation_field}
         self._socket: ClientConnection | None = None
 
     def check(self) -> None:
@@ -45,7 +46,8 @@ class Adapter:
 
     async def step(self, text: str) -> Step:
         """Takes the action of a turn; a turn that is none is told so, and changes nothing."""
-        said, field = text.rpartition("</think>")[2].strip(), self._fields["action"]
+        said = text.rpartition("</think>")[2].strip()
+        field = self._fields["action"]
         try:
             action = json.loads(said) if field is None else {field: said}
         except (ValueError, RecursionError):
@@ -69,6 +71,7 @@ class Adapter:
         if answer["type"] == "error":
             message = " ".join(str(told.get("message")).split())[:300]
             raise RuntimeError(f"{self._url} says {told.get('code')}: {message}")
-        observation, field = told["observation"], self._fields["observation"]
+        observation = told["observation"]
+        field = self._fields["observation"]
         text = json.dumps(observation, ensure_ascii=False) if field is None else observation[field]
         return Step(text, float(told.get("reward") or 0.0), told.get("done") is True)

@@ -84,7 +84,9 @@ def _read_parameters(text: str, position: int) -> tuple[Sequence[tuple[str, str]
     """Reads the parameters of a function; returns their names and values, and the index behind the end of the call."""
     parameters = []
     while (tag := _PARAMETER.match(text, position)) is not None:
-        name, begin, has_lines = tag[1], tag.end(), bool(tag[2])
+        name = tag[1]
+        begin = tag.end()
+        has_lines = bool(tag[2])
         end = (_TAG_LINE if has_lines else _TAG).search(text, begin)
         if end is None or end[0] != _PARAMETER_END:
             broken_at = len(text) if end is None else end.start()

@@ -43,7 +43,8 @@ def read_calls(text: str, find: Find) -> tuple[str, Sequence[ToolCall]]:
     may have a call in them that is none of the thought. A later `</think>` is text; but calls in a second thought, from
     `<think>` to a `</think>`, are calls with an error.
     """
-    first_end, last_end = text.find(_THOUGHT_END), text.rfind(_THOUGHT_END)
+    first_end = text.find(_THOUGHT_END)
+    last_end = text.rfind(_THOUGHT_END)
     may_be_thought = not text.lstrip().startswith(_THOUGHT)
     position = 0 if may_be_thought or first_end < 0 else first_end + len(_THOUGHT_END)
     calls = list[Written]()

@@ -32,7 +32,8 @@ def rows_of(split: str) -> list[dict[str, object]]:
 
 def conversation(rng: random.Random) -> list[dict[str, str]]:
     """Returns the chat messages of a conversation; the entry that answers a request is drawn, mostly a wrong one."""
-    card, messages = "".join(map(rng.choice, ENTRIES)), list[dict[str, str]]()
+    card = "".join(map(rng.choice, ENTRIES))
+    messages = list[dict[str, str]]()
     for number in range(NUM_REQUESTS):
         request = rng.choice(list(RIGHT))
         messages.append({"role": "user", "content": request if number else card + request})

@@ -22,7 +22,8 @@ def to_row(example: Example) -> Row | None:
     Raises:
         BadInput: there is no problem or no answer, or the solution has no box.
     """
-    problem, solution = example.text("problem", "question"), example.text("solution", "answer", may_be_empty=True)
+    problem = example.text("problem", "question")
+    solution = example.text("solution", "answer", may_be_empty=True)
     if not solution.strip():
         return None
     truth = last_boxed(solution)

@@ -22,7 +22,8 @@ def to_row(example: Example) -> Row:
     Raises:
         BadInput: there is no question or no answer, or the answer has no number behind "####".
     """
-    question, answer = example.text("question"), example.text("answer")
+    question = example.text("question")
+    answer = example.text("answer")
     numbers = _FINAL_ANSWER.findall(answer)
     if not numbers:
         raise BadInput(f'{example.place}: the answer has no number after "####"')

@@ -7,10 +7,13 @@ MAX_GUESSES = 5  # 31 = 2 ** 5 - 1: bisection finds every number
 DATA_SOURCE = "guess_number"
 PROMPT = f"Find 1-{TOP}"
 # What stands before and behind the number in a turn of the policy: a call in hermes' form.
-CALL_START, CALL_END = '<tool_call>\n{"name": "guess", "arguments": {"number": ', "}}\n</tool_call>"
+CALL_START = '<tool_call>\n{"name": "guess", "arguments": {"number": '
+CALL_END = "}}\n</tool_call>"
 NUM_TRAIN_ROWS_EACH = 64
 # The probabilities of the behaviours that the warm start shows, drawn anew for each turn.
-SCAN, RANDOM, BISECTION = 0.4, 0.2, 0.4
+SCAN = 0.4
+RANDOM = 0.2
+BISECTION = 0.4
 TOOLS = ({"type": "function", "function": {"name": "guess"}},)  # the chat template shows the name alone
 
 
@@ -30,7 +33,9 @@ def rows_of(split: str, num_each: int) -> list[dict[str, object]]:
 
 def conversation(rng: random.Random) -> list[dict[str, str]]:
     """Returns the chat messages of a conversation about a random number."""
-    hidden, low, high = rng.randint(1, TOP), 1, TOP
+    hidden = rng.randint(1, TOP)
+    low = 1
+    high = TOP
     messages = [{"role": "user", "content": PROMPT}]
     for _ in range(MAX_GUESSES):
         behaviours = (low, rng.randint(low, high), (low + high) // 2)

@@ -15,7 +15,8 @@ from recipes.rows import write_parquet
 from recipes.sort_letters import task
 from recipes.warm_started import WarmStarted
 
-PAD, EOS = "<pad>", "<eos>"
+PAD = "<pad>"
+EOS = "<eos>"
 
 
 def make_tokenizer() -> Tokenizer:

@@ -42,7 +42,8 @@ def split_words(seed: int) -> Words:
     for length in WORD_LENGTHS:
         words = ["".join(letters) for letters in itertools.permutations(LETTERS, length)]
         rng.shuffle(words)
-        num_val, num_train = NUM_VAL_WORDS[length], NUM_TRAIN_WORDS[length]
+        num_val = NUM_VAL_WORDS[length]
+        num_train = NUM_TRAIN_WORDS[length]
         val += words[:num_val]
         train += words[num_val : num_val + num_train]
         warm_start[length] = words[num_val + num_train :]

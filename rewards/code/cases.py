@@ -42,9 +42,12 @@ _PYTHON = ("python", "python3", "py", "py3", "pypy", "pypy3")
 # Words, and the line breaks of str.splitlines.
 _TOKEN = re.compile(r"\S+|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # A right output may be larger than the expected one: it may have more decimals and more white space.
-_TEXT_FACTOR, _JSON_FACTOR, _SLACK_BYTES = 8, 2, 1 << 16
+_TEXT_FACTOR = 8
+_JSON_FACTOR = 2
+_SLACK_BYTES = 1 << 16
 # An output word or a returned number is equal to the expected one within this, as in numpy.allclose and verl.
-_RELATIVE, _ABSOLUTE = Decimal("1e-5"), Decimal("1e-8")
+_RELATIVE = Decimal("1e-5")
+_ABSOLUTE = Decimal("1e-8")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _EXPECTED = 'expected JSON {"inputs": [...], "outputs": [...]}, {"functional": "..."} or a list of asserts'
@@ -114,7 +117,9 @@ def parse_cases(ground_truth: Any) -> Cases:
 
 def _pairs(tests: Mapping[str, Any]) -> Cases:
     """Parses test cases given as lists `inputs` and `outputs`; ValueError if the lists do not fit together."""
-    inputs, outputs, fn_name = tests["inputs"], tests.get("outputs"), tests.get("fn_name") or ""
+    inputs = tests["inputs"]
+    outputs = tests.get("outputs")
+    fn_name = tests.get("fn_name") or ""
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {tests!r:.80}")
     if not fn_name:
@@ -214,7 +219,8 @@ def is_same_text(output: str, expected: str) -> bool:
 
     Words that are numbers are compared as `_is_near` says.
     """
-    ours, theirs = output.strip(), expected.strip()
+    ours = output.strip()
+    theirs = expected.strip()
     return ours == theirs or all(
         word == other or _is_near(word, other)
         for word, other in zip_longest(_tokens(ours), _tokens(theirs), fillvalue="")

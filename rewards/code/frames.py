@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from rewards.code.limits import Limit
 
 # started: the program is about to run. ok, error: a test's process has ended without or with an error.
-STARTED, OK, ERROR = "started", "ok", "error"
+STARTED = "started"
+OK = "ok"
+ERROR = "error"
 _HEADER = re.compile(rf"({'|'.join((STARTED, OK, ERROR, *(limit.value for limit in Limit)))}) (\d{{1,12}})\n".encode())
 _MAX_HEADER_BYTES = 32
 
@@ -35,7 +37,9 @@ class Frames:
                 if b"\n" in self._received or len(self._received) > _MAX_HEADER_BYTES:
                     raise ValueError(f'expected "STATUS SIZE", got {bytes(self._received[:_MAX_HEADER_BYTES])!r}')
                 return
-            status, start, num_bytes = header[1].decode(), header.end(), int(header[2])
+            status = header[1].decode()
+            start = header.end()
+            num_bytes = int(header[2])
             del header  # the buffer cannot shrink as long as a match refers to it
             if num_bytes > self._max_bytes:
                 output, num_bytes, self._num_skipped = None, 0, num_bytes

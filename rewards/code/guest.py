@@ -26,7 +26,8 @@ from typing import Any, NoReturn
 _CHUNK_BYTES = 1 << 16
 _DAEMON_LIMIT_S = 0.2  # a process that was killed is gone by then
 # Exit codes of a program's process: an error, or the limit that its last exception is about.
-_EXIT_ERROR, _EXIT_CODES = 1, {77: "memory", 78: "processes", 79: "files"}
+_EXIT_ERROR = 1
+_EXIT_CODES = {77: "memory", 78: "processes", 79: "files"}
 _RESULT_FD = 3
 
 # The names that programs for contest sites use without an import. They are imported while the sandbox waits.
@@ -101,8 +102,10 @@ def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) ->
 
     Returns when the child process has ended, even if another process still has its pipes open. Closes `stdin`.
     """
-    given, left = bytearray(), memoryview(text)
-    ended, poller = os.pidfd_open(pid), select.poll()
+    given = bytearray()
+    left = memoryview(text)
+    ended = os.pidfd_open(pid)
+    poller = select.poll()
     for fd, events in ((0, 0), (stdin, select.POLLOUT), (output, select.POLLIN), (ended, select.POLLIN)):
         poller.register(fd, events)
     with open(stdin, "wb", buffering=0) as feed:

@@ -92,7 +92,8 @@ class Runner:
 
     def _take(self) -> Sandbox:
         """Returns a started sandbox for one program, and starts another, so that the next program need not wait."""
-        warm, self._warm = self._warm, None
+        warm = self._warm
+        self._warm = None
         self._warm = Sandbox(self._config)
         return warm or Sandbox(self._config)
 
@@ -102,7 +103,8 @@ def try_out(config: CodeConfig) -> None:
     cases = Cases("stdin", inputs=("1",), expected=("2",))
     try:
         with Sandbox(config) as sandbox:
-            outcome, is_watched = sandbox.run("print(int(input()) + 1)", cases), sandbox.is_watched
+            outcome = sandbox.run("print(int(input()) + 1)", cases)
+            is_watched = sandbox.is_watched
     except (OSError, ValueError) as error:
         raise NoSandbox(str(error)) from error
     if outcome.passed != (True,):

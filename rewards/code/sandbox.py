@@ -160,7 +160,8 @@ class Sandbox:
         except _Ended as ended:
             if ended.limit is None:
                 raise RuntimeError(ended.error) from ended
-            status, output = ended.limit.value, b""
+            status = ended.limit.value
+            output = b""
         if status not in (OK, ERROR):
             return f"[the program was ended: it exceeded the limit of {status}]"
         text = (output or b"").decode(errors="replace")

@@ -9,10 +9,19 @@ import errno
 import platform
 import struct
 
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _DENY, _ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_LOAD = 0x20
+_JUMP_EQUAL = 0x15
+_JUMP_GREATER_EQUAL = 0x35
+_JUMP_ANY_BIT = 0x45
+_AND = 0x54
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_DENY = 0x00050000 | errno.EPERM
+_ABSENT = 0x00050000 | errno.ENOSYS
 # Offsets in struct seccomp_data; for the arguments the offset of the lower half of the first.
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_NUMBER = 0
+_ARCHITECTURE = 4
+_ARGUMENTS = 16
 _OTHER_ABI = 0x40000000  # x32's numbers start here
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*, of clone
 _SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS

@@ -9,7 +9,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Positions in /proc/PID/stat, counted after the command: state; user and system time, own and of ended children;
 # threads; resident pages.
-_STATE, _TIMES, _THREADS, _PAGES = 0, slice(11, 15), 17, 21
+_STATE = 0
+_TIMES = slice(11, 15)
+_THREADS = 17
+_PAGES = 21
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ def children_of(pid: int) -> list[int]:
 
 def usage_of(pid: int) -> Usage:
     """Measures the resources of a process and its descendants; processes that start or end meanwhile may be missing."""
-    num_threads, pages, ticks = 0, 0, 0
+    num_threads = 0
+    pages = 0
+    ticks = 0
     pids = [pid]
     for descendant in pids:
         try:

@@ -49,7 +49,8 @@ class Watch:
 
     def exceeded(self) -> Limit | None:
         """Returns a limit that all processes of the sandbox together exceed now; None if they exceed none."""
-        bounds, usage = self.bounds, usage_of(self.pid)
+        bounds = self.bounds
+        usage = usage_of(self.pid)
         if usage.cpu_s > bounds.cpu_s or time.monotonic() - self.started_s > bounds.wall_s:
             return Limit.TIME
         if usage.num_threads - self.num_own_threads > bounds.num_threads:

@@ -50,7 +50,8 @@ class Answers:
         self._offsets[bytes.fromhex(key)] = offset
 
     def _read(self, file: Path) -> None:
-        size, end = self._lines.tell(), self._lines.seek(0)
+        size = self._lines.tell()
+        end = self._lines.seek(0)
         for line in self._lines:
             if (request := _request_of(line)) is None:
                 break
@@ -65,7 +66,8 @@ def _request_of(line: bytes) -> bytes | None:
     """Returns the sha256 of the request in a line of the file; None if the line is not a complete entry."""
     try:
         entry = json.loads(line if line.endswith(b"\n") else b"")
-        request, _ = bytes.fromhex(entry["request"]), entry["answer"]
+        request = bytes.fromhex(entry["request"])
+        _ = entry["answer"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return request if len(request) == 32 else None

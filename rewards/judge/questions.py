@@ -109,7 +109,8 @@ def shown(text: str) -> str:
 
 
 def _load_template(config: JudgeConfig) -> jinja2.Template:
-    key, text = "key 'reward.judge.prompt_template'", _DEFAULT_TEMPLATE
+    key = "key 'reward.judge.prompt_template'"
+    text = _DEFAULT_TEMPLATE
     if config.prompt_template is not None:
         with config_errors(OSError, UnicodeDecodeError, before=f"{key}: cannot read {config.prompt_template}: "):
             text = config.prompt_template.read_text(encoding="utf-8")

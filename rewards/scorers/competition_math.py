@@ -28,7 +28,8 @@ def last_boxed(text: str) -> str | None:
     opened: list[int] = []  # for every open brace the start of its content, or -1 if the brace opens no box
     for match in _BOX_OR_BRACE.finditer(text):
         backslashes, box, brace = match.groups(default="")
-        start, end = -1, match.end() - 1
+        start = -1
+        end = match.end() - 1
         if not box and len(backslashes) % 2:
             continue  # an escaped brace opens and closes nothing
         if box and not brace:
@@ -41,5 +42,6 @@ def last_boxed(text: str) -> str | None:
         elif match.group().endswith("}") and opened:
             start = opened.pop()
         if start > last and _NOT_EMPTY.match(text, start, end):
-            last, end_of_last = start, end
+            last = start
+            end_of_last = end
     return text[last:end_of_last].strip() or None

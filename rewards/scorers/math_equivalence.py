@@ -38,7 +38,8 @@ def is_equivalent(answer: str, truth: str) -> bool:
     answer, truth = (_MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", rewritten(text)) for text in (answer, truth))
     if _differ_in_kind(answer, truth):
         return False
-    first, second = _number(answer), _number(truth)
+    first = _number(answer)
+    second = _number(truth)
     if first and second:
         return Decimal(first) == Decimal(second)
     return is_spelt_alike(answer, truth) or is_equivalent_by_math_verify(answer, truth)
@@ -46,7 +47,8 @@ def is_equivalent(answer: str, truth: str) -> bool:
 
 def is_spelt_alike(answer: str, truth: str) -> bool:
     """Returns True if both answers normalise to the same string, not empty; "x=5" equals "5", but not "y=5"."""
-    answer, truth = normalise(answer), normalise(truth)
+    answer = normalise(answer)
+    truth = normalise(truth)
     if ("=" in answer) != ("=" in truth):
         answer, truth = (re.sub(r"^[a-zA-Z]{1,2}=", "", text) for text in (answer, truth))
     return bool(answer) and answer == truth

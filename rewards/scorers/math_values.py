@@ -31,7 +31,8 @@ _POINT_LIMIT = Rational(1, 10**20)
 def are_small(expressions: list[Any]) -> bool:
     """Returns True if expressions, almost unevaluated, are small enough to be compared in a fraction of a second."""
     sizes = [_size(expression) for expression in expressions]
-    terms, bits = sum(size[0] for size in sizes), max(size[1] for size in sizes)
+    terms = sum(size[0] for size in sizes)
+    bits = max(size[1] for size in sizes)
     nodes = [node for expression in expressions for node in sympy.preorder_traversal(expression)]
     roots = {node for node in nodes if isinstance(node, Pow) and not isinstance(node.exp, Integer)}
     is_solved = any(isinstance(node, Relational) for node in nodes)
@@ -43,7 +44,8 @@ def are_small(expressions: list[Any]) -> bool:
 
 def is_same(truth: Any, answer: Any, limit_s: int | None) -> bool:
     """Returns True if two small expressions have the same value; False also if math-verify gives up."""
-    exact_truth, exact_answer = exact(truth), exact(answer)
+    exact_truth = exact(truth)
+    exact_answer = exact(answer)
     if _num_repeated(answer) != _num_repeated(truth):
         return False
     digits = _digits(truth, answer)
@@ -91,7 +93,8 @@ def _is_same_number(truth: Expr, answer: Expr, digits: int, rounded_from: Expr |
 
     If only one of them is a decimal, it may also be rounded from the other one, `rounded_from`, if this is no decimal.
     """
-    truth, answer = truth.doit(), answer.doit()
+    truth = truth.doit()
+    answer = answer.doit()
     if truth == answer:
         return True
     if rounded_from is not None and not _is_decimal(rounded_from.doit()):
@@ -102,7 +105,8 @@ def _is_same_number(truth: Expr, answer: Expr, digits: int, rounded_from: Expr |
 
 
 def _is_near(truth: Expr, answer: Expr, digits: int, tolerance: Rational) -> bool:
-    first, second = N(truth, digits), N(answer, digits)
+    first = N(truth, digits)
+    second = N(answer, digits)
     if not all(part.is_finite and part.is_Number for one in (first, second) for part in one.as_real_imag()):
         return False
     return bool(abs(first - second) <= tolerance * max(abs(first), abs(second)))
@@ -143,7 +147,8 @@ def _size(node: Any) -> tuple[float, float]:
     if isinstance(node, ExprWithLimits | sympy.Derivative | sympy.Limit):
         return inf, inf
     parts = [_size(part) for part in (node.flat() if isinstance(node, MatrixBase) else getattr(node, "args", ()))]
-    terms, bits = [part[0] for part in parts], [part[1] for part in parts]
+    terms = [part[0] for part in parts]
+    bits = [part[1] for part in parts]
     if not parts:
         return 1, 1
     if isinstance(node, Mul):

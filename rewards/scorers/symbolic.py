@@ -45,7 +45,8 @@ class _Process:
 
 def begin_call(*, may_give_up: bool) -> None:
     """Begins a scorer's call: clears the outcome of sympy comparisons, and sets whether they may begin in this call."""
-    _Process.may_give_up, _Process.outcome = may_give_up, None
+    _Process.may_give_up = may_give_up
+    _Process.outcome = None
 
 
 def outcome_of_call() -> Outcome | None:

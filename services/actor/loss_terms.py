@@ -22,7 +22,8 @@ def terms_of(request: actor_pb2.ActorUpdateRequest, config: Config) -> tuple[Act
     Raises:
         ValueError: a term is invalid.
     """
-    actor, terms = config.actor, request.loss_terms
+    actor = config.actor
+    terms = request.loss_terms
     teacher = config.teacher if config.teacher.is_in_loss else None
     if not request.HasField("loss_terms"):
         return actor, teacher

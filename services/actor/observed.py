@@ -22,7 +22,8 @@ class Observed:
     """
 
     def __init__(self, batch: Batch) -> None:
-        self._column, self._lengths = batch.columns.get("observed"), batch["responses"].lengths
+        self._column = batch.columns.get("observed")
+        self._lengths = batch["responses"].lengths
         self._rows = set() if self._column is None else {*np.flatnonzero(self._column.values).tolist()}
         self._seen: dict[int, tuple[Tensor, ...]] = {}  # on the device, which nothing waits for before the end
 

@@ -127,7 +127,8 @@ class ActorRole(TrainedRole):
     ) -> Outcome:
         """Computes the log-probs of response tokens under the current policy, as the column `old_log_probs`."""
         self.make_room()
-        started_s, meter = time.perf_counter(), self._engine.flops_meter
+        started_s = time.perf_counter()
+        meter = self._engine.flops_meter
         computed = self._engine.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
         seconds = time.perf_counter() - started_s
         return Outcome(
@@ -147,7 +148,8 @@ class ActorRole(TrainedRole):
         if teacher is not None:
             coefficients["distillation/coef"] = teacher.coef
         if request.loss_terms.phase != self._phase:
-            self._phase, loss_mode = request.loss_terms.phase, config.policy_loss.loss_mode
+            self._phase = request.loss_terms.phase
+            loss_mode = config.policy_loss.loss_mode
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
         observed = Observed(batch)
@@ -165,7 +167,9 @@ class ActorRole(TrainedRole):
         """
         self.make_room()
         wait(self._kept)  # it reads a version that may be removed now
-        started_s, header, published = time.perf_counter(), request.header, Future[str]()
+        started_s = time.perf_counter()
+        header = request.header
+        published = Future[str]()
         try:
             publisher = replace(self._publisher, folder=self._context.config.weights_folder_of(header.run_id))
             with storage_errors(publisher.folder):

@@ -62,7 +62,10 @@ class Checkpointer:
         self, model: Any, source: Path, writer_locks: Sequence[Path] = (), base: AdapterBase | None = None
     ) -> None:
         hf_folder.check_can_be_saved(model.config)
-        self._model, self._source, self._writer_locks, self._base = model, source, writer_locks, base
+        self._model = model
+        self._source = source
+        self._writer_locks = writer_locks
+        self._base = base
         self._base_files = file_states(source) if base is not None else ()  # as they were when the model was loaded
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT) if dist.is_initialized() else None
         self._thread = device_thread("checkpoint")
@@ -122,7 +125,8 @@ class Checkpointer:
         """
         if (writer := self._writer) is None:
             return
-        began_s, num_written = time.perf_counter(), writer.num_written
+        began_s = time.perf_counter()
+        num_written = writer.num_written
         while not writer.is_done.wait(_PROGRESS_INTERVAL_S):
             if writer.num_written > num_written or not writer.is_writing:  # else the heartbeat counts it as silence
                 num_written = writer.num_written

@@ -135,7 +135,8 @@ class Publisher:
         with hf_folder.replacing(folder) as partial_folder:
             hf_folder.copy_files(source, partial_folder)
             hf_folder.write_config(self.model.config, self.dtype, partial_folder)
-            files, of_all = sorted(manifest.files), f"of-{len(manifest.files):05d}.safetensors"
+            files = sorted(manifest.files)
+            of_all = f"of-{len(manifest.files):05d}.safetensors"
             kept_as = {file: f"model-{number:05d}-{of_all}" for number, file in enumerate(files, 1)}
             for file, kept_file in kept_as.items():
                 link_or_copy(published / file, partial_folder / kept_file)
@@ -251,7 +252,8 @@ def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + prod(shape) * dtype.itemsize
+        begin = end
+        end = end + prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
     content = json.dumps(entries, separators=(",", ":")).encode()
     content += b" " * (-len(content) % _HEADER_ALIGNMENT)
@@ -315,7 +317,8 @@ class PublishedWeights:
         map_in_threads(self._verify, self.manifest.weights, most=num_bytes // _BYTES_PER_THREAD)
 
     def _verify(self, name: str) -> None:
-        weight, tensor = self.manifest.weights[name], self.read(name)
+        weight = self.manifest.weights[name]
+        tensor = self.read(name)
         stored = (tuple(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
         if stored != (weight.shape, self.manifest.dtype):
             raise DamagedCheckpoint(

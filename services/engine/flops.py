@@ -62,7 +62,8 @@ class FlopsMeter:
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self.peak_flops = peak_flops(name, config.dtype)
-        self._shape, self._device = dense_shape(model), device
+        self._shape = dense_shape(model)
+        self._device = device
         self._num_copies = config.ulysses_sequence_parallel_size  # ranks that share this one's rows
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
@@ -125,7 +126,8 @@ def forward_flops(shape: DenseShape, lengths: NDArray[np.int32], response_length
 
     `lengths` count the tokens of prompt and response together.
     """
-    tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
+    tokens = lengths.astype(np.float64)
+    response_tokens = response_lengths.astype(np.float64)
     weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
     return float(2.0 * weights + 4.0 * shape.attention_width * (tokens**2).sum())
 

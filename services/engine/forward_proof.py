@@ -39,7 +39,8 @@ FP32_BOUND = 1e-4  # nats; of values and scores, times their spread
 # In bf16 a model differs from itself (eager and sdpa, a row alone and beside padding). The engine differs from it by as
 # much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and of the
 # greatest difference that it shows are allowed.
-_MEAN_MULTIPLE, _MAX_MULTIPLE = 3.0, 4.0
+_MEAN_MULTIPLE = 3.0
+_MAX_MULTIPLE = 4.0
 # Tokens that are less likely than this are not compared: heads give the ids behind the vocabulary such logits.
 _LEAST_LOG_PROB = -1e4
 # Numbers are rounded to this share of the greatest of them.
@@ -175,7 +176,8 @@ def own_outputs(model: Any, kind: Kind, rows: Sequence[Row], device: torch.devic
     Returns:
         (the numbers [N] float32, the greatest absolute value of each token's highest logit).
     """
-    parts, largest = [], 0.0
+    parts = []
+    largest = 0.0
     for prompt, response in rows:
         ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64)).to(device)
         logits = model(input_ids=ids[None], use_cache=False).logits[0]
@@ -250,7 +252,8 @@ def check_difference(actual_N: Tensor, expected_N: Tensor, kind: Kind, bound: Di
     """Returns how far two computations are apart; ValueError, which begins with `subject`, if over the bound."""
     if kind == "policy":
         is_likely_N = ~(expected_N < _LEAST_LOG_PROB)
-        actual_N, expected_N = actual_N[is_likely_N], expected_N[is_likely_N]
+        actual_N = actual_N[is_likely_N]
+        expected_N = expected_N[is_likely_N]
     found = Difference.of(actual_N, expected_N)
     if not (found.mean <= bound.mean and found.largest <= bound.largest):
         raise ValueError(

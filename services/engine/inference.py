@@ -33,7 +33,8 @@ def micro_batch_limits(
     Raises:
         ValueError: packing is configured, but the model cannot take packed rows; or see `check_sequence_ranks`.
     """
-    packed, can_pack = config.use_remove_padding, supports_packing(model)
+    packed = config.use_remove_padding
+    can_pack = supports_packing(model)
     if packed is None:
         packed = can_pack
     if packed and not can_pack:
@@ -60,7 +61,8 @@ def check_sequence_ranks(config: ComputedModelConfig, model: Any, limits: MicroB
     """
     if num_ranks == 1:
         return
-    key, description = "ulysses_sequence_parallel_size", model.config.get_text_config()
+    key = "ulysses_sequence_parallel_size"
+    description = model.config.get_text_config()
     if not limits.packed:
         raise ValueError(f"{key} ({num_ranks}) needs packed rows, and those of {type(model).__name__} are padded")
     if limits.rope_switch is not None:

@@ -47,7 +47,8 @@ def divide(parameters: Mapping[str, nn.Parameter], max_numbers: int) -> Iterator
             stop = min(start + max_numbers, numel)
             if stop - start > room:
                 yield bucket
-                bucket, room = [], max_numbers
+                bucket = []
+                room = max_numbers
             bucket.append(Piece(name, weight, slice(start, stop)))
             room -= stop - start
     if bucket:
@@ -88,8 +89,11 @@ class BucketedAdamW(torch.optim.AdamW):
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._parameters, self._seed, self._device = parameters, seed, device
-        self._in_main_memory, is_bf16 = config.optimizer_offload, config.optimizer_state_dtype == "bf16"
+        self._parameters = parameters
+        self._seed = seed
+        self._device = device
+        self._in_main_memory = config.optimizer_offload
+        is_bf16 = config.optimizer_state_dtype == "bf16"
         self._dtype = torch.bfloat16 if is_bf16 else torch.float32
         self._bucket_numbers = bucket_bytes // bucket_bytes_per_weight(self._dtype.itemsize)
         self._bucket_numbers -= self._bucket_numbers % _ALIGNMENT
@@ -146,7 +150,8 @@ class BucketedAdamW(torch.optim.AdamW):
         return [torch.cuda.stream(stream) for stream in self._streams] or [nullcontext()]
 
     def _step_bucket(self, bucket: Sequence[Piece]) -> None:
-        group, states = self.param_groups[0], [self.state[piece.weight] for piece in bucket]
+        group = self.param_groups[0]
+        states = [self.state[piece.weight] for piece in bucket]
         kept = [[piece.of(state[name]) for piece, state in zip(bucket, states, strict=True)] for name in MOMENTS]
         exp_avgs, exp_avg_sqs = ([self._to_device(values) for values in of_all] for of_all in kept)
         adamw(

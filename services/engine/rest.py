@@ -31,7 +31,9 @@ class Rest:
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], device: torch.device, *, is_on: bool) -> None:
-        self._tensors, self._device, self._is_on = tensors, device, is_on
+        self._tensors = tensors
+        self._device = device
+        self._is_on = is_on
         self._copies: dict[UntypedStorage, Tensor] = {}
         self._num_blocks = 0
         self._has_changed = False
@@ -76,7 +78,8 @@ class Rest:
             torch.cuda.synchronize(self._device)
         for storage in copies:
             storage.resize_(0)
-        self._copies, self._has_changed = copies, False
+        self._copies = copies
+        self._has_changed = False
         if is_cuda:
             torch.cuda.empty_cache()  # another engine on this device gets the memory
 
@@ -106,7 +109,8 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 def host_memory(sizes: Sequence[int], *, pinned: bool) -> Iterator[Tensor]:
     """Yields memory of these sizes, from pieces of 2^k bytes: PyTorch rounds pinned memory up to such a size."""
-    piece, remaining = torch.empty(0, dtype=torch.uint8), sum(sizes)
+    piece = torch.empty(0, dtype=torch.uint8)
+    remaining = sum(sizes)
     for size in sizes:
         if size > len(piece):
             piece = torch.empty(max(size, 1 << remaining.bit_length() - 1), dtype=torch.uint8, pin_memory=pinned)

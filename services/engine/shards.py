@@ -48,7 +48,8 @@ class ShardWriter(FileSystemWriter):
         self.num_written = self.num_tensors = 0
         self.is_writing = False
         self.is_done = threading.Event()
-        self._locks, self._at_rest = locks, at_rest
+        self._locks = locks
+        self._at_rest = at_rest
 
     def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
         """Writes this rank's part of the tensors in `state`; all ranks of the group (None: one rank) call it.
@@ -64,7 +65,8 @@ class ShardWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Writes this rank's tensors of a save plan to one file; torch.distributed.checkpoint calls it."""
-        name, results = f"{plan.storage_data.prefix}0.distcp", []
+        name = f"{plan.storage_data.prefix}0.distcp"
+        results = []
         self.num_tensors = len(plan.items)
         with any_lock(self._locks), self._writing(), (Path(self.path) / name).open("wb") as file:
             for item in plan.items:
@@ -110,7 +112,8 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
     Raises:
         DamagedCheckpoint: see `read_entries`.
     """
-    reader, parts = FileSystemReader(directory), defaultdict(list)
+    reader = FileSystemReader(directory)
+    parts = defaultdict(list)
     for index, stored in _read_metadata(directory).storage_data.items():
         parts[index.fqn].append((tuple(index.offset or ()), stored))
     for name in names:

@@ -85,7 +85,10 @@ class TrainEngine:
         device: torch.device,
         writer_locks: Sequence[Path] = (),
     ) -> None:
-        self.config, self.kind, self.seed, self.device = config, kind, seed, device
+        self.config = config
+        self.kind = kind
+        self.seed = seed
+        self.device = device
         self.max_response_length = max_response_length
         self.num_updates = 0
         is_frozen_bf16 = config.lora_rank and config.dtype == "bf16"
@@ -148,7 +151,8 @@ class TrainEngine:
         Returns:
             metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*".
         """
-        started_s, meter = time.perf_counter(), self.flops_meter
+        started_s = time.perf_counter()
+        meter = self.flops_meter
         planned = self.plan_update(batch)
         mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
         steps = UpdateSteps(num_empty=len(planned) - len(mini_batches))
@@ -156,7 +160,8 @@ class TrainEngine:
             log.warning("%d of %d mini-batches hold no token to learn from: left out", steps.num_empty, len(planned))
         lr = learning_rate(self.config, self.num_updates + 1, total_steps)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        done, computed = itertools.count(1), list[MiniBatch]()
+        done = itertools.count(1)
+        computed = list[MiniBatch]()
 
         def report() -> None:
             progress(next(done), num_micro_batches, "update")
@@ -282,7 +287,8 @@ class TrainEngine:
                 self._checkpointer.wait_until_written(progress)
                 self._fill()
                 self.optimizer = self._fresh_optimizer()
-                self.num_updates, service_state = 0, b""
+                self.num_updates = 0
+                service_state = b""
             else:
                 self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer, progress)
         return service_state

@@ -25,7 +25,8 @@ class _BaseOfPolicy:
     """The reference of a policy with adapters: the same model, computing without them."""
 
     def __init__(self, policy: TrainEngine) -> None:
-        self._policy, self.model = policy, policy.model
+        self._policy = policy
+        self.model = policy.model
 
     def compute(self, *arguments: Any, **options: Any) -> dict[str, Column]:
         with adapters_off(self.model):
@@ -50,7 +51,9 @@ class FrozenModels:
     def __init__(
         self, context: RankContext, trained: TrainEngine | None = None, *, before: Callable[[], None] = lambda: None
     ) -> None:
-        self._context, self._trained, self._before = context, trained, before
+        self._context = context
+        self._trained = trained
+        self._before = before
         self.num_parameters = 0
         self._commands = (
             self._compute_ref_log_probs(),
@@ -170,7 +173,8 @@ class FrozenModels:
 
         def compute(request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
             self._before()
-            parts, computed = _rows_of_models(batch, len(models)), []
+            parts = _rows_of_models(batch, len(models))
+            computed = []
             for model, rows in zip(models, parts, strict=True):
                 own = batch if len(models) == 1 else batch.take(rows)
                 named = model.compute(own, forward(request), outputs=[*outputs.values()], progress=progress)

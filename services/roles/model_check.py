@@ -21,7 +21,8 @@ def check_models(
     Raises:
         ValueError: a model cannot be loaded, or cannot be computed with as it is configured.
     """
-    devices, sequence_ranks = config.services.of(role_name).devices, 1
+    devices = config.services.of(role_name).devices
+    sequence_ranks = 1
     if role_name in config.trained_roles:
         kind: Kind = "value" if role_name == "critic" else "policy"
         section = config.trained_model_of(role_name)

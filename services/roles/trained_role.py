@@ -33,7 +33,8 @@ class TrainedRole:
     """
 
     def __init__(self, context: RankContext, config: TrainedModelConfig, *, kind: Kind, forward: Forward) -> None:
-        self._context, self._forward = context, forward
+        self._context = context
+        self._forward = forward
         self._engine = engine = TrainEngine(
             config,
             kind=kind,
@@ -44,7 +45,8 @@ class TrainedRole:
         )
         self._rows = RowGroup(context.rank, config.ulysses_sequence_parallel_size)
         self._frozen = FrozenModels(context, engine, before=self.make_room)
-        self.num_parameters, self.model = engine.num_parameters, engine.architecture
+        self.num_parameters = engine.num_parameters
+        self.model = engine.architecture
         self.num_trainable_parameters = engine.num_trainable_parameters
         self.check_checkpoint = engine.check_checkpoint
 
@@ -79,7 +81,8 @@ class TrainedRole:
         So does a request that does not say the number of steps of the run, if the learning rate depends on it.
         """
         check_rows(batch, self._engine.model)
-        config, prompts = self._engine.config, self._engine.config.ppo_mini_batch_size
+        config = self._engine.config
+        prompts = self._engine.config.ppo_mini_batch_size
         fewest = 1 if config.needs_total_steps else 0
         if request.total_steps < fewest:
             raise ValueError(

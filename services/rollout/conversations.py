@@ -28,10 +28,12 @@ class RankConversations:
     """
 
     def __init__(self, rows: Batch, request: actor_pb2.GenerateRequest, report: CommandProgress) -> None:
-        self._limits, self._report = request.conversation, report
+        self._limits = request.conversation
+        self._report = report
         self._max_response_length = request.sampling.max_response_length
         self._places = rows["places"].values
-        self._clock, self._progress = 0, (0, 0)
+        self._clock = 0
+        self._progress = (0, 0)
         # Both by place and number of the turn; a response that waits with the step at which it is due.
         self._waiting: dict[tuple[int, int], tuple[int, Response]] = {}
         self._replies: dict[tuple[int, int], TurnReply] = {}
@@ -79,7 +81,8 @@ class RankConversations:
 
     def _collect(self, due: set[tuple[int, int]], num_needed: int, while_waiting: Callable[[], None]) -> None:
         """Takes replies until there are so many for the responses that are due."""
-        started_s, wait_s = time.perf_counter(), 0.0
+        started_s = time.perf_counter()
+        wait_s = 0.0
         while True:
             self._replies |= {(reply.place, reply.turn): reply for reply in self._report.take_replies(wait_s)}
             missing = due - self._replies.keys()

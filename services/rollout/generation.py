@@ -28,7 +28,9 @@ class Generation:
     """
 
     def __init__(self, context: RankContext, policy: PolicyWeights, *, rest: Callable[[], None] = lambda: None) -> None:
-        self._policy, self._device, self._rest = policy, context.device, rest
+        self._policy = policy
+        self._device = context.device
+        self._rest = rest
         self._forces_lengths = context.config.debug.response_lengths is not None
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 

@@ -91,7 +91,8 @@ class StopRule:
     ) -> None:
         if not all(texts):
             raise ValueError(f"rollout.stop must hold no empty text, got {list(texts)}")
-        self.token_ids, self.texts = frozenset(token_ids), tuple(texts)
+        self.token_ids = frozenset(token_ids)
+        self.texts = tuple(texts)
         self._forced = forced
         self.tokenizer: Any = getattr(tokenizer, "backend_tokenizer", None)
         if texts and self.tokenizer is None:

@@ -20,7 +20,9 @@ class StreamedParts:
     def __init__(
         self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int, *, have_turns: bool = False
     ) -> None:
-        self._report, self._policy_version, self._have_turns = report, policy_version, have_turns
+        self._report = report
+        self._policy_version = policy_version
+        self._have_turns = have_turns
         self._places = rows["places"].values if num_parts > 1 else None
         self._ends = [] if self._places is None else part_ends(len(self._places), num_parts)
         self._num_reported = 0

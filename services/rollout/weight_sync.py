@@ -31,7 +31,9 @@ class SyncedWeights:
 
     def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
         config = context.config
-        self._config, self._device, self._dtype = config, context.device, dtype_of(config)
+        self._config = config
+        self._device = context.device
+        self._dtype = dtype_of(config)
         self._holds_copy = holds_copy
         # On other machines the same files may look different. Later vLLM sets this variable to something else.
         self._is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -62,7 +64,8 @@ class SyncedWeights:
 
     def load(self, request: rollout_pb2.SyncWeightsRequest) -> None:
         """Takes over the weights of a version that `check` has accepted; every rank calls it."""
-        self._published, self._checked = self._checked or self._open(request), None
+        self._published = self._checked or self._open(request)
+        self._checked = None
         if self._holds_copy:
             with torch.no_grad():
                 for name, weight in self._published.weights():

@@ -55,7 +55,8 @@ log = logging.getLogger(__name__)
 BuildRole = Callable[[RankContext], Role]
 CheckConfig = Callable[[Config], None]
 CheckModels = Callable[[RoleName, Config], Iterator[str]]
-_FAILED, _INTERRUPTED = 1, 130
+_FAILED = 1
+_INTERRUPTED = 130
 
 
 def run_service(
@@ -142,7 +143,8 @@ def _describe(role_name: RoleName, config: Config) -> str:
 
 def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
     """Joins the torchrun group, builds the role, and takes part in commands until the group is drained."""
-    launch, services = Launch.from_environment(), config.services
+    launch = Launch.from_environment()
+    services = config.services
     # The controller stores stderr of the groups that it starts beside the log files: every line would be there twice.
     set_up_logging(role_name, launch.rank, config.run.dir, to_stderr=not lifeline)
     if lifeline:
@@ -156,7 +158,9 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         store = launch.connect_store()
         context = join_group(launch, store, role_name, config, device)
         members = introduce(launch, store)
-    rank, world_size, limit_s = launch.rank, launch.world_size, services.progress_timeout_s
+    rank = launch.rank
+    world_size = launch.world_size
+    limit_s = services.progress_timeout_s
     failure = PeerWatch(context, launch.connect_store(may_host=False), members)
     failure.start()
     activity = Activity(services.start_timeout_s, limit_s)
@@ -175,7 +179,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         raise
     except Exception as error:  # noqa: BLE001 - the other ranks and the log get every error
         failure.end_group(error, Place(method="build"))
-    ledger, slots = None, BatchStore(services.max_held_bytes)
+    ledger = None
+    slots = BatchStore(services.max_held_bytes)
     checkpoint_commands = no_checkpoint_commands(role_name)
     if isinstance(role, CheckpointedRole):
         ledger = Ledger()
@@ -234,7 +239,8 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
     """Serves gRPC on rank 0 until drained; announces address and processes in `<run.dir>/services/<role>.json`."""
-    worker, context = leader.worker, leader.worker.context
+    worker = leader.worker
+    context = leader.worker.context
     services = context.config.services
     bind = services.of(context.role_name).bind
     server = Server(worker, leader.commands, bind, services.security, credentials, heartbeat.vital_signs)

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitppo.config.sections.models import TrainedModelConfig
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 # Fields of peft's LoraConfig that make the adapter another function of its weights, or give it other weights.
 _UNSUPPORTED = (

@@ -24,7 +24,8 @@ def batch_plan(config: Config) -> str:
         _check_vllm(config)
     if config.teacher_host is not None and config.teacher.signal == "top_k":
         _check_top_k(config)
-    prompts, samples = config.data.train_batch_size, config.rollout.n
+    prompts = config.data.train_batch_size
+    samples = config.rollout.n
     lines = [f"step: {prompts} prompts x {samples} samples = {prompts * samples} responses"]
     if samples == 1 and "groups_B" in config.algorithm.needs:
         lines.append(f"{config.algorithm.adv_estimator}: a prompt has one sample to compare: advantages are the scores")
@@ -42,7 +43,8 @@ def batch_plan(config: Config) -> str:
 
 
 def _rollout_plan(config: Config) -> str:
-    share, drawn = float(config.rollout.share), config.data.draw_size
+    share = float(config.rollout.share)
+    drawn = config.data.draw_size
     if not share:
         return (
             "the actor's group samples all responses, and services.rollout is not started, because rollout.share is 0"
@@ -60,7 +62,8 @@ def _rollout_plan(config: Config) -> str:
 
 
 def _check_rollout(config: Config) -> None:
-    prompts, parts = config.data.train_batch_size, config.rollout.stream_groups
+    prompts = config.data.train_batch_size
+    parts = config.rollout.stream_groups
     if int(parts) > prompts * config.rollout.n:
         raise ConfigError(
             f"rollout.stream_groups ({parts}) must not exceed data.train_batch_size ({prompts}) times rollout.n"
@@ -68,7 +71,8 @@ def _check_rollout(config: Config) -> None:
         )
     if int(parts) > MAX_PARTS:
         raise ConfigError(f"rollout.stream_groups ({parts}) must not exceed {MAX_PARTS}; lower rollout.stream_groups")
-    drawn, share = config.data.draw_size, config.rollout.share
+    drawn = config.data.draw_size
+    share = config.rollout.share
     if "rollout" in config.samplers and floor(drawn * float(share)) == 0:
         raise ConfigError(
             f"rollout.share ({share}) of {config.data.draw_key} ({drawn}) is not one prompt, so the rollout group would"
@@ -89,12 +93,11 @@ def _check_rollout(config: Config) -> None:
 
 def _check_top_k(config: Config) -> None:
     """Checks that the columns of the teachers' most likely tokens fit into what a service receives and holds."""
-    rows, length, top_k = (
-        config.data.train_batch_size * config.rollout.n,
-        config.data.max_response_length,
-        config.teacher.top_k,
-    )
-    num_bytes, services = rows * length * (top_k * _TOP_K_BYTES + 4), config.services
+    rows = config.data.train_batch_size * config.rollout.n
+    length = config.data.max_response_length
+    top_k = config.teacher.top_k
+    num_bytes = rows * length * (top_k * _TOP_K_BYTES + 4)
+    services = config.services
     travels = config.teacher_host != "actor"
     limit, key = (
         (services.max_batch_bytes, "max_batch_bytes") if travels else (services.max_held_bytes, "max_held_bytes")
@@ -108,7 +111,8 @@ def _check_top_k(config: Config) -> None:
 
 
 def _check_vllm(config: Config) -> None:
-    vllm, longest = config.rollout.vllm, config.data.longest_row
+    vllm = config.rollout.vllm
+    longest = config.data.longest_row
     for role in config.samplers:
         ranks = config.services.of(role).num_processes
         if ranks % vllm.tensor_model_parallel_size:
@@ -126,15 +130,20 @@ def _check_vllm(config: Config) -> None:
 
 def _role_plan(config: Config, role: TrainedRoleName) -> str:
     model = config.trained_model_of(role)
-    prompts, longest = config.data.train_batch_size, config.data.longest_row
-    num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size
+    prompts = config.data.train_batch_size
+    longest = config.data.longest_row
+    num_ranks = config.services.of(role).num_processes
+    mini_batch = model.ppo_mini_batch_size
     assert mini_batch is not None, "load resolves it"
-    together, times, ranks = model.ulysses_sequence_parallel_size, "", f"{num_ranks} ranks"
+    together = model.ulysses_sequence_parallel_size
+    times = ""
+    ranks = f"{num_ranks} ranks"
     num_shares = num_ranks // together
     if together > 1:
         times = f" x ulysses_sequence_parallel_size ({together})"
         ranks = f"{num_shares} x {together} ranks that divide rows"
-    fixed, budget = model.ppo_micro_batch_size_per_gpu, model.ppo_max_token_len_per_gpu
+    fixed = model.ppo_micro_batch_size_per_gpu
+    budget = model.ppo_max_token_len_per_gpu
     if prompts % mini_batch:
         raise ConfigError(
             f"data.train_batch_size ({prompts}) must be a multiple of {role}.ppo_mini_batch_size ({mini_batch});"
@@ -152,7 +161,8 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
             f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}){times} gives fewer rows than"
             f" services.{role}.num_processes ({num_ranks}); raise {role}.ppo_mini_batch_size"
         )
-    num_mini_batches, epochs = prompts // mini_batch, model.ppo_epochs
+    num_mini_batches = prompts // mini_batch
+    epochs = model.ppo_epochs
     return (
         f"{role}: {num_mini_batches} mini-batches of {mini_batch} prompts ({rows} responses, about"
         f" {rows / num_shares:g} on each of {ranks}) x {epochs} epochs = {num_mini_batches * epochs} optimizer"

@@ -15,7 +15,8 @@ def _marks(section: type[Section], path: str, around: Key) -> Iterator[tuple[str
     for name, field in section.model_fields.items():
         own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
         given = {mark.name: value for mark in fields(Key) if (value := getattr(own, mark.name)) is not None}
-        key, inner = replace(around, **given), f"{path}.{name}".lstrip(".")
+        key = replace(around, **given)
+        inner = f"{path}.{name}".lstrip(".")
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _marks(field.annotation, inner, key)
         else:

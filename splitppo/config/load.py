@@ -181,7 +181,8 @@ def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
         else:
             message = _IN_YAML.get(item["type"], item["msg"]).removeprefix("Value error, ")
             if name := _KEY_OF_SECTION.match(message):
-                path, message = f"{path}.{name[1]}", message[name.end() :]
+                path = f"{path}.{name[1]}"
+                message = message[name.end() :]
             where = f"key {path!r}: " if path else ""
             # A value in place of the name of a secret may be the secret itself.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
@@ -212,7 +213,8 @@ def _suggestion(location: Sequence[int | str]) -> str:
         fields = getattr(section, "model_fields", {})
         annotation = fields[part].annotation if part in fields else None
         section = next(iter(get_args(annotation)), annotation)  # a section that may be null is one of two
-    keys, name = list(getattr(section, "model_fields", {})), str(location[-1])
+    keys = list(getattr(section, "model_fields", {}))
+    name = str(location[-1])
     initials = "".join(word[:1] for word in name.split("_"))  # for learning_rate the key lr
     if close := [key for key in keys if key == initials] or difflib.get_close_matches(name, keys, n=1):
         return f", did you mean {'.'.join(map(str, [*location[:-1], *close]))!r}?"

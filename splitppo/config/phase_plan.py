@@ -18,7 +18,8 @@ def phase_plan(config: Config) -> list[str]:
 
 def _line(config: Config, steps: list[int]) -> str:
     at_step = config.at_step(steps[0])
-    actor, algorithm = at_step.actor, at_step.algorithm
+    actor = at_step.actor
+    algorithm = at_step.algorithm
     entropy = "adaptive" if algorithm.adaptive_entropy.enable else f"{actor.entropy_coeff:g}"
     terms = [f"loss {actor.policy_loss.loss_mode}", f"entropy_coeff {entropy}"]
     if actor.use_kl_loss:

@@ -92,7 +92,8 @@ def _share(config: Config) -> float:
 
 def _is_critic_late(config: Config) -> bool:
     """Returns True if the critic's update makes more passes per rank than the actor's."""
-    actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
+    actor_ranks = config.services.actor.num_processes
+    critic_ranks = config.services.critic.num_processes
     return config.critic.ppo_epochs * actor_ranks > config.actor.ppo_epochs * critic_ranks
 
 
@@ -123,7 +124,8 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
     """
     if config.actor.lora_rank:
         return "actor"  # its frozen base, without a model of its own
-    actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
+    actor_ranks = config.services.actor.num_processes
+    critic_ranks = config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
     has_time = has_time and not (config.rollout_shares_devices or _is_critic_late(config))
     return "critic" if config.uses_critic and has_time else "actor"
@@ -200,7 +202,8 @@ def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
 
 def _with_loss_of_correction(config: Config) -> Config:
     """Sets the keys of `actor.policy_loss` that are not given to the loss and rejections of `rollout_correction`."""
-    correction, of_loss = config.algorithm.rollout_correction, dict[str, Any]()
+    correction = config.algorithm.rollout_correction
+    of_loss = dict[str, Any]()
     if correction.loss_type == "reinforce":
         of_loss = {
             "loss_mode": "reinforce",

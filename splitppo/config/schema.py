@@ -161,7 +161,8 @@ class Config(Section):
         """
         if "rollout" not in self.samplers or not self.uses_critic:
             return False
-        services, rollout = self.services, self.services.of("rollout")
+        services = self.services
+        rollout = self.services.of("rollout")
         are_here = services.launch == "local" or services.allow_shared_devices
         if rollout.devices or services.critic.devices:
             return are_here and not {*rollout.devices}.isdisjoint(services.critic.devices)
@@ -229,7 +230,8 @@ class Config(Section):
 
 
 def _needs_old_log_probs(config: Config) -> bool:
-    actor, algorithm = config.actor, config.algorithm
+    actor = config.actor
+    algorithm = config.algorithm
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
     needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.staleness > 0

@@ -41,8 +41,10 @@ class Key:
     is_work: bool | None = None
 
 
-MAY_CHANGE, FIXED = Key(may_change=True), Key(may_change=False)
-SHAPES_WORKER, CONTROLLER_ONLY = Key(shapes_worker=True), Key(shapes_worker=False)
+MAY_CHANGE = Key(may_change=True)
+FIXED = Key(may_change=False)
+SHAPES_WORKER = Key(shapes_worker=True)
+CONTROLLER_ONLY = Key(shapes_worker=False)
 IS_WORK = Key(is_work=True)
 
 

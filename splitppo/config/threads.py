@@ -28,7 +28,8 @@ def threads_of_groups(
     A share is a whole number of threads, at least 1, and at most MAX_GPU_THREADS for a rank with a GPU. The groups of
     the roles `in_turns` compute one at a time, so on each core only the one with more ranks counts.
     """
-    ranks_on, most_in_turns = Counter[int](), Counter[int]()
+    ranks_on = Counter[int]()
+    most_in_turns = Counter[int]()
     for role, group in groups.items():
         ranks = Counter(dict.fromkeys(_cores_of(group, cores), group.num_processes))
         if role in in_turns:

@@ -45,7 +45,8 @@ def num_oom_kills(root: Path = Path("/")) -> int:
 def _memories_of_cgroups(root: Path) -> Iterator[HostMemory]:
     for folder in cgroup_folders("memory", root):
         for limit_file, used_file, cache in _LIMITS:
-            limit, used = text_of(folder / limit_file).strip(), text_of(folder / used_file).strip()
+            limit = text_of(folder / limit_file).strip()
+            used = text_of(folder / used_file).strip()
             if limit.isdigit() and used.isdigit():
                 cached = _number(cache, text_of(folder / "memory.stat")) or 0
                 yield HostMemory(max(0, int(limit) - int(used) + cached), int(limit))

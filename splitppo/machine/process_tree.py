@@ -86,7 +86,8 @@ def kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 async def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Waits up to `timeout_s` seconds until none of the processes runs; returns those that still run."""
-    left, deadline = [*processes], time.monotonic() + timeout_s
+    left = [*processes]
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not (left := [process for process in left if is_running(process)]):
             break

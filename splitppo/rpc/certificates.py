@@ -19,7 +19,8 @@ from splitppo.rpc.secret_files import read_file
 
 log = logging.getLogger(__name__)
 
-_CA_KEY, _CERT_KEY = "services.security.ca_file", "services.security.cert_file"
+_CA_KEY = "services.security.ca_file"
+_CERT_KEY = "services.security.cert_file"
 
 # The reader of the log has this long to make new certificates.
 _WARN_BEFORE = dt.timedelta(days=14)
@@ -45,9 +46,11 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
             certificate is of another authority, has expired or is not valid yet. One sentence names file and time.
     """
     now = now or dt.datetime.now(dt.UTC)
-    ca, certificate = read_file(ca_file, _CA_KEY), read_file(cert_file, _CERT_KEY)
+    ca = read_file(ca_file, _CA_KEY)
+    certificate = read_file(cert_file, _CERT_KEY)
     key = read_file(key_file, "services.security.key_file", is_secret=True)
-    authorities, chain = _certificates(ca, _CA_KEY, ca_file), _certificates(certificate, _CERT_KEY, cert_file)
+    authorities = _certificates(ca, _CA_KEY, ca_file)
+    chain = _certificates(certificate, _CERT_KEY, cert_file)
     _check_key(key, key_file, chain[0], cert_file)
     for link in chain:
         _check_time(link, _CERT_KEY, cert_file, now)
@@ -102,7 +105,8 @@ def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_f
 
 
 def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.datetime) -> None:
-    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    begins = certificate.not_valid_before_utc
+    ends = certificate.not_valid_after_utc
     what = f"{key}: the certificate in {path}"
     if now > ends:
         raise ConfigError(f"{what} has expired: it was valid until {ends:%Y-%m-%d %H:%M} UTC; make a new one")

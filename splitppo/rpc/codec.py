@@ -61,15 +61,19 @@ def _bytes_of(batch: Batch) -> list[memoryview]:
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
     """Cuts joined byte views into chunks of CHUNK_BYTES, the last one shorter; yields (offset, pieces) of each."""
-    offset, filled = 0, 0
+    offset = 0
+    filled = 0
     pieces: list[memoryview] = []
     for view in views:
         while view:
             pieces.append(view[: CHUNK_BYTES - filled])
-            filled, view = filled + len(pieces[-1]), view[len(pieces[-1]) :]
+            filled = filled + len(pieces[-1])
+            view = view[len(pieces[-1]) :]
             if filled == CHUNK_BYTES:
                 yield offset, pieces
-                offset, filled, pieces = offset + filled, 0, []
+                offset = offset + filled
+                filled = 0
+                pieces = []
     if filled:
         yield offset, pieces
 
@@ -184,7 +188,8 @@ async def receive_batch(
     Raises:
         InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.
     """
-    receiver, slot = None, batch_pb2.Slot()
+    receiver = None
+    slot = batch_pb2.Slot()
     async for serialised in messages:
         if receiver is not None and (chunk := read_chunk(serialised)) is not None:
             receiver.add(*chunk)

@@ -73,7 +73,8 @@ def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentia
     The check is made if the service is started externally. Raises ConfigError if the certificate is for another host.
     """
     credentials = load_credentials(config.security, role)
-    address, files = config.of(role).address, config.security.tls_files(role)
+    address = config.of(role).address
+    files = config.security.tls_files(role)
     if config.launch == "external" and address and files is not None and credentials.identity is not None:
         from splitppo.rpc.certificates import check_names
 

@@ -225,7 +225,8 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
 
     `place` is what the caller itself knows of the failure's location.
     """
-    code, details = error.code(), error.details() or ""
+    code = error.code()
+    details = error.details() or ""
     by_code = WireError.by_code.get(code, Internal)
     if (info := _error_info(error)) is not None:
         ours = WireError.by_reason.get(info.reason, by_code)

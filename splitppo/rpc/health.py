@@ -63,7 +63,8 @@ def check(
         timeout_s: the longest time for everything, also for names that cannot be resolved and addresses that answer
             nothing.
     """
-    options, metadata = answering_within(timeout_s), () if tokens is None else tokens.metadata
+    options = answering_within(timeout_s)
+    metadata = () if tokens is None else tokens.metadata
     if tls is None:
         channel = grpc.insecure_channel(address, options=options)
     else:
@@ -73,7 +74,8 @@ def check(
             request = HealthCheckRequest(service=service).SerializeToString()
             answer = channel.unary_unary(_CHECK, None, None)(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""
+            code = error.code()
+            details = error.details() or ""
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"unreachable: no answer within {timeout_s:g} s"
             if code is grpc.StatusCode.UNAVAILABLE:
@@ -143,7 +145,8 @@ def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
         context.load_verify_locations(cadata=ca.decode("ascii"))
     if options.cert is None:
         return grpc.ssl_channel_credentials(ca)
-    certificate, key = read_file(options.cert, "--cert"), read_file(options.key, "--key")
+    certificate = read_file(options.cert, "--cert")
+    key = read_file(options.key, "--key")
     files = f"--cert, --key: {options.cert} and {options.key}"
     with config_errors(
         ssl.SSLError, ValueError, instead=f"{files} are no PEM certificate and its key without passphrase"

@@ -21,7 +21,8 @@ def why_versions_differ(
         peer: who has sent the greeting, e.g. "the controller".
         greeting: a message with `protocol_version` and `software_version`.
     """
-    theirs, protocol = greeting.software_version, greeting.protocol_version
+    theirs = greeting.software_version
+    protocol = greeting.protocol_version
     if protocol == PROTOCOL_VERSION and theirs in ("", __version__):
         return ""
     return (

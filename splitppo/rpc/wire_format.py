@@ -123,7 +123,8 @@ def divide(messages: Iterable[M], max_bytes: int) -> Iterator[list[M]]:
         size = message.ByteSize() + _MAX_LABEL_BYTES
         if some and num_bytes + size > max_bytes:
             yield some
-            some, num_bytes = [], 0
+            some = []
+            num_bytes = 0
         some.append(message)
         num_bytes += size
     if some:

@@ -68,7 +68,8 @@ def _asked(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     from tools.architectures.tiny_configs import mutation
 
-    rng, types = random.Random(options.seed), options.types or MUTATED
+    rng = random.Random(options.seed)
+    types = options.types or MUTATED
     for number in range(options.mutations):
         model_type = types[number % len(types)]
         yield model_type, mutation(model_type, rng)

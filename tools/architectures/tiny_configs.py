@@ -16,7 +16,8 @@ from splitppo.config.sections.models import is_dropout
 
 VOCABULARY = 53
 POSITIONS = 128
-PAD, EOS = 0, 1
+PAD = 0
+EOS = 1
 
 _WIDTH = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size", "lru_width")
 _INNER = ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "block_ff_dim")

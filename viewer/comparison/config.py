@@ -11,7 +11,10 @@ from splitppo.secret_names import HIDDEN, SECRET_KEY
 from viewer.files import RunDir, Unreadable
 from viewer.redaction import redacted
 
-MAX_BYTES, MAX_KEYS, MAX_DEPTH, MAX_TEXT = 1 << 20, 5_000, 32, 500
+MAX_BYTES = 1 << 20
+MAX_KEYS = 5_000
+MAX_DEPTH = 32
+MAX_TEXT = 500
 _NOTHING = ("", '""', "~", "null", "true", "false", "[]", "{}")
 
 
@@ -53,7 +56,8 @@ def _take(event: Any, events: Iterator[Any], key: str, found: dict[str, str], de
         if len(found) == num_before:
             _add(key, "{}", found)
     elif isinstance(event, yaml.SequenceStartEvent):
-        items, inner = list[Any](), dict[str, str]()
+        items = list[Any]()
+        inner = dict[str, str]()
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
             _take(item, events, f"{key}.{len(items)}", inner, depth + 1)
             items.append(item)

@@ -8,7 +8,10 @@ import numpy as np
 from viewer.files import RunDir, Unreadable
 from viewer.step_files import read_fixed
 
-MAX_VALIDATIONS, MAX_CHARACTERS, MAX_BEGIN, MAX_ERRORS = 200, 200_000, 200, 5
+MAX_VALIDATIONS = 200
+MAX_CHARACTERS = 200_000
+MAX_BEGIN = 200
+MAX_ERRORS = 5
 
 
 def fixed_prompts(folder: RunDir) -> dict[str, Any]:
@@ -43,7 +46,9 @@ def answers_to(folder: RunDir, prompt: int) -> dict[str, Any]:
     Raises:
         Unreadable: no validation has this prompt.
     """
-    steps, rows, errors = folder.steps("val")[::-1] if prompt < 1 << 63 else [], list[dict[str, Any]](), list[str]()
+    steps = folder.steps("val")[::-1] if prompt < 1 << 63 else []
+    rows = list[dict[str, Any]]()
+    errors = list[str]()
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_VALIDATIONS)).round().astype(int)).tolist()
     for step in (steps[place] for place in chosen):
         try:

@@ -27,7 +27,8 @@ from viewer.live import dump
 from viewer.one_file.page import one_page
 from viewer.run import Run, find_runs
 
-MAX_MB, MAX_MAX_MB = 25.0, 2_000
+MAX_MB = 25.0
+MAX_MAX_MB = 2_000
 _USER_ERROR = 2
 _KINDS = ("train", "val")
 
@@ -83,7 +84,8 @@ class Export:
             if not self._add_step(run, kind, step):
                 break
         for run in runs:
-            place, facts_of_run = f"runs/{run.number}", told[run.number]
+            place = f"runs/{run.number}"
+            facts_of_run = told[run.number]
             for kind in _KINDS:
                 facts_of_run[kind] = [step for step in facts_of_run[kind] if f"{place}/{kind}/{step}" in self.saved]
             self._put({place: facts_of_run})
@@ -98,7 +100,8 @@ class Export:
 
     def _add_step(self, run: Run, kind: str, step: int) -> bool:
         """Adds a step and its recorded responses if there is room for all of it; returns whether there was."""
-        path, place = f"/{kind}/{{step:int}}", f"runs/{run.number}/{kind}/{step}"
+        path = f"/{kind}/{{step:int}}"
+        place = f"runs/{run.number}/{kind}/{step}"
         table = _told(ANSWERS[path], run, step=step)
         columns = table.get("columns", {})
         chosen = columns.get("why" if kind == "train" else "fixed") or []

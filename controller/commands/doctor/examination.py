@@ -31,7 +31,8 @@ from splitppo.rpc.credentials import Credentials, load_credentials, load_server_
 T = TypeVar("T")
 
 # Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
-_CHECKPOINT_BYTES, _HF_BYTES = 12, 4
+_CHECKPOINT_BYTES = 12
+_HF_BYTES = 4
 # While the actor publishes a version, the one that the rollout group holds is still there.
 _NUM_VERSIONS = 2
 
@@ -156,7 +157,8 @@ def _processes(run_dir: Path, role: str) -> list[dict[str, Any]]:
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
     """Loads the controller's TLS certificate and token; notes a mistake and returns None if a file cannot be used."""
-    security, token_file = config.services.security, config.run.dir / "services" / "token"
+    security = config.services.security
+    token_file = config.run.dir / "services" / "token"
     # Only groups on this machine have their files here.
     for role in config.roles if config.services.launch == "local" and security.tls else ():
         with _mistakes_of(facts, role):
@@ -198,12 +200,15 @@ def _run_facts(config: Config) -> RunFacts:
     facts.last_checkpoint_step = store.latest_step() or None
     facts.next_checkpoint_bytes = _size_of_files(store.folder(store.latest_step())) or _size_by_models(config)
     disk = _disk_of(run_dir)
-    facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
+    facts.disk_free_bytes = disk.free
+    facts.disk_total_bytes = disk.total
     # A folder of its own may be on the groups' machine alone.
     if "rollout" in config.samplers and (facts.launch == "local" or not config.rollout.sync_dir):
         folder = config.weights_folder
-        facts.weights_dir, facts.weights_free_bytes = str(folder), _disk_of(folder).free
-        num_parameters, there = _num_parameters(config, ["actor"]), _size_of_files(folder, "**/version_*/*")
+        facts.weights_dir = str(folder)
+        facts.weights_free_bytes = _disk_of(folder).free
+        num_parameters = _num_parameters(config, ["actor"])
+        there = _size_of_files(folder, "**/version_*/*")
         if num_parameters is not None and there is not None:
             version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
             facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - there)
@@ -217,7 +222,8 @@ def _disk_of(folder: Path) -> Any:
 
 def _has_new_epoch(run_dir: Path) -> bool:
     """Returns True if a controller is starting: it has taken over the run folder and not yet written processes.json."""
-    record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
+    record = run_dir / "controller.epoch"
+    processes = run_dir / "processes.json"
     if not record.exists():
         return False
     return not processes.exists() or processes.stat().st_mtime_ns < record.stat().st_mtime_ns

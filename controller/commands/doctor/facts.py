@@ -87,23 +87,30 @@ class GroupFacts:
         if status.running_method and status.HasField("progress"):
             progress = status.progress
             self.progress = {"done": progress.done, "total": progress.total, "phase": progress.phase}
-        self.queued_commands, self.num_slots = status.queued_commands, len(status.slots)
-        self.step, self.epoch, self.instance_id = status.committed_step, status.epoch, status.instance_id
-        self.protocol_version, self.software_version = status.protocol_version, status.software_version
+        self.queued_commands = status.queued_commands
+        self.num_slots = len(status.slots)
+        self.step = status.committed_step
+        self.epoch = status.epoch
+        self.instance_id = status.instance_id
+        self.protocol_version = status.protocol_version
+        self.software_version = status.software_version
         self.config_digest = status.config_digest
 
     def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
         """Computes minimum, median and 99th percentile of round trips (one or more, in seconds), and stores them."""
-        self.num_round_trips, self.round_trip_min_s = len(round_trips_s), min(round_trips_s)
+        self.num_round_trips = len(round_trips_s)
+        self.round_trip_min_s = min(round_trips_s)
         p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
-        self.round_trip_p50_s, self.round_trip_p99_s = float(p50_s), float(p99_s)
+        self.round_trip_p50_s = float(p50_s)
+        self.round_trip_p99_s = float(p99_s)
         self.clock_offset_s = clock_offset_s
 
     def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
         """Copies the answer of a worker to Diagnose into these facts: ranks, run folder, disk and certificate."""
         self.is_diagnosed = True
         self.ranks = [_rank(rank) for rank in diagnosis.ranks]
-        self.run_dir, self.is_run_dir_writable = diagnosis.run_dir, diagnosis.is_writable
+        self.run_dir = diagnosis.run_dir
+        self.is_run_dir_writable = diagnosis.is_writable
         self.shares_run_dir = diagnosis.sees_nonce if asked_for_nonce else None
         self.disk_free_bytes = diagnosis.disk_free_bytes if diagnosis.is_writable else None
         self.certificate_ends_unix_s = diagnosis.certificate_ends_unix_s or None

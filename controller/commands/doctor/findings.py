@@ -39,7 +39,8 @@ def find(facts: Facts) -> list[Finding]:
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
     room = "lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk"
     elsewhere = "or give a folder with more room in rollout.sync_dir"
-    takes, need = "the next checkpoint takes about {}", "two versions of the weights need {} more there"
+    takes = "the next checkpoint takes about {}"
+    need = "two versions of the weights need {} more there"
     for folder, free, needed, what, advice in (
         (run.dir, run.disk_free_bytes, run.next_checkpoint_bytes, takes, room),
         (run.weights_dir, run.weights_free_bytes, run.weights_needed_bytes, need, elsewhere),
@@ -115,7 +116,8 @@ def _advice(role: str, code: str, run: RunFacts) -> str:
 
 
 def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
-    offset_s, uncertainty_s = group.clock_offset_s, (group.round_trip_min_s or 0.0) / 2
+    offset_s = group.clock_offset_s
+    uncertainty_s = (group.round_trip_min_s or 0.0) / 2
     if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
         off = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
         so = "certificates may count as expired or not valid yet, and logs of two machines do not fit together"

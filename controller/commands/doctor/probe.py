@@ -61,7 +61,8 @@ async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
         answer = await worker.Diagnose(worker_pb2.DiagnoseRequest(nonce=nonce), timeout=_ANSWER_S)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            group.failure_code, group.failure = "storage", f"it does not say within {_ANSWER_S:g} s what it sees there"
+            group.failure_code = "storage"
+            group.failure = f"it does not say within {_ANSWER_S:g} s what it sees there"
         elif error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
     else:
@@ -77,7 +78,8 @@ async def _round_trips(worker: Any) -> tuple[list[float], float | None]:
     clock_offset_s = None
     deadline = time.perf_counter() + _ROUND_TRIPS_S
     while not round_trips_s or (len(round_trips_s) < _MAX_ROUND_TRIPS and time.perf_counter() < deadline):
-        began, began_s = time.time(), time.perf_counter()
+        began = time.time()
+        began_s = time.perf_counter()
         status = await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S)
         took_s = time.perf_counter() - began_s
         if status.unix_ns and took_s < min(round_trips_s, default=took_s + 1.0):
@@ -106,7 +108,8 @@ async def _upload(worker: Any) -> float | None:
 
 async def _download(worker: Any) -> float | None:
     """Measures the bytes per second from the worker; None if not even one message arrives in time."""
-    num_bytes, began_s = 0, time.perf_counter()
+    num_bytes = 0
+    began_s = time.perf_counter()
     took_s = 0.0
     call = worker.MeasureDownload(worker_pb2.MeasureDownloadRequest(num_bytes=MAX_MEASURED_BYTES), timeout=_ANSWER_S)
     try:
@@ -124,7 +127,8 @@ async def _download(worker: Any) -> float | None:
 
 def _explain(error: grpc.RpcError, *, has_tls: bool) -> tuple[FailureCode, str]:
     """Converts a failed gRPC call to a group into (code of the fault, end of the sentence about the fault)."""
-    code, details = error.code(), error.details() or ""
+    code = error.code()
+    details = error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return "token", error_from_rpc(error).message
     if code is grpc.StatusCode.UNIMPLEMENTED:

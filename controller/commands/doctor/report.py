@@ -61,7 +61,8 @@ def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
     """Returns the table column of a worker group: a cell for each heading, a dash for what is not known."""
-    rates, clock_s = (group.upload_bytes_per_s, group.download_bytes_per_s), group.clock_offset_s
+    rates = (group.upload_bytes_per_s, group.download_bytes_per_s)
+    clock_s = group.clock_offset_s
     cells = {
         "": role,
         "address": group.address or "-",
@@ -117,7 +118,8 @@ def _days(ends_unix_s: int, facts: Facts) -> str:
 def _ranks(facts: Facts) -> Iterator[tuple[str, ...]]:
     for role, group in facts.groups.items():
         for rank in group.ranks:
-            name, free = f"{role} {rank.rank} of {len(group.ranks)}", _free(rank.free_bytes, rank.total_bytes)
+            name = f"{role} {rank.rank} of {len(group.ranks)}"
+            free = _free(rank.free_bytes, rank.total_bytes)
             yield name, rank.host, f"pid {rank.pid}", rank.device or "-", free
 
 

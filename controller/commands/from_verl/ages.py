@@ -111,7 +111,8 @@ def age_of_release(text: str) -> Age:
     release = re.match(r"v?0\.(\d+)(?:\.(\d+)|\.|$)", text)
     if not release or not 1 <= int(release[1]) <= NEXT[1]:
         raise ConfigError(f"--verl-version: expected 0.1 to {_name(NEXT)}, got {text!r}")
-    minor, patch = int(release[1]), int(release[2] or 0)
+    minor = int(release[1])
+    patch = int(release[2] or 0)
     return Age((0, minor, patch) if patch else (0, minor), "as --verl-version says", is_given=True)
 
 

@@ -70,7 +70,8 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield losses.unsupported("*", _LOSSES)
     yield actor.unsupported("tis_imp_ratio_cap", "rollout_is: token in algorithm.rollout_correction", -1)
     yield actor.taken("entropy_coeff", 0, if_rewarded())
-    entropy, fork = Section(ACTOR, "algorithm.adaptive_entropy"), "of Skywork-OR1's fork of verl"
+    entropy = Section(ACTOR, "algorithm.adaptive_entropy")
+    fork = "of Skywork-OR1's fork of verl"
     yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", convert=if_rewarded(), note=fork)
     for key in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff"):
         yield entropy.taken(key, note=fork)
@@ -90,7 +91,8 @@ def _reference(reference: Section) -> Iterator[Row]:
     yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed(_LOG_PROB_BATCHES, _MICRO_BATCHES.format("actor"))
-    offloaded, lora = "placement.reference_param_offload", "with LoRA the reference is the policy without its adapters"
+    offloaded = "placement.reference_param_offload"
+    lora = "with LoRA the reference is the policy without its adapters"
     of_own = only_if(lambda _, run: not rank_of_adapters(run, _MODEL), lora)
     engine = Section(f"{reference.verl}.{ENGINES}")
     yield engine.renamed("param_offload", offloaded, convert=of_own)

@@ -73,13 +73,15 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("repetition_penalty", _OTHER_DISTRIBUTION, 1, 1.0)
     yield rollout.unsupported("{min_p,presence_penalty,frequency_penalty}", _OTHER_DISTRIBUTION, 0, 0.0)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
-    size, divisor = "tensor_model_parallel_size", "a divisor of the GPUs that sample"
+    size = "tensor_model_parallel_size"
+    divisor = "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)
     yield from vllm.all_taken(_vllm_only, gpu_memory_utilization=0.5, max_num_seqs=256, max_num_batched_tokens=8192)
     yield from vllm.all_taken(_vllm_only, max_model_len=None, enforce_eager=False)
     yield from vllm.all_taken(_vllm_only, enable_chunked_prefill=True, enable_prefix_caching=True)
     sleep = "2: gives memory back while it does not generate; 0: keeps it"
-    level, hybrid = _with_vllm(lambda value, _: 2 if value else 0), "${actor_rollout_ref.hybrid_engine}"
+    level = _with_vllm(lambda value, _: 2 if value else 0)
+    hybrid = "${actor_rollout_ref.hybrid_engine}"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)
     for name in ("prompt_length", "response_length"):
         yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))

@@ -75,7 +75,8 @@ def _rejects(value: Any, _: VerlRun) -> Any:
 def _rejection_bounds(value: Any, run: VerlRun) -> Any:
     if value is None or run.value(f"{_CORRECTION}.rollout_rs") not in _OLD_REJECTIONS:
         return value
-    upper, lower = num_of(value, f"{_CORRECTION}.rollout_rs_threshold"), run.value(f"{_CORRECTION}.{_LOWER}")
+    upper = num_of(value, f"{_CORRECTION}.rollout_rs_threshold")
+    lower = run.value(f"{_CORRECTION}.{_LOWER}")
     return f"{1.0 / upper!r}_{1.0 / num_of(lower, _LOWER) if lower is not None else upper!r}"
 
 

@@ -65,10 +65,13 @@ class _Trained:
     """Conversions from verl to SplitPPO for the values of one trained model, the actor or the critic."""
 
     def __init__(self, section: Section, engine: str) -> None:
-        self.verl, self.ours, self.engine = section.verl, section.ours, engine
+        self.verl = section.verl
+        self.ours = section.ours
+        self.engine = engine
         decays = "only with a learning rate that decays"
         decaying = partial(only_if, lambda _, run: self._schedule(run) != "constant", decays)
-        self.decay_steps, self.min_lr = decaying(self._decay_steps), decaying(self._min_lr)
+        self.decay_steps = decaying(self._decay_steps)
+        self.min_lr = decaying(self._min_lr)
         self.min_ratio = decaying(lambda value, _: value or 0.0)
 
     def _of(self, run: VerlRun, key: str) -> Any:
@@ -245,7 +248,8 @@ def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
 
 
 def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
-    optim, ours = Section(f"{trained.verl}.optim", trained.ours), trained.ours
+    optim = Section(f"{trained.verl}.optim", trained.ours)
+    ours = trained.ours
     yield optim.taken("lr", 1e-6 if ours == "actor" else 1e-5)
     first_step = "the first step has lr / steps here, 0 in verl"
     yield optim.changed("lr_warmup_steps", "lr_warmup_steps", first_step, of.warmup_steps, -1)
@@ -297,7 +301,8 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     yield trained.slower("ppo_micro_batch_size", f"{ours}.ppo_micro_batch_size_per_gpu; else batches are cut by tokens")
     dynamic = f"always dynamic, unless {ours}.ppo_micro_batch_size_per_gpu is set"
     yield trained.not_needed("use_dynamic_bsz", dynamic, inherited("use_dynamic_bsz", False))
-    longest, budget = "at least the longest row, or its part on each rank", 16384 if ours == "actor" else 32768
+    longest = "at least the longest row, or its part on each rank"
+    budget = 16384 if ours == "actor" else 32768
     yield trained.changed("ppo_max_token_len_per_gpu", "ppo_max_token_len_per_gpu", longest, of.token_budget, budget)
     yield from trained.all_taken(ppo_epochs=inherited("ppo_epochs", 1), shuffle=inherited("shuffle", False))
     yield trained.not_needed("data_loader_seed", "run.seed is the only seed")
@@ -312,7 +317,8 @@ def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> 
         yield Section(f"{trained.verl}.model.fsdp_config", trained.ours).changed(
             "dtype", "dtype", COMPUTE, compute_dtype
         )
-    checkpoint, always = Section(f"{trained.verl}.checkpoint"), "model, optimizer and the rest are always saved"
+    checkpoint = Section(f"{trained.verl}.checkpoint")
+    always = "model, optimizer and the rest are always saved"
     yield checkpoint.changed("save_contents", "checkpoint.save_hf_model", always, _hf_model, _EVERYTHING)
     yield checkpoint.slower("load_contents", "checkpoints are loaded whole", _EVERYTHING, [*_EVERYTHING, "hf_model"])
     written = "always written in the background, whole or not at all"

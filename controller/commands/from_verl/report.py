@@ -81,7 +81,8 @@ def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: st
     """Formats values by dotted key as nested YAML in SplitPPO's key order, with a header and comments behind values."""
     lines = [f"# {header}"]
     for key in KEYS:
-        indent, name = "  " * key.count("."), key.rpartition(".")[-1]
+        indent = "  " * key.count(".")
+        name = key.rpartition(".")[-1]
         if key in values:
             comment = f"  # {comments[key]}" if key in comments else ""
             lines.append(f"{indent}{name}: {_inline(values[key])}{comment}")

@@ -124,9 +124,11 @@ class VerlRun:
             actor, critic = self._check_requested(*self.requested)
         elif not self.uses_critic:
             in_pool = self.value("reward.reward_model.enable_resource_pool")
-            actor, critic = total - (0 if in_pool else reward), 0
+            actor = total - (0 if in_pool else reward)
+            critic = 0
         elif shared:
-            actor, critic = 1, 1
+            actor = 1
+            critic = 1
         else:
             actor = min(total - 1, max(1, round(total * ACTOR_SHARE)))
             actor = actor - actor % wanted or actor

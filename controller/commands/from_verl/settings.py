@@ -48,7 +48,8 @@ class Settings:
         self.version: Version = LATEST
         self.age = ""
         self.asks_age = False
-        self._defaults, self._sections = defaults, sections
+        self._defaults = defaults
+        self._sections = sections
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
         self._known: dict[str, Any] = {}  # final values that are no sections, until the tree changes
 

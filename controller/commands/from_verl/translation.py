@@ -170,12 +170,15 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
 
 def _place(result: Translation, run: VerlRun) -> None:
     """Sets the number of ranks, and the GPUs, of each role's process group in the translated configuration."""
-    groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
+    groups = run.groups
+    per_node = run.value("trainer.n_gpus_per_node")
+    nodes = run.value("trainer.nnodes")
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
     in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
     in_verl += f"; {groups.idle} are left over: a mini-batch has no more rows" if groups.idle else ""
     why = "--gpus" if run.requested else in_verl
-    on_cpu, ahead = run.value("trainer.device") == "cpu", run.value("rollout.nnodes") if groups.rollout else 1
+    on_cpu = run.value("trainer.device") == "cpu"
+    ahead = run.value("rollout.nnodes") if groups.rollout else 1
     several = (nodes != 1 or ahead != 1 or run.teacher_nodes > 1) and not run.requested
     comments = {
         "num_processes": why,

@@ -31,5 +31,6 @@ def response_share(config: Config) -> float:
 
     Prompts are taken to have data.max_prompt_length tokens, and responses half of data.max_response_length.
     """
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length / 2
+    prompt = config.data.max_prompt_length
+    response = config.data.max_response_length / 2
     return response / (prompt + response)

@@ -105,7 +105,8 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
             )
     predictor = _Predictor(config, times, slowdown, first.idle_s)
     run_places = [_place_of(run, run.config) for run in measurements]
-    rows, refused = [], []
+    rows = []
+    refused = []
     for place in _places(first, total):
         try:
             memory = predictor.memory_of(place)
@@ -136,11 +137,14 @@ def _shares(config: Config, own: Place) -> Iterator[Place]:
 
     A reference on the critic's devices also moves to the actor then, as `placement.reference: auto` does.
     """
-    devices, takes_turns, hosts = own.devices, own.takes_turns, [own.reference]
+    devices = own.devices
+    takes_turns = own.takes_turns
+    hosts = [own.reference]
     if config.rollout.staleness or not (own.share or config.uses_critic):
         return
     if not own.share:
-        devices, takes_turns = {**devices, "rollout": devices["critic"]}, True
+        devices = {**devices, "rollout": devices["critic"]}
+        takes_turns = True
         hosts += ["actor"] * (own.reference == "critic")
     for share in sorted({own.share, *(number / 20 for number in range(21))}):
         yield from (Place(own.layout, devices, host, share, takes_turns) for host in (hosts if share else hosts[:1]))
@@ -152,7 +156,8 @@ def _places(measured: Measurement, total: int) -> Iterator[Place]:
     A reward group keeps its devices; the others have all the rest. A rollout group has devices of its own, or those of
     the critic, as in the measured run.
     """
-    config, takes_turns = measured.config, measured.config.rollout_shares_devices
+    config = measured.config
+    takes_turns = measured.config.rollout_shares_devices
     rollout = (measured.share, takes_turns)
     hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
     schedules: Sequence[Schedule] = [name for name in get_args(Schedule) if config.uses_critic or name != "overlap"]
@@ -174,15 +179,20 @@ class _Predictor:
     """Predicts the step of a run in any placement, and the memory of its ranks, which does not depend on schedules."""
 
     def __init__(self, config: Config, times: Mapping[str, PhaseTimes], slowdown: float, idle_s: float) -> None:
-        self._config, self._times, self._slowdown, self._idle_s = config, times, slowdown, idle_s
+        self._config = config
+        self._times = times
+        self._slowdown = slowdown
+        self._idle_s = idle_s
         self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
         """Predicts the step of a placement from the measured times of its phases."""
         parts = rows_of(self._config, place.share)
-        has_group, saves = parts["gen_rollout"] > 0.0, self._config.checkpoint.weights_save_freq > 0
+        has_group = parts["gen_rollout"] > 0.0
+        saves = self._config.checkpoint.weights_save_freq > 0
         parts |= {"sync": float(has_group), "publish": float(has_group or saves)}
-        phase_s, laws = {}, set()
+        phase_s = {}
+        laws = set()
         for name, times in self._times.items():
             if (rows := parts.get(name, 1.0)) == 0.0:  # of another run, or of another share
                 continue
@@ -220,7 +230,8 @@ class _Predictor:
         key = (*counts.values(), place.reference)
         if key not in self._estimated:
             self._estimated[key] = self._groups(place)
-        groups, trained = self._estimated[key], self._config.trained_roles
+        groups = self._estimated[key]
+        trained = self._config.trained_roles
         peaks = {role: group.peak.total / GIB for role, group in groups.items()}
         gib: dict[str, float | None] = {role: peaks.get(role) for role in counts}
         if place.layout != "colocated":

@@ -67,7 +67,8 @@ def advice(plans: Plans) -> dict[str, Sequence[str]]:
 
     They are those of the fastest layout, of the fastest split one, of the colocated one, and of the best share.
     """
-    config, chosen = plans.measured.config, {"the fastest layout": plans.rows[0]}
+    config = plans.measured.config
+    chosen = {"the fastest layout": plans.rows[0]}
     named = {"the fastest split layout": plans.best_split, "the colocated layout": plans.colocated}
     chosen |= {what: row for what, row in named.items() if row is not None and row is not plans.rows[0]}
     found: dict[str, Sequence[str]] = {
@@ -124,7 +125,8 @@ def _cells(plan: Plan, best_s: float, roles: Sequence[str]) -> tuple[str, ...]:
 
 def explain(plans: Plans) -> Iterator[str]:
     """Yields sentences that explain the plans: split or colocated, measured or scaled, and the reference's host."""
-    split, colocated = plans.best_split, plans.colocated
+    split = plans.best_split
+    colocated = plans.colocated
     if split is not None and colocated is not None:
         yield _split_or_colocated(split, colocated, plans.error)
     if plans.slowdown > 1.0:
@@ -154,7 +156,9 @@ def explain(plans: Plans) -> Iterator[str]:
 
 
 def _share(plans: Plans) -> str:
-    own, best, generation = plans.measured, best_share(plans), plans.times["gen"]
+    own = plans.measured
+    best = best_share(plans)
+    generation = plans.times["gen"]
     group = "" if own.share else " with services.rollout on the critic's devices"
     if best.reference != own.config.reference_host:
         group += " and the reference on the actor's"
@@ -170,7 +174,8 @@ def _share(plans: Plans) -> str:
 
 
 def _rollout_devices(plans: Plans) -> str:
-    staleness, best = plans.measured.config.rollout.staleness, plans.rows[0]
+    staleness = plans.measured.config.rollout.staleness
+    best = plans.rows[0]
     own, shortest = (f"{of['rollout']} : {of['actor']}" for of in (plans.measured.devices, best.devices))
     return (
         f"rollout GPUs : actor GPUs (rollout.staleness {staleness}): {own} in this run,"
@@ -200,12 +205,14 @@ def _split_or_colocated(split: Plan, colocated: Plan, error: float) -> str:
         verdict = "slower than"
         why = f"it leaves {idle} of the step idle, while shared devices take one call after the other and never wait"
     else:
-        verdict, why = "faster than", f"the groups gain more by parallel work than they lose while idle ({idle})"
+        verdict = "faster than"
+        why = f"the groups gain more by parallel work than they lose while idle ({idle})"
     return f"split placement is {verdict} colocated ({seconds}): {why}{_memory(split, colocated)}."
 
 
 def _memory(split: Plan, colocated: Plan) -> str:
-    shared, own = colocated.memory_gib.get("all"), [gib for gib in split.memory_gib.values() if gib is not None]
+    shared = colocated.memory_gib.get("all")
+    own = [gib for gib in split.memory_gib.values() if gib is not None]
     if shared is None or not own:
         return ""
     return f"; it needs {max(own):.2f} GiB on the fullest device, colocated {shared:.2f}"

@@ -55,9 +55,11 @@ class PhaseTimes:
         times = np.array(list(self.seconds.values()))
         divided, fixed = np.polyfit(shares, times, 1)
         if divided < 0.0:
-            divided, fixed = 0.0, times.mean()
+            divided = 0.0
+            fixed = times.mean()
         elif fixed < 0.0:
-            divided, fixed = (times @ shares) / (shares @ shares), 0.0
+            divided = (times @ shares) / (shares @ shares)
+            fixed = 0.0
         return float(fixed + divided / num_devices), "a+b/n"
 
 
@@ -86,7 +88,8 @@ def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTim
         found[name][devices].append(seconds / PhaseTimes({}, fixed).factor(part))
     times = {name: {devices: fmean(of) for devices, of in by.items()} for name, by in found.items()}
     if generations := [times[name] for name in GENERATIONS if name in times]:
-        first, last = generations[0], generations[-1]
+        first = generations[0]
+        last = generations[-1]
         times |= {"gen": last | first, "gen_rollout": first | last}
     return {name: PhaseTimes(by_devices, fixed) for name, by_devices in times.items()}, 1.0 / (1.0 - lost)
 

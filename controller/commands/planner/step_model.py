@@ -110,9 +110,12 @@ def step_time(
         for sampler, sync_s, gen_s, rows in samplers:
             if rows == 0.0:
                 continue
-            last, ended_s, own_parts = add(sampler, sync_s, *ends[-1]), sync_s, max(1, round(num_parts * rows))
+            last = add(sampler, sync_s, *ends[-1])
+            ended_s = sync_s
+            own_parts = max(1, round(num_parts * rows))
             for share, work in zip(part_shares(own_parts), part_shares(own_parts, response_share), strict=True):
-                last, ended_s = add(sampler, gen_s * share, last), ended_s + gen_s * share
+                last = add(sampler, gen_s * share, last)
+                ended_s = ended_s + gen_s * share
                 parts.append((ended_s, last, rows * work))
             sampled.append(last)
         whole = ends[-1] if staleness else sampled
@@ -122,12 +125,14 @@ def step_time(
             computed += [add(pool, at[name] * share, *after) for name, pool in hosts.items() if pool != "actor"]
         scored = [add(pool, at[name], *sampled) for name, pool in scoring.items()]
         ready = (add("", at["adv"], *computed), *((*sampled, *scored) if takes_part else ()))
-        actor, critic = add("actor", at["update_actor"], *ready), add("critic", at["update_critic"], *ready)
+        actor = add("actor", at["update_actor"], *ready)
+        critic = add("critic", at["update_critic"], *ready)
         done = (*sampled, *scored, add("actor", at["publish"], actor))
         ends.append(done if layout == "overlap" else (*done, critic))
     started, ended = _run(tasks, slowdown)
     begin_s, end_s = (max(ended[number] for number in numbers) for numbers in ends[-2:])
-    step_s, last = end_s - begin_s, len(tasks) - len(tasks) // _STEPS
+    step_s = end_s - begin_s
+    last = len(tasks) - len(tasks) // _STEPS
     busy: dict[str, float] = defaultdict(float)
     for number, task in enumerate(tasks[last:], start=last):
         busy[task.pool] += ended[number] - started[number]
@@ -141,8 +146,10 @@ def step_time(
 def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
     """Simulates the tasks on their pools; returns (start, end) of each, in seconds from the start of the first."""
     left = [task.work for task in tasks]
-    started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
-    waiting, now = list(range(len(tasks))), 0.0
+    started = [-1.0] * len(tasks)
+    ended = [-1.0] * len(tasks)
+    waiting = list(range(len(tasks)))
+    now = 0.0
     while waiting:
         # A pool works on its first task alone, also while this task waits; delays need no pool.
         first = {tasks[number].pool or number: number for number in reversed(waiting)}

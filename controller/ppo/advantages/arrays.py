@@ -63,6 +63,7 @@ def at_turn_ends(mask_BT: Mask, turns_BT: Integers, inside: Rate, at_end: float 
     """
     if at_end is None:
         return inside
-    rates_BT, turns_N = np.array(np.broadcast_to(inside, mask_BT.shape), np.float64), turns_BT[mask_BT]
+    rates_BT = np.array(np.broadcast_to(inside, mask_BT.shape), np.float64)
+    turns_N = turns_BT[mask_BT]
     rates_BT[mask_BT] = np.where(np.append(turns_N[1:] != turns_N[:-1], False), at_end, rates_BT[mask_BT])
     return rates_BT

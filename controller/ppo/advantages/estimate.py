@@ -30,7 +30,8 @@ def estimate(
     Both are 0 on tokens that are not `learned`; `response_mask` marks the tokens that count. An estimator that takes a
     batch in pieces gets all samples of a prompt in one piece.
     """
-    lengths, num_rows = response_mask.lengths, rollouts.num_rows
+    lengths = response_mask.lengths
+    num_rows = rollouts.num_rows
     advantages, returns = (Column(np.empty(len(response_mask.values), np.float32), lengths) for _ in range(2))
     in_pieces = estimator_of(algorithm).takes_pieces
     for start, stop in blocks(lengths, _TOKENS, num_samples=num_samples) if in_pieces else [(0, num_rows)]:

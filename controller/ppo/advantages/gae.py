@@ -36,7 +36,8 @@ def discounted_deltas(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, 
     deltas_BT[:, :-1] += gamma_BT[:, :-1] * dense_values_BT[:, 1:]
     deltas_BT -= dense_values_BT
     # The recursion goes from the last column to the first; each column is contiguous in this layout.
-    advantages_TB, decay_TB = deltas_BT.T.copy(), (gamma_BT * lam_BT).T.copy()
+    advantages_TB = deltas_BT.T.copy()
+    decay_TB = (gamma_BT * lam_BT).T.copy()
     for t in reversed(range(len(advantages_TB) - 1)):
         advantages_TB[t] += decay_TB[t] * advantages_TB[t + 1]
     advantages_BT = np.zeros(mask_BT.shape)

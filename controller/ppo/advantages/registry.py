@@ -104,7 +104,8 @@ def try_estimator(algorithm: AlgorithmConfig, *, num_samples: int) -> None:
         return
     groups_B = np.repeat(np.arange(2), num_samples)
     zeros_BT = np.zeros((len(groups_B), 3), np.float32)
-    rewards_BT, mask_BT = zeros_BT.copy(), np.ones_like(zeros_BT, np.bool_)
+    rewards_BT = zeros_BT.copy()
+    mask_BT = np.ones_like(zeros_BT, np.bool_)
     rewards_BT[::2, -1] = 1.0
     components_KB = np.tile(rewards_BT[:, -1], (len(algorithm.gdpo_reward_keys), 1))
     compute_advantages(

@@ -22,7 +22,8 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
     if not len(ordered):
         return {}
     low, high, *quantiles = _quantiles(ordered, (_SHARE_OF_TAIL, 1.0 - _SHARE_OF_TAIL, *QUANTILES))
-    least, most = float(ordered[0]), float(ordered[-1])
+    least = float(ordered[0])
+    most = float(ordered[-1])
     if low == high:
         low, high = (least, most) if least < most else (least - 0.5, most + 0.5)
     edges = np.linspace(low, high, _NUM_BINS + 1)

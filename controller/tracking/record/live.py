@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 LIVE_FILE = "live.json"
-_MIN_PAUSE_S, _HEARTBEAT_S = 0.5, 5.0
+_MIN_PAUSE_S = 0.5
+_HEARTBEAT_S = 5.0
 IDLE = {"method": "", "phase": None, "done": 0, "total": 0}
 _UNKNOWN = {**IDLE, "state": None, "queue": None, "committed_step": None}
 
@@ -57,11 +58,13 @@ class LiveFile:
 
     def write_if_due(self, *, at_once: bool = False) -> None:
         """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter."""
-        now_s, content = time.time(), {**self._head, **self._state, "pools": self._pools}
+        now_s = time.time()
+        content = {**self._head, **self._state, "pools": self._pools}
         pause_s = 0.0 if at_once else _MIN_PAUSE_S if content != self._written else _HEARTBEAT_S
         if abs(now_s - self._written_s) < pause_s:
             return
-        self._written, self._written_s = content, now_s
+        self._written = content
+        self._written_s = now_s
         temporary = self._path.with_name(f".{LIVE_FILE}.tmp")
         with suppress(OSError):
             temporary.write_text(json.dumps({"unix_s": now_s, **content}), encoding="utf-8")

@@ -49,9 +49,13 @@ _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_tru
 
 def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer) -> Any:
     """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
-    tokens, scores, step, talks = record.tokens, record.scores, record.step, record.scores.conversations
+    tokens = record.tokens
+    scores = record.scores
+    step = record.step
+    talks = record.scores.conversations
     why_B = choose(tokens.numbers, scores, config, step)
-    rows, numbers = np.flatnonzero(why_B), {**tokens.numbers, "why": why_B}
+    rows = np.flatnonzero(why_B)
+    numbers = {**tokens.numbers, "why": why_B}
     floats = {name: those.astype(np.float32) for name, those in numbers.items() if those.dtype == np.float64}
     columns = {
         **_columns_of(scores, config.rollout.n),
@@ -81,7 +85,8 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
     The texts are those of up to 64 prompts, which are the same at each validation.
     """
     scores = validation.scores
-    prompts, order = np.unique(scores.prompt_indices), slice(_NUM_FIXED_PROMPTS)
+    prompts = np.unique(scores.prompt_indices)
+    order = slice(_NUM_FIXED_PROMPTS)
     is_fixed_B = np.isin(scores.prompt_indices, prompts[np.argsort(splitmix64(prompts.astype(np.uint64)))[order]])
     rows = np.flatnonzero(is_fixed_B)
     columns = {
@@ -159,7 +164,8 @@ def _clean(text: str) -> str:
 
 def _decoded(tokens: StepTokens, rows: Rows, backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Returns the texts of some responses, special tokens included, and where each token ends in its text."""
-    ids, known = Column(tokens.ids, tokens.lengths).rows(), dict[int, str]()
+    ids = Column(tokens.ids, tokens.lengths).rows()
+    known = dict[int, str]()
     decoded = {row: decode_with_ends(backend, ids[row].tolist(), known) for row in rows.tolist()}
     texts, ends = ([decoded.get(row, (None, None))[part] for row in range(len(ids))] for part in (0, 1))
     return {"response": pa.array(texts, pa.string()), "ends": pa.array(ends, pa.list_(pa.int32()))}
@@ -199,12 +205,14 @@ def _observed(tokens: StepTokens, observed: Batch | None, actor: ActorConfig) ->
     columns = {name: pa.nulls(num_rows, pa.list_(kind)) for name, kind in _OBSERVED.items()}
     if observed is None:
         return columns
-    new, entropy = observed["update_log_probs"], observed["update_entropy"]
+    new = observed["update_log_probs"]
+    entropy = observed["update_entropy"]
     is_there_B = new.lengths > 0
     within_N = is_there_B[tokens.row_of]
     values = {"new": new.values, "entropy_tokens": entropy.values}
     if actor.policy_loss.loss_mode == "vanilla" and "old" in tokens.lists:
-        old, advantages = tokens.lists["old"][within_N], tokens.lists["advantage"][within_N]
+        old = tokens.lists["old"][within_N]
+        advantages = tokens.lists["advantage"][within_N]
         flags = clip_flags(new.values, old, advantages, actor)
         values["clip"] = np.where(tokens.learned[within_N], flags, 0).astype(np.uint8)
     for name, values_n in values.items():

@@ -17,7 +17,8 @@ class RolloutStore:
     """
 
     def __init__(self, folder: Path, max_bytes: float) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder = folder
+        self._max_bytes = max_bytes
         self._sizes: dict[Path, int] | None = None
         self._thinned: set[int] = set()
 

@@ -29,7 +29,8 @@ from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
 
 _MAX_CUT_SPANS = 2000
-_POLL_S, _POLL_TIMEOUT_S = 5.0, 2.0
+_POLL_S = 5.0
+_POLL_TIMEOUT_S = 2.0
 _BYTES_PER_GB = 1e9
 
 
@@ -37,7 +38,9 @@ class RunRecord:
     """The record of one start of a run, from `start` on; before, nothing is written, as a start may be refused."""
 
     def __init__(self, config: Config, folder: Path, *, run_id: str = "", epoch: int = 0) -> None:
-        self._config, self._folder, self._epoch = config, folder, epoch
+        self._config = config
+        self._folder = folder
+        self._epoch = epoch
         self.live = LiveFile(folder, run_id=run_id, epoch=epoch)
         self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
         self._worker = RecordWorker(self.live.write_if_due, self._append_failure)
@@ -50,7 +53,8 @@ class RunRecord:
         self, tokenizer: tokenizers.Tokenizer, *, total_steps: int, resumed_at: int, changes: Sequence[str]
     ) -> None:
         """Begins the record of this start, once it is sure that the run goes on."""
-        self._tokenizer, self._has_started = tokenizer, True
+        self._tokenizer = tokenizer
+        self._has_started = True
         self.live.set(step=resumed_at, total_steps=total_steps)
         where: dict[str, Any] = {"pid": os.getpid(), "host": os.uname().nodename, "version": __version__}
         self.event("start", resumed_at=resumed_at, **where, changes=list(changes))
@@ -74,7 +78,8 @@ class RunRecord:
         for client in new:
             self._instances[client.role] = instance = client.worker.instance_id
             processes = client.worker.processes
-            pids, host = [process.pid for process in processes], processes[0].host if processes else ""
+            pids = [process.pid for process in processes]
+            host = processes[0].host if processes else ""
             self.event("group_up", role=client.role, instance_id=instance, pids=pids, host=host)
         if self._lost is not None and restored_step is not None:
             _, from_step, pause_s = self._lost
@@ -93,7 +98,8 @@ class RunRecord:
     def rollout_restarted(self, cause: str) -> None:
         """Records that the rollout group is there again after its loss, without a step done again."""
         self.live.set(phase="training")
-        lost_s, self._lost = self._lost, None
+        lost_s = self._lost
+        self._lost = None
         self.event("rollout_restart", cause=cause, seconds=unix_s() - (lost_s or (unix_s(),))[0])
 
     def restart_at(self, step: int, restored_step: int, cut: Sequence[Span], *, num_repeated: int) -> None:
@@ -117,7 +123,8 @@ class RunRecord:
         """Records a step whose updates have ended."""
         step = record.step
         self.event("step", step=step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
-        config, tokenizer = self._config.at_step(step), self._tokenizer
+        config = self._config.at_step(step)
+        tokenizer = self._tokenizer
         self._put(f"step {step}", "train", step, lambda files: files.train_file(record, config, tokenizer))
 
     def validation(self, step: int, validation: ValidationResult, split: str) -> None:

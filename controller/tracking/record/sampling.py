@@ -39,8 +39,10 @@ def choose(numbers: Numbers, scores: Scores, config: Config, step: int) -> NDArr
     If this is the first of all, those of its responses are taken that fit. The rest is for extremes, two per reason,
     those first that are the most extreme for their reason.
     """
-    lengths_B, random = numbers["length"].astype(np.int64), np.random.default_rng((config.run.seed, step))
-    num_samples, num_tokens = config.rollout.n, config.tracking.rollouts.tokens_per_step
+    lengths_B = numbers["length"].astype(np.int64)
+    random = np.random.default_rng((config.run.seed, step))
+    num_samples = config.rollout.n
+    num_tokens = config.tracking.rollouts.tokens_per_step
     why_B = np.zeros(len(lengths_B), np.int32)
     groups = np.arange(len(lengths_B)).reshape(-1, num_samples)[random.permutation(len(lengths_B) // num_samples)]
     ends = np.cumsum(lengths_B[groups].sum(axis=1))

@@ -12,12 +12,15 @@ from controller.tracking.record.histogram import histogram, short
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
 
-_NUM_POSITIONS, _NUM_LEVELS = 16, 10
+_NUM_POSITIONS = 16
+_NUM_LEVELS = 10
 _DIGITS_OF_VALUE = 6
 _POSITIONED = {"value": "value", "ret": "ret", "advantage": "advantage"}
 _POSITIONED |= {"log_ratio_ref": "kl", "log_ratio_rollout": "mismatch"}
 # Of the interval: the normal distribution's 97.5 % quantile, and limits for a step whose error is that of one response.
-_OF_NORMAL, _LEAST_SHARE, _MOST_SHIFT = 1.96, 1e-9, 2.0
+_OF_NORMAL = 1.96
+_LEAST_SHARE = 1e-9
+_MOST_SHIFT = 2.0
 
 
 def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
@@ -84,14 +87,16 @@ def explained_variance(tokens: StepTokens) -> dict[str, float]:
     It leaves out one response after the other, because the tokens of a response belong together. The interval is one
     of log(1 - explained variance), which is distributed almost normally.
     """
-    learned, returns_N = tokens.learned, tokens.lists["ret"].astype(np.float64)
+    learned = tokens.learned
+    returns_N = tokens.lists["ret"].astype(np.float64)
     columns = [learned.astype(np.float64)]
     for values_N in (returns_N - tokens.lists["value"], returns_N):
         centred = np.where(learned, values_N - values_N[learned].mean(), 0.0)
         columns += [centred, centred**2]
     sums_KB = np.stack([tokens.sums(column) for column in columns])
     sums_KB = sums_KB[:, sums_KB[0] > 0]
-    total_K, num_rows = sums_KB.sum(axis=1), sums_KB.shape[1]
+    total_K = sums_KB.sum(axis=1)
+    num_rows = sums_KB.shape[1]
     value = float(_ev_of(total_K))
     share = max(1.0 - value, _LEAST_SHARE)
     with np.errstate(invalid="ignore", divide="ignore"):  # without the only response no token is left
@@ -116,8 +121,10 @@ def auc(values_B: NDArray[Any], is_high_B: Mask) -> float | None:
 
     Returns None if all scores are alike.
     """
-    known, values_B = np.isfinite(values_B), values_B.round(_DIGITS_OF_VALUE)
-    high, low = values_B[known & is_high_B], np.sort(values_B[known & ~is_high_B])
+    known = np.isfinite(values_B)
+    values_B = values_B.round(_DIGITS_OF_VALUE)
+    high = values_B[known & is_high_B]
+    low = np.sort(values_B[known & ~is_high_B])
     if not len(high) or not len(low):
         return None
     below = np.searchsorted(low, high, "left") + np.searchsorted(low, high, "right")

@@ -54,7 +54,8 @@ class StepTokens:
     @classmethod
     def of(cls, experience: Experience) -> Self:
         """Takes the tokens of an experience, without copies."""
-        batch, responses = experience.batch, experience.batch["responses"]
+        batch = experience.batch
+        responses = experience.batch["responses"]
         lists = {name: batch[column].values for name, column in OF_BATCH.items() if column in batch}
         if "rollout" in lists and lists["rollout"] is lists.get("old"):
             del lists["rollout"]  # the algorithm takes the ones for the others, so that they cannot differ
@@ -97,7 +98,8 @@ class StepTokens:
 
     def ends(self, values_N: NDArray[Any]) -> tuple[Float64s, Float64s]:
         """Returns the numbers of each response's first and last token that counts, both [B]; NaN without one."""
-        first_B, last_B = np.full(len(self.lengths), np.nan), np.full(len(self.lengths), np.nan)
+        first_B = np.full(len(self.lengths), np.nan)
+        last_B = np.full(len(self.lengths), np.nan)
         counted = np.flatnonzero(self.counts)
         first_B[self.row_of[counted[::-1]]] = values_N[counted[::-1]]
         last_B[self.row_of[counted]] = values_N[counted]
@@ -140,7 +142,8 @@ class StepTokens:
     def _text_hashes(self) -> Int64s:
         """Computes a number for each response's token ids, [B]: equal for equal responses, in every run."""
         hashes_N = splitmix64(self.ids.astype(np.uint64) + self.places.astype(np.uint64) * GAMMA)
-        sums_B, rows = np.zeros(len(self.lengths), np.uint64), np.flatnonzero(self.lengths)
+        sums_B = np.zeros(len(self.lengths), np.uint64)
+        rows = np.flatnonzero(self.lengths)
         if len(rows):
             starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
             sums_B[rows] = np.add.reduceat(hashes_N, starts[rows])

@@ -28,14 +28,19 @@ def decode_with_ends(backend: tokenizers.Tokenizer, ids: Sequence[int], known: d
 
 def _decode_in_turn(backend: tokenizers.Tokenizer, ids: Sequence[int]) -> tuple[str, list[int]]:
     """Decodes token after token; a character is complete with its last one."""
-    stream, text, ends, waiting = DecodeStream(skip_special_tokens=False), "", list[int](), list[int]()
+    stream = DecodeStream(skip_special_tokens=False)
+    text = ""
+    ends = list[int]()
+    waiting = list[int]()
     for token in ids:
         piece = stream.step(backend, token)
         waiting.append(token)
         if piece is None and len(waiting) == _MAX_WAITING:
-            piece, stream = backend.decode(waiting, skip_special_tokens=False), DecodeStream(skip_special_tokens=False)
+            piece = backend.decode(waiting, skip_special_tokens=False)
+            stream = DecodeStream(skip_special_tokens=False)
         if piece is not None:
-            text, waiting = text + piece, []
+            text = text + piece
+            waiting = []
         ends.append(len(text))
     if waiting:
         text += backend.decode(waiting, skip_special_tokens=False)

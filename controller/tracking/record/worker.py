@@ -21,10 +21,12 @@ class RecordWorker:
     """
 
     def __init__(self, on_idle: Job, on_failure: Callable[[str], None]) -> None:
-        self._on_idle, self._on_failure = on_idle, on_failure
+        self._on_idle = on_idle
+        self._on_failure = on_failure
         self._jobs: queue.SimpleQueue[tuple[str, Job, bool] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._pending, self._is_failing = threading.Semaphore(_MAX_PENDING), False
+        self._pending = threading.Semaphore(_MAX_PENDING)
+        self._is_failing = False
 
     def submit(self, name: str, job: Job, *, is_large: bool = False) -> None:
         """Hands a job to the thread; `name` says what it records.

@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> int:
 def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
     """Sends a run's steps to these trackers until standard input has ended; returns 0 if all got everything, else 1."""
     signal_at_end_of_parent(signal.SIGCONT)  # if it is stopped then, it goes on, and ends
-    folder, is_ending = run.folder, threading.Event()
+    folder = run.folder
+    is_ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops all processes of a run stops the controller, too
         signal.signal(number, signal.SIG_IGN)
     _divide_output()
@@ -74,7 +75,8 @@ def _divide_output() -> None:
     """Sends log lines of trackers to standard output, and everything, also the clients' output, to standard error."""
     standard_output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    to_file, to_user = logging.StreamHandler(), logging.StreamHandler(standard_output)
+    to_file = logging.StreamHandler()
+    to_user = logging.StreamHandler(standard_output)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     to_user.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     to_user.setLevel(logging.INFO)

@@ -23,7 +23,8 @@ from splitppo.atomic_write import write_atomically
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
 MAX_ENDING_PAUSE_S = 2.0  # at the end of the run, a server that comes back must be noticed soon
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a later attempt would fail, too
 
@@ -70,13 +71,15 @@ class Feed:
         self._is_ending = is_ending
         self._lines = StepReader(run.folder / METRICS_FILE)
         self._samples = StepReader(run.folder / SAMPLES_FILE)
-        self._cursor_file, self._cursor = run.folder / "trackers" / f"{name}.json", Cursor()
+        self._cursor_file = run.folder / "trackers" / f"{name}.json"
+        self._cursor = Cursor()
         self._tracker: Tracker | None = None
         self._is_failing = False
 
     def run(self) -> None:
         """Sends the tracker all steps, also future ones, until the run has ended; repeats whatever fails."""
-        pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor_file)
+        pause_s = FIRST_PAUSE_S
+        self._cursor = Cursor.load(self._cursor_file)
         while not self.is_done:
             is_ending = self._is_ending.is_set()
             try:
@@ -152,7 +155,8 @@ class Feed:
 
     def _has_failed(self) -> bool:
         """Returns True if the run has failed: summary.json says so, or was not written after the last step."""
-        summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
+        summary = self._run.folder / "summary.json"
+        lines = self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True
         return json.loads(summary.read_text(encoding="utf-8")).get("exit_reason") in ("failed", "bad_input")

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 RUN_ID_TAG = "splitppo.run_id"
 _STEP = "training/global_step"  # every step has this metric, so that the server knows its last step
-_MAX_PARAMS, _MAX_PARAM_LENGTH = 100, 500  # the limits of one request, and of a value in the oldest servers
+_MAX_PARAMS = 100
+_MAX_PARAM_LENGTH = 500  # the limits of one request, and of a value in the oldest servers
 
 
 class MlflowTracker(Tracker):

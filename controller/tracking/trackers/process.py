@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 _EXIT_GRACE_S = 5.0  # added to the flush timeout, after which the process should end by itself
 _SILENT_S = 3.0  # after this time, a line tells the user why the run has not ended yet
 _CHECK_TIMEOUT_S = 120.0
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 60.0
 _ROOT = str(Path(__file__).resolve().parents[3])
 _MODULE = "controller.tracking.trackers"
 

@@ -38,7 +38,10 @@ class StepReader:
         """Closes the file of steps; the next `peek` begins with the first line of the file."""
         if self._file is not None:
             self._file.close()
-        self._file, self._row, self._number, self.inode = None, None, 0, 0
+        self._file = None
+        self._row = None
+        self._number = 0
+        self.inode = 0
 
     def _read(self) -> dict[str, Any] | None:
         if self._file is None:

@@ -46,8 +46,10 @@ def actor_loss(config: ActorConfig, teacher: TeacherConfig | None = None) -> Tok
     policy_loss = find_policy_loss(config, config.policy_loss.loss_mode)
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
-        columns, weights_N = tokens.columns, tokens.weights
-        log_probs_N, entropy_N = outputs["log_probs"], outputs["entropy"]
+        columns = tokens.columns
+        weights_N = tokens.weights
+        log_probs_N = outputs["log_probs"]
+        entropy_N = outputs["entropy"]
         old_log_probs_N = columns.get("old_log_probs", log_probs_N.detach())
         seen = PolicyTokens(
             log_probs_N,
@@ -75,7 +77,8 @@ def actor_loss(config: ActorConfig, teacher: TeacherConfig | None = None) -> Tok
         if teacher is not None:
             distillation_N, more = distillation_loss(outputs, columns, teacher)
             sums["distillation/loss"] = (weights_N * distillation_N).sum()
-            total, metrics = total + teacher.coef * sums["distillation/loss"], {**metrics, **more}
+            total = total + teacher.coef * sums["distillation/loss"]
+            metrics = {**metrics, **more}
         return LossOutput(total, sums, {**metrics, "ppo_kl": -seen.log_ratio, "entropy": entropy_N})
 
     return loss

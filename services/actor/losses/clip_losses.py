@@ -87,9 +87,11 @@ def geo_mean(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping
     the geometric mean of rollout_is_weights, and takes the mean over the rows of each micro-batch, also those that are
     masked as a whole, whatever loss_agg_mode says.
     """
-    advantages_N, log_ratio_N = tokens.row_mean(tokens.advantages), tokens.log_ratio
+    advantages_N = tokens.row_mean(tokens.advantages)
+    log_ratio_N = tokens.log_ratio
     bounded_N = log_ratio_N.clamp(-config.clip_low, config.clip_high)
-    lower_N, upper_N = torch.minimum(log_ratio_N, bounded_N), torch.maximum(log_ratio_N, bounded_N)
+    lower_N = torch.minimum(log_ratio_N, bounded_N)
+    upper_N = torch.maximum(log_ratio_N, bounded_N)
     clipped_N = torch.where(advantages_N > 0, lower_N, upper_N)
     is_clipped_N = clipped_N != log_ratio_N
     return -advantages_N * tokens.row_mean(clipped_N).exp(), {

@@ -37,10 +37,13 @@ def distillation_loss(
         of_teacher_N = bounded(columns["teacher_log_probs"])
         loss_N = kl_estimate(bounded(outputs["log_probs"]), of_teacher_N, teacher.loss_type)
     else:
-        of_policy_NK, of_teacher_NK = outputs["top_log_probs"], columns["teacher_top_log_probs"]
-        mass_p, mass_q = of_policy_NK.logsumexp(-1), of_teacher_NK.logsumexp(-1)
+        of_policy_NK = outputs["top_log_probs"]
+        of_teacher_NK = columns["teacher_top_log_probs"]
+        mass_p = of_policy_NK.logsumexp(-1)
+        mass_q = of_teacher_NK.logsumexp(-1)
         metrics = {"distillation/student_mass": mass_p.detach().exp(), "distillation/teacher_mass": mass_q.exp()}
-        log_p, log_q = bounded(of_policy_NK), bounded(of_teacher_NK)
+        log_p = bounded(of_policy_NK)
+        log_q = bounded(of_teacher_NK)
         if teacher.top_k_kl == "forward":
             loss_N = (log_q.exp() * (log_q - log_p)).sum(-1).clamp(min=0.0)
         else:

@@ -29,7 +29,8 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
     the response. With two bounds a weight outside of the bounds is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac
     (the weight is outside of its bounds).
     """
-    section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
+    section = config.policy_loss
+    log_weight_N = tokens.log_ratio.detach()
     if section.reinforce_is is None:
         log_weight_N = 0.0 * log_weight_N
     elif section.reinforce_is == "sequence":
@@ -100,7 +101,8 @@ def _masked_gradient(
     pg_clipfrac_lower (a weight that counts is truncated).
     """
     with torch.no_grad():
-        moved_N, ratio_N = tokens.log_probs - tokens.old_log_probs, tokens.log_ratio.exp()
+        moved_N = tokens.log_probs - tokens.old_log_probs
+        ratio_N = tokens.log_ratio.exp()
         too_high_N = (moved_N > 0) & (divergence_N > config.clip_high)
         too_low_N = (moved_N < 0) & (divergence_N > config.clip_low)
         left_out_N = torch.where(tokens.advantages > 0, too_high_N, too_low_N)

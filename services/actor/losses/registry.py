@@ -15,7 +15,8 @@ from splitppo.config import ActorConfig
 from splitppo.config.subsections.policy_loss import PolicyLossConfig
 from splitppo.user_file import describe, load_from_file
 
-_PATH_KEY, _NAME_KEY = "actor.policy_loss.custom_path", "actor.policy_loss.loss_mode"
+_PATH_KEY = "actor.policy_loss.custom_path"
+_NAME_KEY = "actor.policy_loss.loss_mode"
 
 # The names are those of splitppo/config/subsections/policy_loss.py.
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {

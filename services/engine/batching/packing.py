@@ -144,16 +144,20 @@ def collate(
     """
     packed = limits.packed
     if batch.num_rows == 0:
-        batch, weights = _dummy(batch), None
-    prompts, responses = batch["prompts"], batch["responses"]
+        batch = _dummy(batch)
+        weights = None
+    prompts = batch["prompts"]
+    responses = batch["responses"]
     lengths = row_lengths(batch).astype(np.int64)
     max_length = int(lengths.max())
     cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     starts: Rows = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
-    own, response_positions = None, _positions(starts + prompts.lengths, responses.lengths)
+    own = None
+    response_positions = _positions(starts + prompts.lengths, responses.lengths)
     if limits.sequence_group is not None:
         own, cu_seq_lens = own_positions(limits.sequence_group, cu_seq_lens, response_positions - 1)
-        starts, lengths = cu_seq_lens[:-1], np.diff(cu_seq_lens)
+        starts = cu_seq_lens[:-1]
+        lengths = np.diff(cu_seq_lens)
         max_length = int(lengths.max())
     shape = (1, int(cu_seq_lens[-1])) if packed else (batch.num_rows, max_length)
 

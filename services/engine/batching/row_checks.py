@@ -30,7 +30,8 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
             _check_ids(batch[name], name, model)
     if "responses" in batch:
         lengths = lengths + batch["responses"].lengths
-    longest, most = int(lengths.max()) + room, most_positions(model.config)
+    longest = int(lengths.max()) + room
+    most = most_positions(model.config)
     if longest > most:
         of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
         raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
@@ -59,7 +60,8 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
     Raises:
         ValueError: an empty row, a token id outside the vocabulary, a row too long.
     """
-    column, most = batch[name], most_positions(model.config)
+    column = batch[name]
+    most = most_positions(model.config)
     if not column.lengths.all():
         raise ValueError(
             f"column {name!r}, row {int(np.argmin(column.lengths))}: expected at least one token, got none"
@@ -86,7 +88,8 @@ def check_top_tokens(batch: Batch, top_k: int, model: Any) -> None:
 
 
 def _check_ids(column: Column, name: str, model: Any) -> None:
-    vocab_size, ids = model.config.get_text_config().vocab_size, column.values
+    vocab_size = model.config.get_text_config().vocab_size
+    ids = column.values
     _refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
 
 

@@ -67,7 +67,8 @@ def inject(model: Any, config: TrainedModelConfig, *, kind: str) -> None:
 
 def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]) -> list[str]:
     """Returns the last parts of the names of the target layers, if no other module shares them; else whole names."""
-    key, architecture = "critic" if heads else "actor", type(model).__name__
+    key = "critic" if heads else "actor"
+    architecture = type(model).__name__
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     output = model.get_output_embeddings()
     no_adapter = {name: "its logits are made in chunks" for name in linear if model.get_submodule(name) is output}

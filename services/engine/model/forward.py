@@ -51,7 +51,8 @@ def response_log_probs(
     Only response positions go through the head, in a sequence group only this rank's. Cohere multiplies its logits by
     `logit_scale`, Falcon H1 by `lm_head_multiplier`, Granite divides them by `logits_scaling`, Gemma soft-caps them.
     """
-    head, config = self.get_output_embeddings(), self.config.get_text_config()
+    head = self.get_output_embeddings()
+    config = self.config.get_text_config()
     scale = _factor(config, "logit_scale") * _factor(config, "lm_head_multiplier") / _factor(config, "logits_scaling")
     product = fp32_product if isinstance(head, Fp32Head) else functional.linear
     hidden_ND, own = _hidden_states(self, micro_batch)
@@ -113,7 +114,8 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, *, shift: int = 0) -> tu
     They are [N, D] and, in a sequence group, only those of this rank's response tokens, which the slice names.
     """
     packed: dict[str, Any] = {}
-    positions, own = micro_batch.previous + shift, slice(None)
+    positions = micro_batch.previous + shift
+    own = slice(None)
     if micro_batch.own is not None:
         own = micro_batch.own.tokens(shift)
         positions, packed["sequence_group"] = positions[own] - micro_batch.own.first, micro_batch.own.group

@@ -94,7 +94,10 @@ class _ChunkedHead(torch.autograd.Function):
             chunks.append(outputs_of_chunk(product_CV, targets_N[part], others_NK[part], scale))
         log_probs_N, entropy_N, of_others_NK, normaliser_N = map(torch.cat, zip(*chunks, strict=True))
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N)
-        ctx.scale, ctx.chunk, ctx.product, ctx.is_compiled = scale, chunk, product, is_compiled
+        ctx.scale = scale
+        ctx.chunk = chunk
+        ctx.product = product
+        ctx.is_compiled = is_compiled
         ctx.set_materialize_grads(False)
         return log_probs_N, entropy_N, of_others_NK
 
@@ -199,7 +202,8 @@ def _scaled_logits(product_CV: Tensor, scale: _Scale) -> tuple[Tensor, Any]:
     logits_CV = product_CV.to(torch.promote_types(product_CV.dtype, torch.float32))
     if torch.compiler.is_compiling():
         logits_CV = logits_CV.clone()  # no copy is made; without it, what is computed in place would be written back
-    temperature, softcap = scale.temperature, scale.softcap
+    temperature = scale.temperature
+    softcap = scale.softcap
     if softcap is None:
         return logits_CV.div_(temperature), 1.0 / temperature
     squashed_CV = logits_CV.div_(softcap).tanh_()

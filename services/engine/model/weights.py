@@ -36,7 +36,8 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
     Raises:
         ValueError, OSError, RuntimeError, KeyError, SafetensorError: see `open_weights_of`; or weights do not fit.
     """
-    stored, missing = open_weights_of(model, folder, kind), []
+    stored = open_weights_of(model, folder, kind)
+    missing = []
     for target, (name, *_) in _names_by_tensor(model).items():
         if name not in stored:
             missing += [name] if isinstance(target, nn.Parameter) else []
@@ -77,7 +78,9 @@ def _find_all(model: Any, source: Mapping[str, StoredTensor]) -> tuple[dict[str,
     Raises:
         ValueError: `source` has different values under two names of one tensor, such as a tied output layer.
     """
-    found, missing, in_files = {}, [], FileNames.of(model)
+    found = {}
+    missing = []
+    in_files = FileNames.of(model)
     for tensor, names in _names_by_tensor(model).items():
         under_its_names = ((name, in_files.find(source, name)) for name in _candidates(names, model))
         stored = {name: values for name, values in under_its_names if values is not None}

@@ -22,7 +22,8 @@ class Fsdp2:
     """
 
     def __init__(self, mesh: GroupMesh, device: torch.device) -> None:
-        self._mesh, self._device = mesh, device
+        self._mesh = mesh
+        self._device = device
 
     @cached_property
     def _device_mesh(self) -> DeviceMesh:

@@ -68,7 +68,8 @@ class HfRollout:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
         begin = partial(self._begin, sampling, conversations)
         waiting = deque(map(begin, empty_responses(rows)))
-        done, total = 0, len(waiting) * sampling.max_response_length
+        done = 0
+        total = len(waiting) * sampling.max_response_length
         ended: list[Response] = []
         with self.gathered() as model, grouped_attention(model):
             while waiting or ended or (conversations is not None and conversations.are_open):
@@ -123,7 +124,8 @@ class HfRollout:
             if not may_join and len(ended) >= len(batch) * _ENDED_SHARE:
                 kept = [place for place, row in enumerate(batch) if not row.has_ended]
                 decoded.keep(kept)
-                batch, tokens_R = [batch[place] for place in kept], tokens_R[kept]
+                batch = [batch[place] for place in kept]
+                tokens_R = tokens_R[kept]
             decoded.append(tokens_R)
             new = self._joining(batch, len(ended), waiting) if may_join else []
             if new:

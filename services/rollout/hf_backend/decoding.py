@@ -37,7 +37,8 @@ class DecodedRows:
         self, model: nn.Module, prompts: Sequence[Array], device: torch.device, *, max_mask: int = MAX_MASK
     ) -> None:
         unique = [*{id(prompt): prompt for prompt in prompts}.values()]
-        self._model, self._device = model, device
+        self._model = model
+        self._device = device
         self._cache = GrowingCache(model.config)
         self._has_states = "cache_params" in inspect.signature(model.forward).parameters
         self.can_join = self._cache.can_join
@@ -54,14 +55,16 @@ class DecodedRows:
     def append(self, tokens_R: Tensor) -> None:
         """Adds one token to each row and computes the logits of each row's next token."""
         positions_R = self._on_device(self._lengths)
-        self._lengths, self._width = self._lengths + 1, self._width + 1
+        self._lengths = self._lengths + 1
+        self._width = self._width + 1
         self._forward(tokens_R[:, None], positions_R[:, None])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only the rows at these indices, in that order; an index may come several times."""
         indices = self._on_device(np.array(rows, dtype=np.int64))
         self._cache.reorder_cache(indices)
-        self._lengths, self.logits = self._lengths[rows], self.logits[indices]
+        self._lengths = self._lengths[rows]
+        self.logits = self.logits[indices]
         self._show_longest()
 
     def put(self, places: Sequence[int], others: DecodedRows) -> None:

@@ -67,10 +67,13 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """Appends keys and values of new positions; returns all keys and values that these positions may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        num_new, num_held = key_states.shape[2], self._num_held
+        num_new = key_states.shape[2]
+        num_held = self._num_held
         if self._end + num_new > self._buffers[0].shape[2]:
             self._make_room(num_held, num_new)
-        start, new, self._end = self._end - num_held, self._end, self._end + num_new
+        start = self._end - num_held
+        new = self._end
+        self._end = self._end + num_new
         self.length += num_new
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, new : self._end] = states
@@ -88,7 +91,8 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         num_put = other._num_held
         if num_put > self._end:
             self._make_room(num_put, 0)
-        here, there = slice(self._end - num_put, self._end), slice(other._end - num_put, other._end)
+        here = slice(self._end - num_put, self._end)
+        there = slice(other._end - num_put, other._end)
         for buffer, other_buffer in zip(self._buffers, other._buffers, strict=True):
             buffer[places, :, here] = other_buffer[:, :, there]
         self.length = max(self.length, other.length)
@@ -108,7 +112,8 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     def _make_room(self, end: int, num_new: int) -> None:
         """Copies the visible positions into larger buffers, in which they end at index `end`."""
-        old, new = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
+        old = slice(self._end - self._num_held, self._end)
+        new = slice(end - self._num_held, end)
         for index, buffer in enumerate(self._buffers):
             num_rows, num_heads, _, head_dim = buffer.shape
             self._buffers[index] = buffer.new_zeros((num_rows, num_heads, end + num_new + KV_ROOM, head_dim))

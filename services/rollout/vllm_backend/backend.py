@@ -47,9 +47,11 @@ class VllmRollout:
     """
 
     def __init__(self, context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> None:
-        config, device = context.config, context.device
+        config = context.config
+        device = context.device
         self._settings = config.rollout.vllm
-        self._policy, self._stop_rule = policy, stop_rule
+        self._policy = policy
+        self._stop_rule = stop_rule
         self._file_names = FileNames.of(policy.model)  # vLLM loads the weights as if from a published checkpoint
         self.ranks_per_engine = self._settings.tensor_model_parallel_size
         self._replica = Replica(context.rank, self.ranks_per_engine)
@@ -125,7 +127,8 @@ class VllmRollout:
         """Submits a vLLM request for a response, or for its next turn: the tokens so far are the request's prompt."""
         from vllm.inputs.engine import tokens_input
 
-        position, rule = len(response.tokens), self._stop_rule
+        position = len(response.tokens)
+        rule = self._stop_rule
         most = conversations.max_tokens(response) if conversations else rule.max_tokens(response.seed, sampling)
         params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position)
         request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
@@ -160,7 +163,8 @@ class VllmRollout:
     ) -> Iterator[DecodingStep]:
         """Steps the vLLM engine until every response has ended; yields the progress after each step."""
         total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
-        engine, num_waiting = self._engine, 0
+        engine = self._engine
+        num_waiting = 0
         ended: list[Response] = []
         for step in itertools.count():
             if not (is_busy := engine.has_unfinished_requests()) and not num_waiting and not ended:

@@ -79,7 +79,8 @@ def engine_arguments(config: Config, device: torch.device, *, has_texts: bool) -
 
 def _max_num_batched_tokens(config: Config) -> int:
     """Limits the configured max_num_batched_tokens: at most all rows at full length, at least a token per row."""
-    settings, longest = config.rollout.vllm, max_model_len(config)
+    settings = config.rollout.vllm
+    longest = max_model_len(config)
     least = 0 if settings.enable_chunked_prefill else longest
     most = settings.max_num_seqs * longest
     return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)

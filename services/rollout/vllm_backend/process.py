@@ -71,7 +71,8 @@ def _adapt() -> None:
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restores all random generators of the process after the `with` block: vLLM seeds them while it starts."""
-    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+    numbers = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             yield

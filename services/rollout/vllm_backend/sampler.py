@@ -41,7 +41,8 @@ class SeededSampler:
         self, logits_RV: Tensor, _generators: object, _top_k: object, _top_p: object
     ) -> tuple[Tensor, Tensor | None]:
         """Samples tokens [R] by seed and position; returns them with the log-probs [R, V] before top-k and top-p."""
-        batch, num_rows = self._runner.input_batch, len(logits_RV)
+        batch = self._runner.input_batch
+        num_rows = len(logits_RV)
         seeds_R, begins_R = zip(*(self._seeds[request_id] for request_id in batch.req_ids[:num_rows]), strict=True)
         sampled_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]
         tokens_R, _ = sample_tokens(logits_RV, uniforms(seeds_R, begins_R + sampled_R), self._sampling)

@@ -60,6 +60,7 @@ class Replica(RowGroup):
             raise
         going_on = [(response.index, tokens) for response, tokens, _ in due]
         if self._others:
-            places, responses = [[index] for index, _ in going_on], [tokens for _, tokens in going_on]
+            places = [[index] for index, _ in going_on]
+            responses = [tokens for _, tokens in going_on]
             self._send(Batch.from_rows(places=places, responses=responses))
         return going_on

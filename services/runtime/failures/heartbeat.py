@@ -185,7 +185,8 @@ class Heartbeat:
 
     def vital_signs(self) -> dict[int, VitalSign]:
         """Returns the last heartbeats of the watched ranks and of this rank, by rank; any thread may call it."""
-        now, signs = self.clock(), {self.rank: self._own_sign, **self._signs}
+        now = self.clock()
+        signs = {self.rank: self._own_sign, **self._signs}
         return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 
     def _hangs(self, mine: Doing) -> bool:
@@ -200,7 +201,8 @@ class Heartbeat:
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):
             # Its last sign may be older than the command that all ranks are in.
-            its, own = sign.doing.place, mine.place
+            its = sign.doing.place
+            own = mine.place
             doing = sign.doing if own.method and (its.method, its.step) == (own.method, own.step) else mine
             return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"
         everyone = {self.rank: mine, **{rank: sign.doing for rank, sign in self._signs.items()}}

@@ -20,15 +20,19 @@ class OomWatch:
     """
 
     def __init__(self) -> None:
-        self._num_kills, self._memory, self._same_at = num_oom_kills(), host_memory(), time.monotonic()
+        self._num_kills = num_oom_kills()
+        self._memory = host_memory()
+        self._same_at = time.monotonic()
         threading.Thread(target=self._watch, name="oom-watch", daemon=True).start()
 
     def _watch(self) -> None:
         while True:
             time.sleep(_INTERVAL_S)
-            num_kills, now = num_oom_kills(), time.monotonic()
+            num_kills = num_oom_kills()
+            now = time.monotonic()
             if num_kills == self._num_kills:
-                self._memory, self._same_at = host_memory(), now
+                self._memory = host_memory()
+                self._same_at = now
             elif now - self._same_at > _DYING_S:  # it was no rank
                 self._num_kills = num_kills
 

@@ -23,7 +23,8 @@ from services.runtime.group.forked_ranks import ForkedRank, start_forked
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
 from splitppo.end_reason import FirstEnd, how_it_ended, write_first_end
 
-_FAILED, _BAD_INPUT = 1, 2
+_FAILED = 1
+_BAD_INPUT = 2
 _ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
 # These loggers need many lines for what `report` says in one.
 _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
@@ -65,7 +66,8 @@ def run_closed_group(
         exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         by_themselves = [rank for rank, failure in failed.failures.items() if failure.pid not in told_to_end]
         rank = culprit({rank: exit_codes[rank] for rank in by_themselves or exit_codes})
-        exit_code, why = exit_codes[rank], memory.explain(exit_codes[rank])
+        exit_code = exit_codes[rank]
+        why = memory.explain(exit_codes[rank])
         how = f"{how_it_ended(exit_code)}{why}"
         met[0].tell(rank, how)
         if report_file is not None:

@@ -98,7 +98,8 @@ def _interface(service: ServiceConfig, section: str, own_address: str) -> str:
 
     Only the first address of an interface counts, because gloo listens there.
     """
-    wanted, interfaces = service.socket_ifname, psutil.net_if_addrs()
+    wanted = service.socket_ifname
+    interfaces = psutil.net_if_addrs()
     for name, addresses in interfaces.items():
         own = [address.address for address in addresses if address.family is socket.AF_INET]
         if name == wanted or (not wanted and own[:1] == [own_address]):

@@ -112,14 +112,16 @@ class Member:
 
     def refused_by(self, first: "Member", node_rank: int, where: str) -> str | None:
         """Compares this machine with machine 0, `first`; returns a sentence about the difference, None without one."""
-        here, there = f"on {self.host}, node rank {node_rank}", f"on {first.host}, node rank 0"
+        here = f"on {self.host}, node rank {node_rank}"
+        there = f"on {first.host}, node rank 0"
         if self.section != first.section:
             return (
                 f"{where} is {self.section}.master_addr and master_port {here}, and {first.section}'s {there}: give"
                 " each group a port of its own"
             )
         for key in ("nnodes", "num_processes"):
-            mine, its = getattr(self, key), getattr(first, key)
+            mine = getattr(self, key)
+            its = getattr(first, key)
             if mine != its:
                 return f"{self.section}.{key} is {mine} {here}, and {its} {there}: give every machine the same file"
         if self.version != first.version:
@@ -202,7 +204,8 @@ class MachinesRendezvous(Rendezvous):
         lost = ""
         while time.monotonic() < deadline:
             try:
-                address, port = self.master_addr, self.master_port
+                address = self.master_addr
+                port = self.master_port
                 with socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT.total_seconds()):
                     pass  # it listens; the store's own client waits and warns at length
                 store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False)

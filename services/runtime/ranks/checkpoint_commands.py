@@ -42,7 +42,8 @@ class CheckpointCommands:
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest, bound to this role."""
-        save, load = worker_pb2.SaveCheckpointRequest, worker_pb2.LoadCheckpointRequest
+        save = worker_pb2.SaveCheckpointRequest
+        load = worker_pb2.LoadCheckpointRequest
         return (
             Command("SaveCheckpoint", save, self._save, check=self._check_save),
             Command("LoadCheckpoint", load, self._load, check=self._check_load, repairs=True),
@@ -62,7 +63,8 @@ class CheckpointCommands:
             probe.unlink()
 
     def _save(self, request: worker_pb2.SaveCheckpointRequest, _: None, __: CommandProgress) -> Outcome:
-        step, ledger = request.header.base_step, self._ledger.serialise()
+        step = request.header.base_step
+        ledger = self._ledger.serialise()
         directory = self._directory(step)
         saved = self._role.save_checkpoint(directory, ledger, with_hf_model=request.with_hf_model)
         durable: Future[str] = saved if self._rank else Future()
@@ -78,7 +80,8 @@ class CheckpointCommands:
         try:
             with storage_errors(directory):
                 weights_sha256 = saved.result()
-                files, ledger_sha256 = describe_files(directory), hashlib.sha256(ledger).hexdigest()
+                files = describe_files(directory)
+                ledger_sha256 = hashlib.sha256(ledger).hexdigest()
                 manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
                 manifest_sha256 = write_manifest(directory, manifest)
         except BaseException as error:  # noqa: BLE001 - the future hands it on

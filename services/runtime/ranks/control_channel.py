@@ -19,11 +19,13 @@ from splitppo.batch import COLUMN_DTYPES, Batch
 _MAGIC = 0x53504F31
 _COLUMN_NAMES = tuple(COLUMN_DTYPES)
 # Sent in place of the number of integers in the layout of a batch.
-_NO_ROWS, _CANCELLED = 0, -1
+_NO_ROWS = 0
+_CANCELLED = -1
 
 
 # Sent in place of the index of a command.
-NOTHING, LEAVE = -1, -2
+NOTHING = -1
+LEAVE = -2
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class ControlChannel:
         Raises:
             CommandCancelled: a rank has stopped the cancelled command; raised when all ranks have sent.
         """
-        gathered, given_up = [columns], None
+        gathered = [columns]
+        given_up = None
         for rank in range(1, self.world_size):
             try:
                 gathered.append(self.receive(rank))
@@ -162,7 +165,8 @@ def layout_of(batch: Batch) -> Tensor:
 
 def allocate(layout: Tensor) -> Batch:
     """Allocates an empty batch with the shape in `layout` (from `layout_of`), to receive column values into."""
-    num_rows, numbers = int(layout[0]), layout[1:].numpy()
+    num_rows = int(layout[0])
+    numbers = layout[1:].numpy()
     columns = numbers.reshape(-1, 1 + num_rows)
     return Batch.allocate(num_rows, {_COLUMN_NAMES[of[0]]: of[1:].astype(np.int32) for of in columns})
 

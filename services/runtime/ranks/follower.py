@@ -63,14 +63,17 @@ class Follower:
 
     def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
         """Runs a command on this rank's rows and returns the outcome; None if the command was cancelled meanwhile."""
-        channel, takes_replies = self.parts_channel, command.reply_limits(request) is not None
+        channel = self.parts_channel
+        takes_replies = command.reply_limits(request) is not None
         num_parts = num_parts_of(command, request, share)
         is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
         with ExitStack() as stack:
             replies = stack.enter_context(receiving_replies(channel, self._lost)) if takes_replies else None
             sender = stack.enter_context(sending(channel, num_parts, takes_replies=takes_replies))
             stack.enter_context(suppress(CommandCancelled))
-            tell, send_part, send_turns = (self.activity.progress,), sender.send_part, sender.send_turns
+            tell = (self.activity.progress,)
+            send_part = sender.send_part
+            send_turns = sender.send_turns
             progress = CommandProgress(command.point, tell, send_part, is_cancelled, send_turns, replies)
             failpoints.hit(f"{command.point}.begin")
             return command.run(request, share, progress)

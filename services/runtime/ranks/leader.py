@@ -130,7 +130,8 @@ class Leader:
             Unavailable: the command was cancelled before every rank had finished it; nothing of it is kept.
             WireError: the command failed.
         """
-        command, slots = call.command, self.worker.slots
+        command = call.command
+        slots = self.worker.slots
         shards = shard_rows(rows, self.channel.world_size, command.shard) if rows is not None else []
 
         def deliver(part: worker_pb2.PartReady, columns: Batch) -> None:
@@ -162,7 +163,9 @@ class Leader:
         Raises:
             CommandCancelled: the command was cancelled, and a rank has stopped early.
         """
-        command, conversations, outcome = call.command, call.conversations, None
+        command = call.command
+        conversations = call.conversations
+        outcome = None
         tell = (self.activity.progress, call.report)
         add_own = partial(gatherer.add, 0)
         own = (partial(conversations.turns_ended, 0), conversations.replies[0]) if conversations is not None else ()

@@ -10,7 +10,9 @@ from splitppo.rpc.errors import InvalidArgument, WrongState, WrongStep
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
     """Checks that a call comes from the newest controller and names this service's committed training step."""
-    header, command, committed = call.request.header, call.command, worker.committed_step
+    header = call.request.header
+    command = call.command
+    committed = worker.committed_step
     worker.fencing.check(header.run_id, header.epoch)
     if not command.repairs:
         worker.check_clean()
@@ -26,7 +28,8 @@ def check_identity(worker: Worker, call: CommandCall) -> None:
 
 def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
     """Returns a command's rows from its slot, checked and completed by the role; None if it works on no slot."""
-    command, request = call.command, call.request
+    command = call.command
+    request = call.request
     command.check(request)
     if not command.works_on_slot:
         return None

@@ -28,7 +28,8 @@ from splitppo.batch import Batch, concatenate
 from splitppo.v1 import conversation_pb2, worker_pb2
 
 # Sent in place of the number of a part.
-_END, _TURNS = 0, -1
+_END = 0
+_TURNS = -1
 
 
 def num_parts_of(command: Command, request: Any, rows: object) -> int:
@@ -48,7 +49,9 @@ class PartGatherer:
     """
 
     def __init__(self, num_parts: int, num_ranks: int, deliver: Callable[[worker_pb2.PartReady, Batch], None]) -> None:
-        self._num_parts, self._num_ranks, self._deliver = num_parts, num_ranks, deliver
+        self._num_parts = num_parts
+        self._num_ranks = num_ranks
+        self._deliver = deliver
         # By part and rank: rows and the version of the weights that made them, until all ranks have sent theirs.
         self._missing: dict[int, dict[int, tuple[Batch, int]]] = {part: {} for part in range(1, num_parts + 1)}
         self._lock = threading.Lock()

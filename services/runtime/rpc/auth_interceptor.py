@@ -77,5 +77,6 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
             place = Place(role=self._role, method=method.rpartition("/")[2])
             await abort(context, Unauthenticated(f"{because}: {wanted}", place))
 
-        streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        streaming = grpc.stream_stream_rpc_method_handler
+        single = grpc.stream_unary_rpc_method_handler
         return (streaming if handler.response_streaming else single)(refuse)

@@ -43,8 +43,10 @@ class DiagnosisServicer:
         for process in self._worker.processes:
             rank = response.ranks.add(process=process)
             if (sign := signs.get(process.rank)) is not None:
-                rank.device, rank.silent_s = sign.device.name, sign.silent_s
-                rank.free_bytes, rank.total_bytes = sign.device.free_bytes, sign.device.total_bytes
+                rank.device = sign.device.name
+                rank.silent_s = sign.silent_s
+                rank.free_bytes = sign.device.free_bytes
+                rank.total_bytes = sign.device.total_bytes
         response.certificate_ends_unix_s = self._certificate_ends_unix_s
         return response
 

@@ -85,8 +85,10 @@ class Server:
         _check_free(self.bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        role_name, max_calls = self.worker.context.role_name, self.worker.context.config.services.max_calls
-        tokens, open_health = self.credentials.tokens, self.security.open_health
+        role_name = self.worker.context.role_name
+        max_calls = self.worker.context.config.services.max_calls
+        tokens = self.credentials.tokens
+        open_health = self.security.open_health
         server = grpc.aio.server(
             interceptors=[TokenInterceptor(tokens, role_name, open_health=open_health)] if tokens else [],
             options=list(SERVER_OPTIONS),

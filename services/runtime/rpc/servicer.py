@@ -33,7 +33,8 @@ class WorkerServicer:
 
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
         """Checks that controller and worker are compatible; from then on the worker refuses older controllers."""
-        worker, run_dir = self._worker, self._worker.context.config.run.dir
+        worker = self._worker
+        run_dir = self._worker.context.config.run.dir
         if because := why_versions_differ("this worker", "the controller", request):
             raise WrongState(because)
         if request.config_digest != worker.config_digest:
@@ -88,7 +89,8 @@ class WorkerServicer:
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
         """Receives a batch in chunks (serialised messages) and puts it into its slot once all chunks have arrived."""
-        services, slots = self._worker.context.config.services, self._worker.slots
+        services = self._worker.context.config.services
+        slots = self._worker.slots
         caller = worker_pb2.PutBatchHeader()
         room = ExitStack()
 
@@ -96,7 +98,8 @@ class WorkerServicer:
             """Checks the caller and slot of a batch before memory is allocated for it; returns the batch header."""
             self._check_caller(header)
             slots.check(header.batch.slot, self._worker.committed_step)
-            caller.run_id, caller.epoch = header.run_id, header.epoch
+            caller.run_id = header.run_id
+            caller.epoch = header.epoch
             return header.batch
 
         def reserve(num_bytes: int) -> None:

@@ -85,7 +85,8 @@ class CommandCall:
 
     def report(self, done: int, total: int, phase: str) -> None:
         """Stores the call's newest progress; adds an event at most every 50 ms, for a new phase, and at the end."""
-        now, last = time.monotonic(), self.progress
+        now = time.monotonic()
+        last = self.progress
         self.progress = worker_pb2.Progress(done=done, total=total, phase=phase)
         is_due = last is None or last.phase != phase or last.done < total <= done
         if is_due or now - self._progress_at >= _PROGRESS_INTERVAL_S:
@@ -131,7 +132,8 @@ class CommandCall:
             if self.answered.is_set():
                 return
             self._events.append(event)
-            more, self._more = self._more, Future()
+            more = self._more
+            self._more = Future()
             if is_last:
                 self.answered.set()
         more.set_result(None)

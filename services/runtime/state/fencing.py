@@ -33,7 +33,8 @@ class FencingToken:
             if epoch == self.epoch and run_id != self._run_id:
                 raise WrongState(f"epoch {epoch} belongs to run {self._run_id!r}, not to {run_id!r}")
             takes_over = 0 < self.epoch < epoch
-            self._run_id, self.epoch = run_id, epoch
+            self._run_id = run_id
+            self.epoch = epoch
             return takes_over
 
     def check(self, run_id: str, epoch: int) -> None:

@@ -30,7 +30,8 @@ class Ledger:
     """
 
     def __init__(self, committed_step: int = 0) -> None:
-        self._entry, self._saved = _Entry(committed_step), _Entry()
+        self._entry = _Entry(committed_step)
+        self._saved = _Entry()
 
     @property
     def committed_step(self) -> int:
@@ -79,7 +80,8 @@ class Ledger:
         if entry.committed_step != step:
             raise DataLoss(f"the checkpoint of step {step} holds the ledger of step {entry.committed_step}")
         # A save from here on makes another checkpoint, also of a step that was saved before.
-        self._entry, self._saved = entry, _Entry()
+        self._entry = entry
+        self._saved = _Entry()
 
 
 def _read(state: bytes) -> _Entry:

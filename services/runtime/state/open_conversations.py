@@ -42,7 +42,8 @@ class OpenConversations:
         places: Sequence[Iterable[int]],
         announce: Callable[[conversation_pb2.TurnsEnded], None],
     ) -> None:
-        self._limits, self._announce = limits, announce
+        self._limits = limits
+        self._announce = announce
         self._responses = {place: _Response(rank) for rank, of_rank in enumerate(places) for place in of_rank}
         self._lock = threading.Lock()
         self.replies: list[ReplyQueue] = [SimpleQueue() for _ in places]
@@ -81,7 +82,9 @@ class OpenConversations:
 
     def _is_new(self, reply: conversation_pb2.TurnReply) -> bool:
         """Returns False if the turn of a possible reply has one already; InvalidArgument if it cannot be a reply."""
-        turn, tokens, limits = f"turn {reply.turn} of response {reply.place}", reply.tokens, self._limits
+        turn = f"turn {reply.turn} of response {reply.place}"
+        tokens = reply.tokens
+        limits = self._limits
         if (response := self._responses.get(reply.place)) is None:
             raise InvalidArgument(f"there is no response {reply.place}; there are {len(self._responses)} responses")
         if not 1 <= reply.turn <= response.num_turns:

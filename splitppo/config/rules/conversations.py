@@ -5,7 +5,8 @@ from splitppo.config.schema import Config
 
 def replies_come_in_time(config: Config) -> None:
     """Checks that a group that waits for a tool or an environment does not count as hanging before the tool does."""
-    timeout_s, progress_timeout_s = config.rollout.multi_turn.timeout_s, config.services.progress_timeout_s
+    timeout_s = config.rollout.multi_turn.timeout_s
+    progress_timeout_s = config.services.progress_timeout_s
     if config.rollout.multi_turn.environments and timeout_s >= progress_timeout_s:
         raise ValueError(
             f"rollout.multi_turn.timeout_s ({timeout_s:g}) must be under services.progress_timeout_s"
@@ -15,7 +16,8 @@ def replies_come_in_time(config: Config) -> None:
 
 def programs_end_in_time(config: Config) -> None:
     """Checks that the limits of sandboxes, and not the time of a call, end programs of the tool `python`."""
-    section, limit_s = config.rollout.multi_turn, 3 * config.reward.code.timeout_s
+    section = config.rollout.multi_turn
+    limit_s = 3 * config.reward.code.timeout_s
     runs_programs = any("python" in environment.tools for environment in section.environments.values())
     if runs_programs and section.timeout_s <= limit_s:
         raise ValueError(

@@ -26,8 +26,10 @@ def phases_count(config: Config) -> None:
 
 def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
     """Checks that `actor.entropy_coeff` lies within the bounds of `algorithm.adaptive_entropy`, if that is used."""
-    adaptive, coeff = config.algorithm.adaptive_entropy, config.actor.entropy_coeff
-    low, high = adaptive.min_entropy_coeff, adaptive.max_entropy_coeff
+    adaptive = config.algorithm.adaptive_entropy
+    coeff = config.actor.entropy_coeff
+    low = adaptive.min_entropy_coeff
+    high = adaptive.max_entropy_coeff
     is_used = any(phase.algorithm.adaptive_entropy.enable for phase in config.in_every_phase)
     if is_used and not low <= coeff <= high:
         raise ValueError(
@@ -38,7 +40,8 @@ def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
 
 def loss_type_is_the_actors_loss(config: Config) -> None:
     """Checks that `actor.policy_loss` and phases have the loss and rejections of `algorithm.rollout_correction`."""
-    correction, policy_loss = config.algorithm.rollout_correction, config.actor.policy_loss
+    correction = config.algorithm.rollout_correction
+    policy_loss = config.actor.policy_loss
     is_reinforce = correction.loss_type == "reinforce"
     if is_reinforce and (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is):
         raise ValueError(
@@ -61,7 +64,8 @@ def loss_type_is_the_actors_loss(config: Config) -> None:
 
 def a_teacher_alone_needs_no_scores(config: Config) -> None:
     """Checks that a run with `teacher.only` asks for nothing that only scores of responses could give."""
-    teacher, algorithm = config.teacher, config.algorithm
+    teacher = config.teacher
+    algorithm = config.algorithm
     if not teacher.only:
         return
     # Of rewards of 0, these would make advantages that are not 0, or have a critic learn nothing.

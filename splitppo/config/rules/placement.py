@@ -24,7 +24,8 @@ def meshes_fit_their_groups(config: Config) -> None:
     `ulysses_sequence_parallel_size` must divide the ranks that hold a copy of the weights together, or all with ddp.
     """
     for role in config.trained_roles:
-        model, ranks = config.trained_model_of(role), config.services.of(role).num_processes
+        model = config.trained_model_of(role)
+        ranks = config.services.of(role).num_processes
         size = model.fsdp_size
         if model.strategy == "ddp" and size != -1:
             raise ValueError(
@@ -37,9 +38,11 @@ def meshes_fit_their_groups(config: Config) -> None:
                 f"{role}.fsdp_size ({size}) must divide services.{role}.num_processes ({ranks}): expected one of"
                 f" {divisors}, or -1 for all ranks"
             )
-        sequence, key = model.ulysses_sequence_parallel_size, f"{role}.fsdp_size"
+        sequence = model.ulysses_sequence_parallel_size
+        key = f"{role}.fsdp_size"
         if size == -1:
-            size, key = ranks, f"services.{role}.num_processes"
+            size = ranks
+            key = f"services.{role}.num_processes"
         if size % sequence:
             raise ValueError(f"{role}.ulysses_sequence_parallel_size ({sequence}) must divide {key} ({size})")
 
@@ -72,7 +75,8 @@ def groups_in_turns_need_not_overlap(config: Config) -> None:
 
 def gpus_in_turns_are_given_back(config: Config) -> None:
     """Checks that vLLM gives GPU memory back between generations if critic and rollout group take turns on a GPU."""
-    rollout, services = config.rollout, config.services
+    rollout = config.rollout
+    services = config.services
     if rollout.backend == "vllm" and rollout.vllm.sleep_level == 0 and config.gpus_in_turns:
         raise ValueError(
             "rollout.vllm.sleep_level 0 keeps vLLM's memory while the critic computes, and services.critic.devices"

@@ -38,7 +38,9 @@ def validation_has_prompts(config: Config) -> None:
 
 def dynamic_sampling_fits(config: Config) -> None:
     """Checks that `algorithm.filter_groups` fits `rollout.n`, `rollout.stream_groups` and the numbers of prompts."""
-    data, rollout, filters = config.data, config.rollout, config.algorithm.filter_groups
+    data = config.data
+    rollout = config.rollout
+    filters = config.algorithm.filter_groups
     if not filters.enable:
         if data.gen_batch_size not in (None, data.train_batch_size):
             raise ValueError(
@@ -67,7 +69,8 @@ def dynamic_sampling_fits(config: Config) -> None:
 
 def staleness_is_corrected(config: Config) -> None:
     """Checks that `rollout.staleness` 1 has rollout correction, and no key that needs responses of current weights."""
-    rollout, correction = config.rollout, config.algorithm.rollout_correction
+    rollout = config.rollout
+    correction = config.algorithm.rollout_correction
     if not rollout.staleness:
         return
     if not correction.bypasses and correction.rollout_is is None:
@@ -107,7 +110,8 @@ def share_has_two_samplers(config: Config) -> None:
 
 def overlong_buffer_fits(config: Config) -> None:
     """Checks that the span of the penalty for long responses is not longer than `data.max_response_length`."""
-    buffer, limit = config.reward.overlong_buffer, config.data.max_response_length
+    buffer = config.reward.overlong_buffer
+    limit = config.data.max_response_length
     if buffer.enable and buffer.len is not None and buffer.len > limit:
         raise ValueError(
             f"reward.overlong_buffer.len ({buffer.len}) must not exceed data.max_response_length ({limit})"

@@ -93,7 +93,8 @@ class EstimatorConfig(Section):
             if getattr(self, key) is not None and key not in takes:
                 way = "use gae" if self.custom_path is None else "let the function take it"
                 raise ValueError(f"{key}: adv_estimator {name} does not read it: set it to null, or {way}")
-        keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
+        keys = self.gdpo_reward_keys
+        weights = self.gdpo_reward_weights
         needs_components = "components_KB" in self.needs
         if needs_components != bool(keys):
             given = f"gdpo_reward_keys {', '.join(keys)}" if keys else "no gdpo_reward_keys"

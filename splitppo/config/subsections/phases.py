@@ -38,7 +38,8 @@ class AdaptiveEntropy(Section):
     """The highest weight that the entropy bonus may get."""
 
     def _check_keys(self) -> None:
-        low, high = self.min_entropy_coeff, self.max_entropy_coeff
+        low = self.min_entropy_coeff
+        high = self.max_entropy_coeff
         if low > high:
             raise ValueError(f"expected min_entropy_coeff ({low:g}) to be at most max_entropy_coeff ({high:g})")
 

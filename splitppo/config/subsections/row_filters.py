@@ -28,7 +28,8 @@ def passes(value: object, condition: Condition) -> bool:
     if isinstance(condition, ValueRange):
         if not _is_number(value):
             return False
-        low, high = condition.min, condition.max
+        low = condition.min
+        high = condition.max
         return (low is None or value >= low) and (high is None or value <= high)
     return any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in condition)
 

@@ -57,7 +57,9 @@ class Bash:
 
     def __init__(self, script: Path, text: str, now_s: int, limit_s: float = LIMIT_S) -> None:
         self.visible = Visible(script, text)
-        self._script, self._now_s, self._limit_s = script, now_s, limit_s
+        self._script = script
+        self._now_s = now_s
+        self._limit_s = limit_s
         self._ends_s = time.monotonic() + limit_s
         self._programs: set[str] = set()  # that the script calls by their paths; they are replaced, too
         self._has_proc = True
@@ -127,7 +129,8 @@ def _read_notes(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], lis
     calls: list[str] = []
     rest = iter(fields)
     for kind in rest:
-        line, num_words = next(rest, ""), next(rest, "")
+        line = next(rest, "")
+        num_words = next(rest, "")
         if not _NUMBER.fullmatch(line) or not _NUMBER.fullmatch(num_words):
             break
         words = [*islice(rest, int(num_words))]

@@ -86,7 +86,10 @@ class _Reader:
     """Runs one launch script several times with different variables and results, and finds its arguments for verl."""
 
     def __init__(self, file: Path, text: str, environment: Mapping[str, str], bash: Bash) -> None:
-        self._file, self._text, self._environment, self._bash = file, text, environment, bash
+        self._file = file
+        self._text = text
+        self._environment = environment
+        self._bash = bash
         self._words: list[str] = []
         self._passing: dict[frozenset[int], BashRun] = {}  # by the lines whose tests were made to succeed
 
