@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from splitppo import __version__
 from tests.support.environments import UV, make_environment
 from tests.support.groups import PROJECT
+from tests.support.verl_launch import BASE
 
+PACKAGES = ("controller", "environments", "recipes", "rewards", "services", "splitppo", "viewer")
 ROLES = ("actor", "critic", "reward", "rollout")
 RUN = ("run.total_steps=2", "data.train_batch_size=64", "evaluation.test_freq=-1", "evaluation.min_accuracy=0")
 
@@ -41,20 +44,23 @@ class Installed:
         return done.stdout.strip()
 
 
-def tracked_files(folder: Path) -> None:
-    """Copies what git knows of the checkout, as a release is made from, into a folder."""
+def tracked_files() -> list[str]:
+    """Returns the paths in the checkout of all files that git knows, which a release is made from."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (PROJECT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(PROJECT / name, folder / name)
+    return [name for name in listed.split("\0") if name and (PROJECT / name).is_file()]
+
+
+def copy_tracked_files(folder: Path) -> None:
+    for name in tracked_files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PROJECT / name, folder / name)
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution and the wheel that is built from it."""
     checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
-    tracked_files(checkout)
+    copy_tracked_files(checkout)
     build = [UV, "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(dist)]
     subprocess.run([*build, str(checkout)], capture_output=True, text=True, check=True)
     return dist
@@ -96,19 +102,38 @@ def test_the_proto_files_and_the_type_marker_are_there(installed: Installed) -> 
     protos = {file.name for file in (installed.venv / "share/splitppo/proto/splitppo/v1").iterdir()}
     assert protos == {file.name for file in (PROJECT / "proto/splitppo/v1").glob("*.proto")}
     [site_packages] = installed.venv.glob("lib/python*/site-packages")
-    for package in ("controller", "environments", "recipes", "rewards", "services", "splitppo", "viewer"):
+    for package in PACKAGES:
         assert (site_packages / package / "py.typed").is_file(), package
 
 
-def test_the_pages_of_the_viewer_are_there_and_it_starts(installed: Installed) -> None:
-    [static] = installed.venv.glob("lib/python*/site-packages/viewer/static")
-    tracked = PROJECT / "viewer/static"
-    files = {file.relative_to(tracked) for file in tracked.rglob("*") if file.is_file()}
-    assert {file.relative_to(static) for file in static.rglob("*") if file.is_file()} == files
-    help_text, no_run = installed.run("python", "-m", "viewer", "--help"), installed.run("python", "-m", "viewer", ".")
+def test_the_wheel_has_every_file_of_the_packages_also_those_that_are_no_code(installed: Installed) -> None:
+    [site_packages] = installed.venv.glob("lib/python*/site-packages")
+    tracked = [name for name in tracked_files() if name.partition("/")[0] in PACKAGES]
+    assert [name for name in tracked if not (site_packages / name).is_file()] == []
+    assert {"answers.bash", "index.html", "cpu.yaml"} <= {Path(name).name for name in tracked}
+
+
+def test_the_viewer_starts(installed: Installed) -> None:
+    help_text = installed.run("python", "-m", "viewer", "--help")
+    no_run = installed.run("python", "-m", "viewer", ".")
     assert help_text.returncode == 0, help_text.stderr
     assert no_run.returncode == 2
     assert "no run folder" in no_run.stderr
+
+
+@pytest.mark.promise("from verl")
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_launch_script_of_verl_is_translated(installed: Installed) -> None:
+    """The sandbox that runs the script gets `answers.bash`, which is no code, from the wheel."""
+    script = installed.elsewhere / "run.sh"
+    script.write_text(
+        f"LR=$(echo 5e-6)\npython -m verl.trainer.main_ppo {' '.join(BASE)} actor_rollout_ref.actor.optim.lr=$LR\n"
+    )
+    done = installed.run("splitppo", "from-verl", "run.sh", "--verl-version", "0.9", "--gpus", "3:1", "-o", "my.yaml")
+    assert done.returncode == 0, done.stderr
+    translated = yaml.safe_load((installed.elsewhere / "my.yaml").read_text())
+    assert translated["actor"]["lr"] == 5e-6
+    assert translated["services"]["actor"]["devices"] == [0, 1, 2]
 
 
 def test_the_first_run_of_a_wheels_user(installed: Installed) -> None:
