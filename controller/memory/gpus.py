@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from controller.memory.estimate import GIB, GroupMemory, label, num_shards
+from controller.memory.estimate import GroupMemory
 from controller.memory.frozen_models import FROZEN_MODELS
+from controller.memory.group import num_shards
 from controller.memory.passes import sequence_ranks
+from controller.memory.terms import GIB, label
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.machine.gpus import check_offered, total_bytes_of_gpus

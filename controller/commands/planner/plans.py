@@ -10,8 +10,9 @@ from controller.commands.planner.part_shares import response_share
 from controller.commands.planner.place import Place, placed
 from controller.commands.planner.scaling import PhaseTimes, phase_times
 from controller.commands.planner.step_model import step_time
-from controller.memory.estimate import GIB, GroupMemory
+from controller.memory.estimate import GroupMemory
 from controller.memory.plan import memory_plan
+from controller.memory.terms import GIB
 from splitppo.config import Config, ConfigError, Schedule
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.keys import step_work

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from peft import LoraConfig, inject_adapter_in_model
 
-from controller.memory.estimate import GPU_PROCESS_BYTES, GroupMemory, Terms, estimate_group
+from controller.memory.estimate import GroupMemory, estimate_group
 from controller.memory.gpus import way_out
+from controller.memory.kept import GPU_PROCESS_BYTES
 from controller.memory.model_shape import ModelShape, read_model_shape
 from controller.memory.plan import memory_plan
+from controller.memory.terms import Terms
 from services.engine.model.loading import build_model
 from splitppo.config import Config
 from splitppo.config.sections.models import ActorConfig

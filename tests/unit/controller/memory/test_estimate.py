@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.memory.estimate import GIB, Terms, estimate_group
+from controller.memory.estimate import estimate_group
 from controller.memory.model_shape import ModelShape
+from controller.memory.terms import GIB, Terms
 from splitppo.config import Config
 from tests.support.fake_services import make_config
 
