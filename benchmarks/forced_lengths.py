@@ -24,7 +24,7 @@ from controller.run.folder import RunFolder
 from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import read_trace
-from controller.workers.client import Caller
+from controller.workers.clients import Caller
 from controller.workers.concurrency import gather_calls
 from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups, Workers

@@ -35,7 +35,7 @@ from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
-from controller.workers.client import Caller
+from controller.workers.clients import Caller
 from controller.workers.concurrency import gather_calls
 from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.sort_letters.prepare import prepare

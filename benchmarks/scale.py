@@ -50,7 +50,7 @@ from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
-from controller.workers.client import Caller
+from controller.workers.clients import Caller
 from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.qwen2_tokenizer import save_tokenizer, train_tokenizer
 from rewards.manager import RewardManager

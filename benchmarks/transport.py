@@ -30,7 +30,7 @@ import grpc.aio
 import numpy as np
 import uvloop
 
-from controller.workers.client import Caller, WorkerClient
+from controller.workers.clients import Caller, WorkerClient
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.codec import encode_messages, receive_batch

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.state import RunState
 from controller.schedule import run_calls
-from controller.workers.client import WorkerClient
+from controller.workers.clients import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import BackgroundTask
 from controller.workers.span import Span

@@ -19,7 +19,7 @@ from typing import Any, Self, TextIO
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
-from controller.workers.client import Caller, WorkerClient
+from controller.workers.clients import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
 from splitppo.config.keys import may_change

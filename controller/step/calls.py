@@ -14,10 +14,8 @@ from controller.step.generation import SampledRollouts
 from controller.step.observed import observed_columns, observed_rows
 from controller.step.parts import Compute, PartCalls, PendingRollouts
 from controller.step.sent_rows import RowsSentOnce, teacher_numbers
-from controller.workers.actor_client import ActorClient, loss_terms
-from controller.workers.client import WorkerClient
+from controller.workers.clients import ActorClient, CriticClient, WorkerClient, loss_terms
 from controller.workers.command import CommandReply
-from controller.workers.critic_client import CriticClient
 from controller.workers.recovery import replay_if_clean
 from splitppo.batch import Batch
 

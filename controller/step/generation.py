@@ -16,7 +16,7 @@ from controller.ppo.scores import Scores
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.parts import RolloutPart, in_order, of_controller
-from controller.workers.sampler_client import sampling_params
+from controller.workers.clients import sampling_params
 from controller.workers.share import Share, deal
 from splitppo.batch import Batch, row_order
 from splitppo.v1.actor_pb2 import SamplingParams

@@ -22,7 +22,7 @@ from controller.scoring.adjustments import (
 )
 from controller.scoring.scorer import check_failures
 from controller.step.context import StepContext
-from controller.workers.client import WorkerClient
+from controller.workers.clients import WorkerClient
 from controller.workers.command import CommandReply
 from rewards.source import FailureLimit
 from splitppo.batch import Array, Batch, concatenate

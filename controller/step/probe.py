@@ -4,8 +4,8 @@ import numpy as np
 
 from controller.data.prompts import PromptBatch
 from controller.step.context import StepContext
+from controller.workers.clients import sampling_params
 from controller.workers.command import CommandReply
-from controller.workers.sampler_client import sampling_params
 from splitppo.batch import Batch
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from controller.step.parts import RolloutPart
-from controller.workers.client import WorkerClient
+from controller.workers.clients import WorkerClient
 from splitppo.batch import Batch
 from splitppo.config.sections.teacher import TeacherConfig
 

@@ -18,7 +18,7 @@ from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.tracking.timeline import Trace
 from controller.validation.result import ValidationResult
-from controller.workers.client import Traffic, WorkerClient
+from controller.workers.clients import Traffic, WorkerClient
 from controller.workers.span import Span
 from splitppo.clock import unix_s
 from splitppo.config import Config

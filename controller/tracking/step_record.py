@@ -21,7 +21,7 @@ from controller.tracking.step_metrics import (
     timing_metrics,
 )
 from controller.validation.result import ValidationResult
-from controller.workers.client import Traffic
+from controller.workers.clients import Traffic
 from controller.workers.command import CommandReply
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from splitppo.batch import Batch

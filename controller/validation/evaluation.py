@@ -17,9 +17,9 @@ from controller.schedule import run_calls
 from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
+from controller.workers.clients import sampling_params
 from controller.workers.command import CommandReply
 from controller.workers.sampler import OnReply, Sampler
-from controller.workers.sampler_client import sampling_params
 from controller.workers.share import Share, deal
 from controller.workers.span import MAX_ENVIRONMENT_SPANS, Span, joined
 from rewards.source import FailureLimit

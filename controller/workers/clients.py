@@ -1,6 +1,6 @@
-"""The gRPC client of a worker group of any role, with one method per RPC that all roles have.
+"""The gRPC clients with which the controller calls the worker groups: what all roles have, then one class per role.
 
-The RPCs are the handshake, batches, checkpoints, and the computations of the frozen models that a worker may host.
+All roles have the handshake, batches, checkpoints, and the computations of the frozen models that a worker may host.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import operator
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import grpc
@@ -27,7 +28,10 @@ from controller.workers.command import (
 from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.clock import unix_s
+from splitppo.config import Config, DataConfig
 from splitppo.config.section import RoleName
+from splitppo.config.sections.evaluation import EvaluationConfig
+from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.connection_failures import connection_hint, handshake_failure
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
@@ -38,18 +42,27 @@ from splitppo.rpc.errors import (
     Place,
     Unauthenticated,
     Unavailable,
+    WrongPolicy,
     WrongState,
     WrongStep,
     error_from_rpc,
 )
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
+from splitppo.rpc.wire_format import MAX_REQUEST_BYTES, divide
 from splitppo.v1 import (
+    actor_pb2,
+    actor_pb2_grpc,
     batch_pb2,
+    conversation_pb2,
+    critic_pb2,
+    critic_pb2_grpc,
     reference_pb2,
     reference_pb2_grpc,
     reward_model_pb2,
     reward_model_pb2_grpc,
+    rollout_pb2,
+    rollout_pb2_grpc,
     teacher_pb2,
     teacher_pb2_grpc,
     worker_pb2,
@@ -61,7 +74,7 @@ T = TypeVar("T")
 # The timeout of one attempt to reach a starting worker, so that a silent address does not take the whole deadline.
 _REACH_TIMEOUT_S = 5.0
 _REACH_PAUSE_S = 0.1
-UNARY_TIMEOUT_S = 10.0
+_UNARY_TIMEOUT_S = 10.0
 # The states of a worker that takes no more commands and ends soon.
 _ENDING = {
     worker_pb2.WORKER_STATE_DRAINING: "it is draining",
@@ -224,14 +237,14 @@ class WorkerClient:
             nonce=self._caller.nonce,
         )
         sent_s = unix_s()
-        worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=UNARY_TIMEOUT_S)
+        worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=_UNARY_TIMEOUT_S)
         self._clock_offset_s = clock_offset_s(worker.unix_ns / 1e9, sent_s, unix_s())
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
         """Asks the worker for its status and returns it. The worker answers at once, also while its engine is busy."""
         request = worker_pb2.GetStatusRequest()
-        return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=UNARY_TIMEOUT_S))
+        return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
         """Returns True if `step` is 0 and the worker still has its initial model and no rows: it need not load."""
@@ -360,3 +373,165 @@ class WorkerClient:
     async def _repeat(self, method: str, step: int | None, attempt: Callable[[], Awaitable[T]]) -> T:
         place = Place(role=self.role, step=step, method=method)
         return await repeat_until_answered(attempt, ReconnectDeadline(self._limits.reconnect_timeout_s), place)
+
+
+class SamplerClient(WorkerClient):
+    """The controller's gRPC client of a group that offers the RPC Generate."""
+
+    async def generate(
+        self,
+        slot: batch_pb2.Slot,
+        sampling: actor_pb2.SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        sleep_after: bool = False,
+        on_part: Callable[[int], None] = lambda _: None,
+        conversation: conversation_pb2.Conversation | None = None,
+        on_turns: Callable[[conversation_pb2.TurnsEnded], None] = lambda _: None,
+    ) -> CommandReply:
+        """Makes the group sample responses to a slot's prompts by the slot's seeds; the slot then has a row for each.
+
+        The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
+        `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
+        number of a finished part, from 1, perhaps several times for a part, and perhaps not before this method returns.
+        With a `conversation`, `on_turns` is called with the turns that have ended, perhaps several times for a turn;
+        each turn then needs a reply (`reply`), except the last one of a response. With `sleep_after` the group has
+        given back the memory of its devices when this method returns.
+
+        Raises:
+            WrongPolicy: the responses were sampled with the weights of another step.
+        """
+
+        def check_policy(version: int) -> None:
+            if version != base_step:  # the update would take them for on-policy
+                sampled = f"the responses were sampled with the weights of step {version}"
+                place = Place(role=self.role, step=slot.step, method="Generate")
+                raise WrongPolicy(f"{sampled}, expected those of step {base_step}", place)
+
+        def on_event(event: worker_pb2.CommandEvent) -> None:
+            if event.HasField("part"):
+                check_policy(event.part.policy_version)
+                on_part(event.part.part)
+            elif event.HasField("turns"):
+                on_turns(event.turns)
+
+        request = actor_pb2.GenerateRequest(
+            slot=slot,
+            sampling=sampling,
+            num_parts=num_parts if num_parts > 1 else 0,
+            sleep_after=sleep_after,
+            conversation=conversation,
+        )
+        reply = await self._command("Generate", request, base_step, on_event=on_event)
+        check_policy(reply.result.policy_version)
+        return reply
+
+    async def reply(self, slot: batch_pb2.Slot, replies: Sequence[conversation_pb2.TurnReply]) -> None:
+        """Answers turns of the generation with a conversation that runs on a slot; may be called twice for a turn.
+
+        Raises:
+            InvalidArgument: one of the replies is impossible.
+            WrongState: no such generation is running; it may have ended with these replies, if they had to be sent
+                again.
+        """
+        run_id = self._caller.run_id
+        epoch = self._caller.epoch
+        header = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
+        for some in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
+            request = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)
+            await self._repeat("Reply", slot.step, partial(self._role.Reply, request, timeout=_UNARY_TIMEOUT_S))
+
+
+class ActorClient(SamplerClient):
+    """The controller's gRPC client of the actor group; each method calls the RPC of the same name."""
+
+    role = "actor"
+    role_service = actor_pb2_grpc.ActorServiceStub
+
+    async def publish_weights(self, *, base_step: int, keep_from: int, save_hf_model: bool = False) -> CommandReply:
+        """Makes the actor write its weights as files; `manifest_sha256` of the result names exactly this version.
+
+        `keep_from` is the oldest version that stays; `save_hf_model` also keeps the weights as a Hugging Face folder.
+        """
+        request = actor_pb2.PublishWeightsRequest(keep_from=keep_from, save_hf_model=save_hf_model)
+        return await self._command("PublishWeights", request, base_step, step=base_step)
+
+    async def compute_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Makes the actor add the column old_log_probs, the policy's log-probs of the response tokens, to a slot."""
+        return await self._command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
+
+    async def update(
+        self,
+        slot: batch_pb2.Slot,
+        *,
+        base_step: int,
+        total_steps: int = 0,
+        terms: actor_pb2.LossTerms | None = None,
+        advance_only: bool = False,
+    ) -> CommandReply:
+        """Makes one PPO update of the policy, which commits the slot's step; `advance_only` keeps the weights as is.
+
+        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing. `terms` are the
+        terms of the loss, by default those of the worker's configuration.
+        """
+        request = actor_pb2.ActorUpdateRequest(
+            slot=slot, advance_only=advance_only, loss_terms=terms, total_steps=total_steps
+        )
+        return await self._command("Update", request, base_step)
+
+
+class CriticClient(WorkerClient):
+    """The controller's gRPC client of the critic group; each method calls the RPC of the same name."""
+
+    role = "critic"
+    role_service = critic_pb2_grpc.CriticServiceStub
+
+    async def compute_values(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Makes the critic compute the values of the slot's responses, and add the column values to the slot."""
+        return await self._command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
+
+    async def update(self, slot: batch_pb2.Slot, *, base_step: int, total_steps: int = 0) -> CommandReply:
+        """Makes one update of the value model from the slot's rows, which commits the slot's step.
+
+        `total_steps` is the number of steps of the run, which learning rates may need; 0 says nothing.
+        """
+        request = critic_pb2.CriticUpdateRequest(slot=slot, total_steps=total_steps)
+        return await self._command("Update", request, base_step)
+
+
+class RolloutClient(SamplerClient):
+    """The controller's gRPC client of the rollout group; `committed_step` is the version that the group holds."""
+
+    role = "rollout"
+    role_service = rollout_pb2_grpc.RolloutServiceStub
+
+    async def sync_weights(self, version: int, manifest_sha256: str) -> CommandReply:
+        """Makes the group load a published version, whatever version it holds; see rollout.proto for the errors."""
+        request = rollout_pb2.SyncWeightsRequest(version=version, manifest_sha256=manifest_sha256)
+        return await self._load("SyncWeights", request, version)
+
+
+class RewardClient(WorkerClient):
+    """The controller's gRPC client of the reward group, which has neither checkpoints nor a step."""
+
+    role = "reward"
+
+
+def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
+    """Returns the protobuf message with temperature, top_p, top_k and response limit for the RPC Generate."""
+    drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
+    return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)
+
+
+def loss_terms(config: Config) -> actor_pb2.LossTerms:
+    """Returns the protobuf message with those terms of the policy loss that may change from step to step."""
+    terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
+    phases = config.algorithm.phases
+    teacher = config.teacher
+    return actor_pb2.LossTerms(
+        **terms,
+        loss_mode=config.actor.policy_loss.loss_mode,
+        phase=phases[0].label if phases else "",
+        teacher_coef=teacher.coef if teacher.is_in_loss else None,
+    )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from controller.workers.client import WorkerClient
+from controller.workers.clients import WorkerClient
 from controller.workers.launcher import GroupFailed
 from splitppo.rpc.errors import (
     DeadlineExceeded,

@@ -13,12 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import WorkerClient
+from controller.workers.clients import ActorClient, RolloutClient, SamplerClient, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import run_watched
-from controller.workers.rollout_client import RolloutClient
-from controller.workers.sampler_client import SamplerClient
 from splitppo.config import Config
 from splitppo.config_error import config_errors
 from splitppo.rpc.errors import DataLoss, Dirty, NotFound, WireError, WrongStep

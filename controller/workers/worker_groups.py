@@ -9,15 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Caller, WorkerClient
+from controller.workers.clients import ActorClient, Caller, CriticClient, RewardClient, RolloutClient, WorkerClient
 from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
-from controller.workers.critic_client import CriticClient
 from controller.workers.launcher import GroupFailed, LocalGroup, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
-from controller.workers.reward_client import RewardClient
-from controller.workers.rollout_client import RolloutClient
 from controller.workers.sampler import Sampler, raise_error
 from controller.workers.span import Span
 from splitppo.config import Config, ConfigError

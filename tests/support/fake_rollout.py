@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from controller.workers.client import Caller
+from controller.workers.clients import Caller, RolloutClient
 from controller.workers.command import CommandReply
 from controller.workers.recovery import RECOVERABLE
-from controller.workers.rollout_client import RolloutClient
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeSampler, manifest_of
 

@@ -23,12 +23,8 @@ from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, Text, objects
 from controller.scoring.scorer import Scorer
 from controller.tracking.display import Display, open_display
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Traffic, WorkerClient
+from controller.workers.clients import ActorClient, CriticClient, RewardClient, SamplerClient, Traffic, WorkerClient
 from controller.workers.command import CommandReply
-from controller.workers.critic_client import CriticClient
-from controller.workers.reward_client import RewardClient
-from controller.workers.sampler_client import SamplerClient
 from rewards.samples import Failure
 from rewards.source import FailureLimit
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts

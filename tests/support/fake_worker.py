@@ -7,8 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Caller
+from controller.workers.clients import ActorClient, Caller
 from splitppo.batch import Batch
 from splitppo.clock import unix_ns
 from splitppo.rpc.codec import encode_messages, receive_batch

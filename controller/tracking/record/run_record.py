@@ -20,7 +20,7 @@ from controller.tracking.record.rollout_store import RolloutStore
 from controller.tracking.record.worker import RecordWorker
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
-from controller.workers.client import WorkerClient
+from controller.workers.clients import WorkerClient
 from controller.workers.span import Span
 from splitppo import __version__
 from splitppo.clock import unix_s

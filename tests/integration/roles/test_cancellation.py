@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Caller
+from controller.workers.clients import ActorClient, Caller
 from controller.workers.command import ProgressCallback
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config

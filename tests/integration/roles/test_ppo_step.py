@@ -18,9 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Caller
-from controller.workers.critic_client import CriticClient
+from controller.workers.clients import ActorClient, Caller, CriticClient
 from controller.workers.worker_groups import Workers
 from services.engine.weights_digest import weights_digest
 from services.rollout.hf_backend.backend import HfRollout

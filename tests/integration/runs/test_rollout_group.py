@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from controller.run.folder import read_epoch
-from controller.workers.client import Caller
-from controller.workers.rollout_client import RolloutClient
+from controller.workers.clients import Caller, RolloutClient
 from splitppo.config.load import load_config
 from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import StaleEpoch

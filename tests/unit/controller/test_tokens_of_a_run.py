@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.workers.client import Caller
+from controller.workers.clients import Caller
 from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE

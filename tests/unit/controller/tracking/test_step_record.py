@@ -13,7 +13,7 @@ from controller.ppo.scores import objects
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.validation.result import Accuracy, ValidationResult
-from controller.workers.client import Traffic
+from controller.workers.clients import Traffic
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from rewards.samples import Failure

@@ -6,8 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Caller
+from controller.workers.clients import ActorClient, Caller
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.v1 import (
     actor_pb2_grpc,

@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.workers.actor_client import ActorClient
-from controller.workers.client import Traffic
+from controller.workers.clients import ActorClient, CriticClient, RewardClient, Traffic
 from controller.workers.command import Limits
-from controller.workers.critic_client import CriticClient
-from controller.workers.reward_client import RewardClient
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (
     Busy,
