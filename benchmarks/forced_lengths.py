@@ -23,15 +23,15 @@ from controller.data.tokenizer import load_tokenizer
 from controller.run.folder import RunFolder
 from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.tracking.timeline import read_trace
 from controller.workers.clients import Caller
 from controller.workers.concurrency import gather_calls
-from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.qwen2_tokenizer import save_tokenizer
 from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from rewards.manager import RewardManager
 from splitppo.config import Config, Schedule, load_config
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.trace import read_trace
 
 ROWS = 64
 PROMPT_TOKENS = 64

@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.tracking.timeline import read_trace
 from recipes.sort_letters.prepare import prepare
+from splitppo.run_folder.trace import read_trace
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 FIXED = (

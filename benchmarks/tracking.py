@@ -26,10 +26,10 @@ from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.validation.result import Accuracy, ValidationResult
 from controller.workers.command import CommandReply
-from controller.workers.span import Span
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
+from splitppo.run_folder.spans import Span
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.scores import make_scores
 

@@ -18,8 +18,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from controller.tracking.metric_names import METRICS
 from splitppo.config import Config
+from splitppo.run_folder.metrics import METRICS
 from tools.from_verl_page import KEY_PAGES, from_verl_keys_page, from_verl_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from controller.tracking.figures import figures
-from controller.tracking.metric_names import meaning
+from splitppo.run_folder.metrics import meaning
+from splitppo.run_folder.step_spans import figures
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
 from viewer.distributions import MAX_STEPS as MAX_STRIPS

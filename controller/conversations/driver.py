@@ -23,13 +23,13 @@ from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch, response_seeds
 from controller.workers.concurrency import gather_calls
 from controller.workers.share import Replies, Share
-from controller.workers.span import Span
 from environments.messages import Answer
 from environments.pool import Episode
 from environments.record import StepRecord
 from splitppo.batch import Batch, Column
 from splitppo.clock import unix_s
 from splitppo.rpc.errors import WrongState
+from splitppo.run_folder.spans import Span
 from splitppo.v1 import conversation_pb2
 
 # Environments get seeds that every random number generator takes.

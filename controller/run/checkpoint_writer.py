@@ -11,10 +11,10 @@ from controller.schedule import run_calls
 from controller.workers.clients import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import BackgroundTask
-from controller.workers.span import Span
 from splitppo import failpoints
 from splitppo.config import Config
 from splitppo.rpc.errors import StorageFailed
+from splitppo.run_folder.spans import Span
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.state import RunState
-from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import Config, ConfigError
 from splitppo.manifest import DamagedCheckpoint
+from splitppo.run_folder.spans import Span
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from controller.tracking.figures import MARGIN, PHASES, Figure, Steps, figures
 from controller.tracking.plain_text import clock
 from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.tracking.timeline import POOLS, read_trace
-from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_spans import MARGIN, PHASES, Figure, Steps, figures
+from splitppo.run_folder.trace import POOLS, read_trace
 
 _INK = "#22313f"
 _FAINT = "#8a99a6"

@@ -16,12 +16,12 @@ from controller.tracking.record.run_record import RunRecord
 from controller.tracking.rollout_dump import cut_back, rollout_rows, sample_rows, write_rollouts
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
-from controller.tracking.timeline import Trace
 from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic, WorkerClient
-from controller.workers.span import Span
 from splitppo.clock import unix_s
 from splitppo.config import Config
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.trace import Trace
 
 log = logging.getLogger(__name__)
 

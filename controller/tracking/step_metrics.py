@@ -1,4 +1,4 @@
-"""Computes the metrics of a step from arrays, timings and spans; metric_names.py declares the names of the metrics.
+"""Computes the metrics of a step from arrays, timings and spans; `splitppo.run_folder.metrics` declares their names.
 
 B responses, T response tokens, right-padded. A metric over nothing (no token, no response) is left out.
 """
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.ppo.scores import Scores, is_numeric
-from controller.workers.span import Span, busy_s
 from rewards.code.limits import CODE_LIMIT, Limit
 from rewards.samples import Failure
 from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from splitppo.balance import attention_cost, partition
 from splitppo.config import DataConfig
+from splitppo.run_folder.spans import Span, busy_s
 
 Counts = NDArray[np.integer[Any]]
 

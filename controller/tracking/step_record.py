@@ -10,7 +10,6 @@ from functools import cached_property
 from controller.conversations.conversation import conversation_metrics
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores
-from controller.tracking.metric_names import check_declared
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import (
     balance_metrics,
@@ -23,10 +22,11 @@ from controller.tracking.step_metrics import (
 from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic
 from controller.workers.command import CommandReply
-from controller.workers.span import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from splitppo.batch import Batch
 from splitppo.clock import unix_s
 from splitppo.config import Config
+from splitppo.run_folder.metrics import check_declared
+from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 
 
 @dataclass

@@ -21,11 +21,11 @@ from controller.workers.clients import sampling_params
 from controller.workers.command import CommandReply
 from controller.workers.sampler import OnReply, Sampler
 from controller.workers.share import Share, deal
-from controller.workers.span import MAX_ENVIRONMENT_SPANS, Span, joined
 from rewards.source import FailureLimit
 from splitppo.batch import Batch, join_parts
 from splitppo.clock import unix_s
 from splitppo.config import Config
+from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Span, joined
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from controller.ppo.scores import Scores
-from controller.workers.span import Span
+from splitppo.run_folder.spans import Span
 
 
 class Accuracy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

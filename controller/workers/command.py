@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from controller.workers.span import Parts, Span
 from splitppo import failpoints
 from splitppo.clock import unix_s
 from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
+from splitppo.run_folder.spans import Parts, Span
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)

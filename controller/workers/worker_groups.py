@@ -15,7 +15,6 @@ from controller.workers.concurrency import gather_calls, run_watched
 from controller.workers.launcher import GroupFailed, LocalGroup, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
 from controller.workers.sampler import Sampler, raise_error
-from controller.workers.span import Span
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import ROLES, RoleName
 from splitppo.config.worker_digest import worker_digest
@@ -24,6 +23,7 @@ from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
 from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
+from splitppo.run_folder.spans import Span
 
 log = logging.getLogger(__name__)
 Client = TypeVar("Client", bound=WorkerClient)

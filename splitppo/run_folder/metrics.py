@@ -184,4 +184,4 @@ def check_declared(names: Iterable[str]) -> None:
     """Checks that every metric name is declared in the table of metrics; ValueError if one is not."""
     for name in names:
         if not any(meaning(name)):
-            raise ValueError(f"metric {name!r} is not declared in controller/tracking/metric_names.py")
+            raise ValueError(f"metric {name!r} is not declared in splitppo/run_folder/metrics.py")

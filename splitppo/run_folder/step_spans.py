@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from controller.workers.span import Span, busy_s
+from splitppo.run_folder.spans import Span, busy_s
 
 # The label of spans by name in the timeline, their colour, and True if text on this colour is white.
 PHASES = {

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.spans import Span
 
 # In the order of the rows: a rollout group may take turns with the critic, on the same devices.
 POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward", "environments")

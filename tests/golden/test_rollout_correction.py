@@ -10,9 +10,9 @@ import pytest
 
 from controller.ppo.rollout_correction import Correction, correct_rollout
 from controller.ppo.rollout_mismatch import mismatch_metrics
-from controller.tracking.metric_names import check_declared
 from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import REJECTION_OPTIONS
+from splitppo.run_folder.metrics import check_declared
 from tests.support.seeds import shifted
 
 BearerTokens = list[list[tuple[float, float]]]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from controller.ppo.rollout_correction import correct_rollout
-from controller.tracking.metric_names import check_declared
 from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import REJECTION_OPTIONS
+from splitppo.run_folder.metrics import check_declared
 
 few = settings(max_examples=80)
 

@@ -9,11 +9,11 @@ from statistics import median
 from typing import Any
 
 from controller.tracking.step_file import METRICS_FILE, read_metrics
-from controller.tracking.timeline import read_trace
-from controller.workers.span import Span, busy_s
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 from splitppo.config_error import config_errors
+from splitppo.run_folder.spans import Span, busy_s
+from splitppo.run_folder.trace import read_trace
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
 # actor publishes weights, and a rollout group loads them ("sync") and samples ("gen_rollout").

@@ -21,11 +21,11 @@ from controller.tracking.record.worker import RecordWorker
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from controller.workers.clients import WorkerClient
-from controller.workers.span import Span
 from splitppo import __version__
 from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
+from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2
 
 _MAX_CUT_SPANS = 2000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from controller.tracking.timeline import read_trace
+from splitppo.run_folder.trace import read_trace
 from tests.support.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.

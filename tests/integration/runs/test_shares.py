@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.tracking.timeline import read_trace
+from splitppo.run_folder.trace import read_trace
 from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.kill_matrix.rollout_cells import CORE, share_cells
 from tests.support.external import ExternalGroups, external_groups

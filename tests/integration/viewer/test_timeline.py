@@ -10,8 +10,8 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from controller.tracking.figures import PHASES, Steps
-from controller.tracking.timeline import read_trace
+from splitppo.run_folder.step_spans import PHASES, Steps
+from splitppo.run_folder.trace import read_trace
 from tests.support.browser import Page, viewer
 from tests.support.viewed_runs import Shape, add_step, make_run
 from tests.support.viewed_traces import spans_of, write_trace

@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from controller.tracking.metric_names import check_declared
 from services.engine import flops
 from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, Sampling, empty_responses
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
 from splitppo.rpc.errors import WrongState
+from splitppo.run_folder.metrics import check_declared
 from splitppo.v1 import actor_pb2
 from tests.support.models import EOS, VOCABULARY
 from tests.support.roles import (

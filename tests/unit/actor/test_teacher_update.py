@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.tracking.metric_names import check_declared
 from services.actor.role import ActorRole
 from splitppo.batch import Batch, Column
 from splitppo.rpc.errors import WrongState
+from splitppo.run_folder.metrics import check_declared
 from splitppo.v1 import actor_pb2
 from tests.support.models import VOCABULARY, save_policy
 from tests.support.roles import N_SAMPLES, call, context_of, experience, teacher_columns, update_request

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from controller.tracking.plots import PHASES
-from controller.tracking.timeline import read_trace
-from controller.workers.span import Span
 from splitppo.config import ConfigError, Schedule
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_spans import PHASES
+from splitppo.run_folder.trace import read_trace
 from tests.support.fake_run import FakeRun, make_run
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]

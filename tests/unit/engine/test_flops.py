@@ -12,11 +12,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from controller.tracking.metric_names import check_declared
 from services.engine.flops import DenseShape, FlopsMeter, dense_shape, forward_flops, peak_flops, train_flops
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
+from splitppo.run_folder.metrics import check_declared
 from tests.support.engines import forward_of, load_model, loss_of, make_engine, silent
 from tests.support.models import VOCABULARY, save_experts, save_policy, tiny_config
 

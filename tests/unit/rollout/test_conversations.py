@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.tracking.metric_names import check_declared
 from services.actor.role import ActorRole
 from services.runtime.role import CommandCancelled, ReplyLimits
 from splitppo.batch import Batch, join_parts
+from splitppo.run_folder.metrics import check_declared
 from splitppo.v1 import conversation_pb2
 from tests.support.conversations import Script, ScriptedReplies, last, replies_of
 from tests.support.models import VOCABULARY

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controller.tracking.figures import WAITING, Steps, figures
-from controller.tracking.metric_names import meaning
 from controller.tracking.plots import charts_of
-from controller.workers.span import Span
+from splitppo.run_folder.metrics import meaning
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_spans import WAITING, Steps, figures
 
 T0 = 1_760_000_000.0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from controller.tracking.timeline import Trace, read_trace
-from controller.workers.span import Span, busy_s, joined
+from splitppo.run_folder.spans import Span, busy_s, joined
+from splitppo.run_folder.trace import Trace, read_trace
 
 T0 = 1_760_000_000.0
 

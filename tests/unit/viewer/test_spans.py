@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controller.tracking.figures import Steps, figures
-from controller.tracking.timeline import read_trace
+from splitppo.run_folder.step_spans import Steps, figures
+from splitppo.run_folder.trace import read_trace
 from tests.support.viewed_runs import Shape, add_event, make_run
 from tests.support.viewed_traces import T0, spans_of, write_trace
 from tests.support.viewer_client import ask

@@ -32,7 +32,6 @@ from controller.step.dynamic_sampling import KeptRollouts
 from controller.step.generation import SampledRollouts
 from controller.step.kept_groups import Groups
 from controller.step.log_prob_check import LogProbCheck
-from controller.tracking.metric_names import check_declared
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
 from controller.workers.sampler import Sampler
@@ -41,6 +40,7 @@ from environments.messages import Answer
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
 from splitppo.rpc.errors import Place, Unavailable
+from splitppo.run_folder.metrics import check_declared
 from tests.support import models
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeScorer, make_config

@@ -12,9 +12,9 @@ import pytest
 from controller.run.checkpoint_store import CheckpointStore, CommitMarker
 from controller.run.checkpoint_writer import CheckpointFailed, CheckpointWriter
 from controller.run.state import RunState
-from controller.workers.span import Span
 from splitppo.config import Schedule
 from splitppo.rpc.errors import StorageFailed, Unavailable
+from splitppo.run_folder.spans import Span
 from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeActor, FakeClient, FakeCritic, make_config
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from controller.ppo.experience import Experience
-from controller.tracking.metric_names import METRICS, check_declared
 from controller.tracking.step_metrics import (
     balance_metrics,
     code_limit_metrics,
@@ -22,9 +21,10 @@ from controller.tracking.step_metrics import (
     symbolic_metrics,
     timing_metrics,
 )
-from controller.workers.span import Span
 from splitppo.batch import Batch, Column
 from splitppo.config import DataConfig
+from splitppo.run_folder.metrics import METRICS, check_declared
+from splitppo.run_folder.spans import Span
 
 
 def test_names_that_dashboards_know_are_declared() -> None:

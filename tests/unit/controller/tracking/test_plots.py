@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from controller.tracking.figures import PHASES
 from controller.tracking.plots import charts_of, render_report, write_report
 from controller.tracking.step_file import StepFile
-from controller.tracking.timeline import Trace
-from controller.workers.span import Span
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_spans import PHASES
+from splitppo.run_folder.trace import Trace
 
 T0 = 1_760_000_000.0
 SCORE, ACCURACY = "Score and held-out accuracy", "Accuracy by data source"

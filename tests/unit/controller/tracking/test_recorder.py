@@ -20,12 +20,12 @@ from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import read_metrics
 from controller.tracking.step_record import StepRecord
 from controller.tracking.summary import Overlap
-from controller.tracking.timeline import read_trace
 from controller.validation.result import Accuracy, ValidationResult
 from controller.workers.command import CommandReply
-from controller.workers.span import Span
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.run_folder.spans import Span
+from splitppo.run_folder.trace import read_trace
 from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.call_log import CallLog

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from controller.ppo.scores import Scores, objects
-from controller.tracking.metric_names import check_declared
 from controller.tracking.step_metrics import reward_extra_metrics
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from rewards.scorers import math_dapo
+from splitppo.run_folder.metrics import check_declared
 from tests.support.scores import make_scores
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from controller.commands.from_verl.keys import ROWS, VERL_DEFAULTS, row_of
 from controller.commands.from_verl.row import Row
-from controller.tracking.metric_names import check_declared
 from splitppo.config import Config
+from splitppo.run_folder.metrics import check_declared
 from tools.from_verl_page import METRICS
 
 NAMED = sorted({row.to for row in ROWS if row.to and "*" not in row.to})

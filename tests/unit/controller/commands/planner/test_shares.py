@@ -12,7 +12,7 @@ from controller.commands.planner.measured import Measurement, measurement_of
 from controller.commands.planner.plans import Plans, make_plans
 from controller.commands.planner.report import explain
 from controller.commands.planner.scaling import phase_times
-from controller.workers.span import Span
+from splitppo.run_folder.spans import Span
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy
 

@@ -19,9 +19,9 @@ from controller.tracking.record.live import LiveFile
 from controller.tracking.record.run_record import RunRecord
 from controller.tracking.recorder import Recorder
 from controller.validation.result import Accuracy, ValidationResult
-from controller.workers.span import Span
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
+from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2
 from tests.support.recorded import byte_tokenizer, random_experience, record_config
 

@@ -1,0 +1,1 @@
+"""The run folder: every file of a run, with its writer and its reader, and the table of metrics. It knows no wire."""
