@@ -59,7 +59,7 @@ async def examine_run(config: Config) -> Facts:
         await _examine_groups(facts, credentials)
         _compare_configs(config, facts)
     is_local = config.services.launch == "local"
-    if is_local and not facts.run.controller_runs and not any(group.is_reached for group in facts.groups.values()):
+    if is_local and not facts.run.controller_runs and not any(group.status for group in facts.groups.values()):
         facts.groups = {}
         facts.notes.append(
             f"no run is live in {config.run.dir}, so there are no groups to ask (services.launch: local)"
@@ -79,7 +79,8 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
         await asyncio.gather(*(examine(group, credentials, nonce.name if nonce else "", turn) for group in asked))
         if nonce and not nonce.exists():  # a controller that started meanwhile has removed the file
             for group in asked:
-                group.shares_run_dir = None
+                if group.diagnosis is not None:
+                    group.diagnosis = replace(group.diagnosis, shares_run_dir=None)
 
 
 def _compare_configs(config: Config, facts: Facts) -> None:
@@ -90,7 +91,7 @@ def _compare_configs(config: Config, facts: Facts) -> None:
     with suppress(ConfigError):
         stored = load_config(RunFolder(config).config_file, is_stored=True)
         for role, group in facts.groups.items():
-            if group.config_digest == worker_digest(stored, role):
+            if group.status is not None and group.status.config_digest == worker_digest(stored, role):
                 different = differences(worker_sections(stored, role), worker_sections(config, role))
                 shown = {key: f"{key} is {there!r} there, {here!r} here" for key, there, here in different}
                 group.config_differences = [shown[key] for key in sorted(shown)]

@@ -1,7 +1,8 @@
 """Facts about a run and its worker groups, as plain values; the names of the attributes are the keys of `--json`."""
 
+from collections import ChainMap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -29,91 +30,126 @@ class RankFacts:
     silent_s: float
 
 
+@dataclass(frozen=True)
+class Status:
+    """What a worker says of itself (GetStatus). `role` is the role that it reports; what it does is None if idle."""
+
+    role: str
+    state: str
+    running_method: str | None
+    progress: dict[str, Any] | None
+    queued_commands: int
+    num_slots: int
+    step: int
+    epoch: int
+    instance_id: str
+    protocol_version: int
+    software_version: str
+    config_digest: str
+
+    @classmethod
+    def of(cls, answer: worker_pb2.GetStatusResponse) -> "Status":
+        """Converts the answer of a worker."""
+        progress = None
+        if answer.running_method and answer.HasField("progress"):
+            done = answer.progress
+            progress = {"done": done.done, "total": done.total, "phase": done.phase}
+        return cls(
+            role=_name(worker_pb2.Role, answer.role, "ROLE_"),
+            state=_name(worker_pb2.WorkerState, answer.state, "WORKER_STATE_"),
+            running_method=answer.running_method or None,
+            progress=progress,
+            queued_commands=answer.queued_commands,
+            num_slots=len(answer.slots),
+            step=answer.committed_step,
+            epoch=answer.epoch,
+            instance_id=answer.instance_id,
+            protocol_version=answer.protocol_version,
+            software_version=answer.software_version,
+            config_digest=answer.config_digest,
+        )
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The connection to a worker, as measured: round trips, bytes per second each way, and the clocks of both ends.
+
+    An attribute is None if it was not measured. `clock_offset_s` is the group's clock minus this machine's, exact to
+    half of the fastest round trip.
+    """
+
+    num_round_trips: int
+    round_trip_min_s: float
+    round_trip_p50_s: float
+    round_trip_p99_s: float
+    clock_offset_s: float | None
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+
+    @classmethod
+    def of(cls, round_trips_s: Sequence[float], clock_offset_s: float | None) -> "Connection":
+        """Computes minimum, median and 99th percentile of round trips: one or more, in seconds."""
+        p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
+        return cls(len(round_trips_s), min(round_trips_s), float(p50_s), float(p99_s), clock_offset_s)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a worker says of its ranks, its storage and its certificate (Diagnose); None is what it does not know."""
+
+    ranks: tuple[RankFacts, ...]
+    run_dir: str
+    shares_run_dir: bool | None
+    is_run_dir_writable: bool
+    disk_free_bytes: int | None
+    certificate_ends_unix_s: int | None
+
+    @classmethod
+    def of(cls, answer: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> "Diagnosis":
+        """Converts the answer of a worker. Whether it shares the run folder is known if it was asked for a nonce."""
+        return cls(
+            ranks=tuple(_rank(rank) for rank in answer.ranks),
+            run_dir=answer.run_dir,
+            shares_run_dir=answer.sees_nonce if asked_for_nonce else None,
+            is_run_dir_writable=answer.is_writable,
+            disk_free_bytes=answer.disk_free_bytes if answer.is_writable else None,
+            certificate_ends_unix_s=answer.certificate_ends_unix_s or None,
+        )
+
+
 @dataclass
 class GroupFacts:
-    """The facts about one worker group. An attribute is None if the group was not asked for it, or did not answer.
+    """The facts about one worker group: how it is reached, and the three parts that it was asked for.
 
     Attributes:
         address: host:port; empty if the group has not announced it.
         expected_config_digest: the digest that the group reports if it has the doctor's configuration.
-        is_reached: True if the group answered.
         failure, failure_code: why the group did not answer, or stopped answering: the end of a sentence, and the code.
-        role: the role that the group reports.
         config_differences: keys that differ, with both values, if the run folder has the group's configuration.
-        clock_offset_s: the group's clock minus this machine's, exact to half of the fastest round trip.
         stopped_pids: pids, by rank, of its processes on this machine that a signal or a debugger has stopped.
+        status, connection, diagnosis: None if the group was not asked for it, or did not answer.
     """
 
     address: str
     expected_config_digest: str
-    is_reached: bool = False
     failure: str | None = None
     failure_code: FailureCode | None = None
-    role: str | None = None
-    state: str | None = None
-    running_method: str | None = None
-    progress: dict[str, Any] | None = None
-    queued_commands: int | None = None
-    num_slots: int | None = None
-    step: int | None = None
-    epoch: int | None = None
-    instance_id: str | None = None
-    protocol_version: int | None = None
-    software_version: str | None = None
-    config_digest: str | None = None
     config_differences: list[str] = field(default_factory=list)
-    num_round_trips: int = 0
-    round_trip_min_s: float | None = None
-    round_trip_p50_s: float | None = None
-    round_trip_p99_s: float | None = None
-    upload_bytes_per_s: float | None = None
-    download_bytes_per_s: float | None = None
-    clock_offset_s: float | None = None
-    is_diagnosed: bool = False
-    ranks: list[RankFacts] = field(default_factory=list)
     stopped_pids: dict[int, int] = field(default_factory=dict)
-    run_dir: str | None = None
-    shares_run_dir: bool | None = None
-    is_run_dir_writable: bool | None = None
-    disk_free_bytes: int | None = None
-    certificate_ends_unix_s: int | None = None
+    status: Status | None = None
+    connection: Connection | None = None
+    diagnosis: Diagnosis | None = None
 
-    def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
-        """Updates this object with a worker's answer to the RPC GetStatus."""
-        self.is_reached = True
-        self.role = _name(worker_pb2.Role, status.role, "ROLE_")
-        self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")
-        self.running_method = status.running_method or None
-        if status.running_method and status.HasField("progress"):
-            progress = status.progress
-            self.progress = {"done": progress.done, "total": progress.total, "phase": progress.phase}
-        self.queued_commands = status.queued_commands
-        self.num_slots = len(status.slots)
-        self.step = status.committed_step
-        self.epoch = status.epoch
-        self.instance_id = status.instance_id
-        self.protocol_version = status.protocol_version
-        self.software_version = status.software_version
-        self.config_digest = status.config_digest
+    def flat(self) -> dict[str, Any]:
+        """Returns all facts by name, those of the three parts beside the others; null or empty if not known."""
+        own = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        unknown = {part.name: None for of in _PARTS.values() for part in fields(of)}
+        known = [asdict(getattr(self, name)) for name in _PARTS if getattr(self, name) is not None]
+        reached = {"is_reached": self.status is not None, "is_diagnosed": self.diagnosis is not None}
+        return own | reached | unknown | {"num_round_trips": 0, "ranks": []} | dict(ChainMap(*known))
 
-    def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
-        """Computes minimum, median and 99th percentile of round trips (one or more, in seconds), and stores them."""
-        self.num_round_trips = len(round_trips_s)
-        self.round_trip_min_s = min(round_trips_s)
-        p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
-        self.round_trip_p50_s = float(p50_s)
-        self.round_trip_p99_s = float(p99_s)
-        self.clock_offset_s = clock_offset_s
 
-    def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
-        """Copies the answer of a worker to Diagnose into these facts: ranks, run folder, disk and certificate."""
-        self.is_diagnosed = True
-        self.ranks = [_rank(rank) for rank in diagnosis.ranks]
-        self.run_dir = diagnosis.run_dir
-        self.is_run_dir_writable = diagnosis.is_writable
-        self.shares_run_dir = diagnosis.sees_nonce if asked_for_nonce else None
-        self.disk_free_bytes = diagnosis.disk_free_bytes if diagnosis.is_writable else None
-        self.certificate_ends_unix_s = diagnosis.certificate_ends_unix_s or None
+_PARTS = {"status": Status, "connection": Connection, "diagnosis": Diagnosis}
 
 
 @dataclass
@@ -153,7 +189,7 @@ class RunFacts:
 
     def is_awaited(self, group: GroupFacts) -> bool:
         """Returns True if a worker group does not answer because the run is still starting."""
-        return self.is_starting and not group.is_reached
+        return self.is_starting and group.status is None
 
 
 @dataclass(frozen=True)

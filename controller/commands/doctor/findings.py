@@ -3,7 +3,7 @@
 import datetime as dt
 from collections.abc import Iterator, Mapping
 
-from controller.commands.doctor.facts import Facts, Finding, GroupFacts, RunFacts
+from controller.commands.doctor.facts import Connection, Diagnosis, Facts, Finding, GroupFacts, RunFacts, Status
 from controller.tracking.plain_text import size
 from splitppo.config.section import RoleName
 from splitppo.our_commands import our_command
@@ -64,37 +64,46 @@ def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
     yield from _stopped_ranks(role, group)
     is_explained = group.failure_code == "silent" and group.stopped_pids
     if group.failure is not None and group.failure_code not in (None, "storage") and not is_explained:
-        lost = "stopped answering" if group.is_reached else "cannot be asked"
+        lost = "cannot be asked" if group.status is None else "stopped answering"
         advice = _advice(role, group.failure_code, facts.run)
         yield Finding(group.failure_code, role, f"{the} {lost}: {group.failure}", advice)
-    if not group.is_reached:
-        return
-    if group.role != role:
+    if group.status is not None:
+        yield from _of_status(role, the, group, group.status, facts.run)
+    if group.connection is not None:
+        yield from _clock(role, the, group.connection)
+    if group.failure_code == "storage":
+        sentence = f"the run folder does not answer {the}: {group.failure}"
+        yield Finding("run_folder", role, sentence, "look at the network file system of its machine")
+    if group.diagnosis is not None:
+        yield from _run_folder(role, the, group.diagnosis, facts.run)
+        yield from _silent_ranks(role, group, group.diagnosis)
+        ends_unix_s = group.diagnosis.certificate_ends_unix_s
+        yield from _certificate(role, f"the certificate of {the}", ends_unix_s, facts.now_unix_s)
+
+
+def _of_status(role: str, the: str, group: GroupFacts, status: Status, run: RunFacts) -> Iterator[Finding]:
+    if status.role != role:
         advice = f"correct services.{role}.address: two groups may have been mixed up"
-        yield Finding("role", role, f"{the} is a {group.role}, expected the {role}", advice)
+        yield Finding("role", role, f"{the} is a {status.role}, expected the {role}", advice)
     greeting = worker_pb2.HandshakeResponse(
-        protocol_version=group.protocol_version, software_version=group.software_version
+        protocol_version=status.protocol_version, software_version=status.software_version
     )
     if because := why_versions_differ("this doctor", the, greeting):
         sentence, _, advice = because.rpartition(": ")
         yield Finding("version", role, sentence, advice)
-    elif group.role == role and group.config_digest != group.expected_config_digest:
-        sentence = f"{the} was started with another configuration: {_differences(role, group)}"
-        advice = f"restart it with this configuration, or give the one that it runs with ({facts.run.dir}/config.yaml)"
-        yield Finding("config", role, sentence, advice)
-    if group.state in _STATES:
-        what, advice = _STATES[group.state]
+    elif status.role == role and status.config_digest != group.expected_config_digest:
+        different = _differences(role, group, status)
+        advice = f"restart it with this configuration, or give the one that it runs with ({run.dir}/config.yaml)"
+        yield Finding("config", role, f"{the} was started with another configuration: {different}", advice)
+    if status.state in _STATES:
+        what, advice = _STATES[status.state]
         yield Finding("state", role, f"{the} {what}", advice)
-    yield from _clock(role, the, group)
-    yield from _run_folder(role, the, group, facts.run)
-    yield from _silent_ranks(role, group)
-    yield from _certificate(role, f"the certificate of {the}", group.certificate_ends_unix_s, facts.now_unix_s)
 
 
-def _differences(role: str, group: GroupFacts) -> str:
+def _differences(role: str, group: GroupFacts, status: Status) -> str:
     if group.config_differences:
         return "; ".join(group.config_differences)
-    digests = f"its digest begins with {str(group.config_digest)[:12]}, by this one {group.expected_config_digest[:12]}"
+    digests = f"its digest begins with {status.config_digest[:12]}, by this one {group.expected_config_digest[:12]}"
     return f"{digests}, so the sections that shape the {role} differ"
 
 
@@ -115,9 +124,9 @@ def _advice(role: str, code: str, run: RunFacts) -> str:
     }.get(code, f"{log} says more")
 
 
-def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
-    offset_s = group.clock_offset_s
-    uncertainty_s = (group.round_trip_min_s or 0.0) / 2
+def _clock(role: str, the: str, connection: Connection) -> Iterator[Finding]:
+    offset_s = connection.clock_offset_s
+    uncertainty_s = connection.round_trip_min_s / 2
     if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
         off = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
         so = "certificates may count as expired or not valid yet, and logs of two machines do not fit together"
@@ -125,16 +134,13 @@ def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
         yield Finding("clock", role, f"the clock of {the} is {off}: {so}", advice)
 
 
-def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterator[Finding]:
-    mount = "mount the same storage there and here, and give it in run.dir on both sides"
-    if group.failure_code == "storage":
-        sentence = f"the run folder does not answer {the}: {group.failure}"
-        yield Finding("run_folder", role, sentence, "look at the network file system of its machine")
-    elif group.shares_run_dir is False:
-        sentence = f"{the} has another run folder: a file made in {run.dir} is not in its {group.run_dir}"
+def _run_folder(role: str, the: str, diagnosis: Diagnosis, run: RunFacts) -> Iterator[Finding]:
+    if diagnosis.shares_run_dir is False:
+        sentence = f"{the} has another run folder: a file made in {run.dir} is not in its {diagnosis.run_dir}"
+        mount = "mount the same storage there and here, and give it in run.dir on both sides"
         yield Finding("run_folder", role, sentence, mount)
-    elif group.is_run_dir_writable is False:
-        sentence = f"{the} cannot write into its run folder {group.run_dir}"
+    elif not diagnosis.is_run_dir_writable:
+        sentence = f"{the} cannot write into its run folder {diagnosis.run_dir}"
         yield Finding("run_folder", role, sentence, "its user needs the right to write there, on storage that has it")
 
 
@@ -146,8 +152,8 @@ def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
         yield Finding("stopped", role, sentence, advice)
 
 
-def _silent_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
-    for rank in group.ranks:
+def _silent_ranks(role: str, group: GroupFacts, diagnosis: Diagnosis) -> Iterator[Finding]:
+    for rank in diagnosis.ranks:
         if rank.silent_s > MAX_SILENCE_S and rank.rank not in group.stopped_pids:
             where = f"pid {rank.pid} on {rank.host}"
             sentence = f"rank {rank.rank} of the {role} ({where}) has given no sign of life for {rank.silent_s:.0f} s"
@@ -171,9 +177,10 @@ def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
 
     Such a group was restarted. Different steps of the groups are no fault.
     """
-    epoch = max((group.epoch or 0 for group in groups.values()), default=0)
-    for role, group in groups.items():
-        if group.is_reached and not group.epoch and epoch:
-            knows = f"was restarted and knows no controller; others work for epoch {epoch}"
+    epochs = {role: group.status.epoch for role, group in groups.items() if group.status is not None}
+    newest = max(epochs.values(), default=0)
+    for role, epoch in epochs.items():
+        if newest and not epoch:
+            knows = f"was restarted and knows no controller; others work for epoch {newest}"
             advice = "a controller that runs restores its weights at its next call; else start the run again"
-            yield Finding("restarted", role, f"the {role} at {group.address} {knows}", advice)
+            yield Finding("restarted", role, f"the {role} at {groups[role].address} {knows}", advice)

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from controller.commands.doctor.facts import FailureCode, GroupFacts
+from controller.commands.doctor.facts import Connection, Diagnosis, FailureCode, GroupFacts, Status
 from splitppo.rpc.channel_options import answering_within
 from splitppo.rpc.connection_failures import connection_hint, handshake_failure, why_unreachable
 from splitppo.rpc.credentials import Credentials
@@ -41,14 +42,14 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
     channel = credentials.channel(group.address, options=answering_within(_ANSWER_S))
     worker: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
-        group.note_status(await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S))
+        group.status = Status.of(await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S))
         await _diagnose(group, worker, nonce)
         with suppress(TimeoutError):  # measurements that take too long stay None
             async with asyncio.timeout(_MEASURE_S), turn:
-                group.note_round_trips(*await _round_trips(worker))
-                if group.is_diagnosed:
-                    group.upload_bytes_per_s = await _upload(worker)
-                    group.download_bytes_per_s = await _download(worker)
+                connection = group.connection = Connection.of(*await _round_trips(worker))
+                if group.diagnosis is not None:
+                    connection = group.connection = replace(connection, upload_bytes_per_s=await _upload(worker))
+                    group.connection = replace(connection, download_bytes_per_s=await _download(worker))
     except grpc.RpcError as error:
         group.failure_code, group.failure = _explain(error, has_tls=credentials.identity is not None)
     finally:
@@ -66,7 +67,7 @@ async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
         elif error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
     else:
-        group.note_diagnosis(answer, asked_for_nonce=bool(nonce))
+        group.diagnosis = Diagnosis.of(answer, asked_for_nonce=bool(nonce))
 
 
 async def _round_trips(worker: Any) -> tuple[list[float], float | None]:

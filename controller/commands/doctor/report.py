@@ -4,19 +4,32 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from controller.commands.doctor.facts import Facts, Finding, GroupFacts
+from controller.commands.doctor.facts import Connection, Diagnosis, Facts, Finding, GroupFacts, Status
 from controller.tracking.plain_text import columns, size, span
 
 # Raised when a key of the JSON is removed or changes its meaning; new keys may be added at any time.
 FORMAT = 1
 _DAY_S = 86400.0
 _DIGEST_CHARACTERS = 12
+_HEADINGS = (
+    "version",
+    "state",
+    "step, epoch",
+    "instance",
+    "configuration",
+    "run folder",
+    "round trip",
+    "to it, from it",
+    "clock",
+    "certificate",
+)
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
     """Converts all facts and faults of a run into JSON text, by the names of their attributes."""
     content = {"format": FORMAT, "healthy": not findings, "findings": [asdict(finding) for finding in findings]}
-    content |= {name: part for name, part in asdict(facts).items() if name != "mistakes"}  # they are among the findings
+    content |= {"run": asdict(facts.run), "now_unix_s": facts.now_unix_s}
+    content |= {"groups": {role: group.flat() for role, group in facts.groups.items()}, "notes": facts.notes}
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -61,54 +74,59 @@ def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
     """Returns the table column of a worker group: a cell for each heading, a dash for what is not known."""
-    rates = (group.upload_bytes_per_s, group.download_bytes_per_s)
-    clock_s = group.clock_offset_s
-    cells = {
-        "": role,
-        "address": group.address or "-",
-        "version": group.software_version or "-",
-        "state": _state(group),
-        "step, epoch": f"{'no weights' if group.step == -1 else group.step}, {group.epoch}",
-        "instance": (group.instance_id or "-")[:_DIGEST_CHARACTERS],
-        "configuration": _configuration(group),
-        "run folder": _run_folder(group),
-        "round trip": _round_trip(group),
+    headings = {"": role, "address": group.address or "-"}
+    status = group.status
+    if status is None:
+        return headings | dict.fromkeys(_HEADINGS, "-") | {"state": "not reached"}
+    known = _of_status(group, status)
+    if group.connection is not None:
+        known |= _of_connection(group.connection)
+    if group.diagnosis is not None:
+        known |= _of_diagnosis(group.diagnosis, facts)
+    return headings | dict.fromkeys(_HEADINGS, "-") | known
+
+
+def _of_status(group: GroupFacts, status: Status) -> dict[str, str]:
+    is_same = status.config_digest == group.expected_config_digest
+    digest = status.config_digest[:_DIGEST_CHARACTERS] or "-"
+    return {
+        "version": status.software_version or "-",
+        "state": _state(status),
+        "step, epoch": f"{'no weights' if status.step == -1 else status.step}, {status.epoch}",
+        "instance": status.instance_id[:_DIGEST_CHARACTERS] or "-",
+        "configuration": f"{digest}{'' if is_same else ', not this one'}",
+    }
+
+
+def _of_connection(connection: Connection) -> dict[str, str]:
+    rates = (connection.upload_bytes_per_s, connection.download_bytes_per_s)
+    clock_s = connection.clock_offset_s
+    return {
+        "round trip": f"{span(connection.round_trip_p50_s)}, p99 {span(connection.round_trip_p99_s)}",
         "to it, from it": ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in rates),
         "clock": "-" if clock_s is None else f"{'+' if clock_s >= 0 else ''}{span(clock_s)}",
-        "certificate": "-" if group.certificate_ends_unix_s is None else _days(group.certificate_ends_unix_s, facts),
     }
-    if not group.is_reached:
-        cells |= {**dict.fromkeys([*cells][2:], "-"), "state": "not reached"}
+
+
+def _of_diagnosis(diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
+    cells = {}
+    if diagnosis.shares_run_dir is not None:
+        free = "" if diagnosis.disk_free_bytes is None else f", {size(diagnosis.disk_free_bytes)} free"
+        cells["run folder"] = f"{'shared' if diagnosis.shares_run_dir else 'another one'}{free}"
+    if diagnosis.certificate_ends_unix_s is not None:
+        cells["certificate"] = _days(diagnosis.certificate_ends_unix_s, facts)
     return cells
 
 
-def _state(group: GroupFacts) -> str:
-    waiting = f", {group.queued_commands} waiting" if group.queued_commands else ""
-    if group.running_method is None:
-        return f"{group.state}{waiting}"
-    progress = group.progress
+def _state(status: Status) -> str:
+    waiting = f", {status.queued_commands} waiting" if status.queued_commands else ""
+    if status.running_method is None:
+        return f"{status.state}{waiting}"
+    progress = status.progress
     how_far = f", {progress['done']} of {progress['total']}" if progress and progress["total"] else ""
     # A phase of several words says what a command waits for, e.g. "waiting for 3 replies".
     what = f", {progress['phase']}" if progress and " " in progress["phase"] else ""
-    return f"{group.state}: {group.running_method}{how_far}{what}{waiting}"
-
-
-def _configuration(group: GroupFacts) -> str:
-    same = group.config_digest == group.expected_config_digest
-    return f"{(group.config_digest or '-')[:_DIGEST_CHARACTERS]}{'' if same else ', not this one'}"
-
-
-def _run_folder(group: GroupFacts) -> str:
-    if group.shares_run_dir is None:
-        return "-"
-    free = "" if group.disk_free_bytes is None else f", {size(group.disk_free_bytes)} free"
-    return f"{'shared' if group.shares_run_dir else 'another one'}{free}"
-
-
-def _round_trip(group: GroupFacts) -> str:
-    if group.round_trip_p50_s is None or group.round_trip_p99_s is None:
-        return "-"
-    return f"{span(group.round_trip_p50_s)}, p99 {span(group.round_trip_p99_s)}"
+    return f"{status.state}: {status.running_method}{how_far}{what}{waiting}"
 
 
 def _days(ends_unix_s: int, facts: Facts) -> str:
@@ -117,8 +135,9 @@ def _days(ends_unix_s: int, facts: Facts) -> str:
 
 def _ranks(facts: Facts) -> Iterator[tuple[str, ...]]:
     for role, group in facts.groups.items():
-        for rank in group.ranks:
-            name = f"{role} {rank.rank} of {len(group.ranks)}"
+        ranks = group.diagnosis.ranks if group.diagnosis else ()
+        for rank in ranks:
+            name = f"{role} {rank.rank} of {len(ranks)}"
             free = _free(rank.free_bytes, rank.total_bytes)
             yield name, rank.host, f"pid {rank.pid}", rank.device or "-", free
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,7 @@ import yaml
 
 from controller.__main__ import main
 from controller.commands.doctor.examination import examine_run
-from controller.commands.doctor.facts import Code, Facts, Finding, GroupFacts, RunFacts
+from controller.commands.doctor.facts import Code, Facts, Finding, GroupFacts, RunFacts, Status
 from controller.commands.doctor.findings import find
 from controller.commands.doctor.report import as_json, as_text
 from controller.run.folder import RunFolder
@@ -28,7 +29,7 @@ from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, load_config
 from splitppo.config.load import validate
-from splitppo.config.section import TrainedRoleName
+from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
@@ -85,14 +86,17 @@ async def test_a_rollout_group_that_waits_for_weights_is_healthy(serve: Serve, r
     actor, rollout = await serve("actor", theirs), await serve("rollout", theirs)
     facts, findings = await ask(external(run_dir, actor.address, rollout={"address": rollout.address}))
     assert findings == []
-    assert (facts.groups["rollout"].role, facts.groups["rollout"].step) == ("rollout", -1)
+    status = facts.groups["rollout"].status
+    assert status is not None
+    assert (status.role, status.step) == ("rollout", -1)
 
 
 async def test_a_worker_of_another_make_that_cannot_be_diagnosed_is_healthy(serve: Serve, run_dir: Path) -> None:
     actor = await serve("actor", tree(run_dir), without="Diagnose")
     facts, findings = await ask(external(run_dir, actor.address))
     assert findings == []
-    assert facts.groups["actor"].ranks == []
+    assert facts.groups["actor"].diagnosis is None
+    assert facts.groups["actor"].flat()["ranks"] == []
 
 
 @pytest.mark.promise("a doctor")
@@ -102,7 +106,11 @@ async def test_a_group_that_is_down_is_found_and_the_others_are_asked_all_the_sa
     assert (finding.code, finding.about) == ("down", "actor")
     assert finding.sentence == f"the actor at {address} cannot be asked: nothing listens there (connection refused)"
     assert f"{run_dir}/logs/actor_0.log" in finding.advice
-    assert facts.groups["critic"].is_diagnosed
+    assert facts.groups["critic"].diagnosis is not None
+    groups = json.loads(as_json(facts, [finding]))["groups"]
+    assert groups["actor"].keys() == groups["critic"].keys()
+    assert (groups["actor"]["is_reached"], groups["critic"]["is_reached"]) == (False, True)
+    assert (groups["actor"]["state"], groups["actor"]["num_round_trips"], groups["actor"]["ranks"]) == (None, 0, [])
     assert "not reached" in as_text(facts, [finding])
 
 
@@ -152,21 +160,20 @@ async def test_groups_that_were_mixed_up_are_told_apart(serve: Serve, run_dir: P
 
 
 def test_what_generation_waits_for_is_part_of_its_state(run_dir: Path) -> None:
-    group = GroupFacts("localhost:1", "digest")
     status = worker_pb2.GetStatusResponse(
         state=worker_pb2.WORKER_STATE_BUSY,
         running_method="Generate",
         progress=worker_pb2.Progress(done=128, total=3072, phase="waiting for 32 replies"),
     )
-    group.note_status(status)
+    group = GroupFacts("localhost:1", "digest", status=Status.of(status))
     facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups={"actor": group})
     assert "busy: Generate, 128 of 3072, waiting for 32 replies" in as_text(facts, [])
 
 
 def test_a_worker_that_says_what_only_a_newer_version_knows_is_shown_as_it_says(run_dir: Path) -> None:
-    group = GroupFacts("here", "d")
-    group.note_status(worker_pb2.GetStatusResponse(role=99, state=98))  # type: ignore[arg-type]
-    assert (group.role, group.state) == ("99", "98")
+    status = Status.of(worker_pb2.GetStatusResponse(role=99, state=98))  # type: ignore[arg-type]
+    assert (status.role, status.state) == ("99", "98")
+    group = GroupFacts("here", "d", status=status)
     facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups={"actor": group})
     assert {finding.code for finding in find(facts)} == {"role", "version"}
     assert "98" in as_text(facts, [])
@@ -177,9 +184,11 @@ async def test_a_clock_that_is_off_by_more_than_a_second_is_found(serve: Serve, 
     facts, [finding] = await ask(external(run_dir, actor.address))
     assert finding.code == "clock"
     assert "is 60.0 s ahead of this machine's" in finding.sentence
-    facts.groups["actor"].clock_offset_s = -60.0
+    actor_facts = facts.groups["actor"]
+    assert actor_facts.connection is not None
+    actor_facts.connection = replace(actor_facts.connection, clock_offset_s=-60.0)
     assert "is 60.0 s behind this machine's" in find(facts)[0].sentence
-    facts.groups["actor"].clock_offset_s = 0.5
+    actor_facts.connection = replace(actor_facts.connection, clock_offset_s=0.5)
     assert find(facts) == []
 
 
@@ -211,17 +220,26 @@ async def test_a_group_that_is_dirty_or_leaves_is_found(serve: Serve, run_dir: P
         assert (finding.code, said in finding.sentence) == ("state", True)
 
 
+def status_of(role: RoleName, step: int, epoch: int) -> worker_pb2.GetStatusResponse:
+    return worker_pb2.GetStatusResponse(
+        role=worker_pb2.Role.Value(f"ROLE_{role.upper()}"),
+        committed_step=step,
+        epoch=epoch,
+        protocol_version=PROTOCOL_VERSION,
+        config_digest="d",
+    )
+
+
 def test_a_group_that_knows_no_controller_is_found_where_another_one_does(run_dir: Path) -> None:
-    facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0)
-    facts.groups = {
-        role: GroupFacts("here", "d", is_reached=True, role=role, protocol_version=PROTOCOL_VERSION, config_digest="d")
-        for role in get_args(TrainedRoleName)
-    }
-    facts.groups["actor"].step, facts.groups["actor"].epoch = 4, 0
-    facts.groups["critic"].step, facts.groups["critic"].epoch = 3, 0
-    assert find(facts) == []
-    facts.groups["critic"].epoch = 2
-    [finding] = find(facts)
+    def facts(**epochs: int) -> Facts:
+        groups = {
+            role: GroupFacts("here", "d", status=Status.of(status_of(role, step, epochs[role])))
+            for role, step in zip(get_args(TrainedRoleName), (4, 3), strict=True)
+        }
+        return Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups=groups)
+
+    assert find(facts(actor=0, critic=0)) == []
+    [finding] = find(facts(actor=0, critic=2))
     assert (finding.code, finding.about) == ("restarted", "actor")
     assert "knows no controller; others work for epoch 2" in finding.sentence
 
@@ -395,4 +413,4 @@ async def test_a_broken_list_of_processes_is_an_empty_one(serve: Serve, run_dir:
     actor = await serve("actor", tree(run_dir))
     (run_dir / "processes.json").write_text(content)
     facts, _ = await ask(external(run_dir, actor.address))
-    assert facts.groups["actor"].clock_offset_s is not None
+    assert facts.groups["actor"].connection is not None

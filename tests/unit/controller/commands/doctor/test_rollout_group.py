@@ -20,7 +20,9 @@ async def test_a_rollout_group_that_waits_for_its_first_weights_is_healthy(serve
         served.worker.fencing.take("run", 7)
     facts, findings = await ask(external(run_dir, actor.address, rollout={"address": rollout.address}))
     assert findings == []
-    assert facts.groups["rollout"].step == -1
+    status = facts.groups["rollout"].status
+    assert status is not None
+    assert status.step == -1
     [line] = [line for line in as_text(facts, findings).splitlines() if line.startswith("step, epoch")]
     assert line.split() == ["step,", "epoch", "0,", "7", "no", "weights,", "7"]
 
