@@ -77,9 +77,10 @@ def test_a_frozen_rank_and_updates_that_fail_cost_no_more_than_time(
     named = f"actor rank 1, step {frozen.step}, Update (update): rank 1 failed in step {frozen.step}, Update"
     assert f"recovering in 0.1 s: {named}" in log
     assert "the update has changed nothing, sending it again: critic" in log
-    restarts = {line["step"]: line["recovery/num_restarts"] for line in folder.metrics}
-    assert restarts[out_of_memory.step] == restarts[frozen.step]
-    assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
+    # The line of an earlier step may count both: it is written again where its checkpoint was not complete in time.
+    lost = [event["step"] for event in folder.events if event["kind"] == "group_lost"]
+    assert lost == [frozen.step, dirty.step]  # and none in the step whose update ran out of memory
+    assert folder.metrics[-1]["recovery/num_restarts"] == len(lost)
     assert folder.summary["this_start"]["resumed_at_step"] == 0
 
 
