@@ -27,7 +27,7 @@ from benchmarks.gpu_engine import NOT_ON_A_CPU, Place, Skipped, Values, median_s
 from benchmarks.gpu_run import said_by
 from services.engine.model.attention import causal_attention
 from splitppo.config.rollout_packages import installed_version
-from splitppo.machine.parent import end_with
+from splitppo.machine.children.parent import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
 _NUM_NAMED = 5  # tests that failed

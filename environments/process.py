@@ -32,7 +32,7 @@ from rewards.channel import LENGTH_BYTES, Channel, framed
 from rewards.returned import plain, score_and_fields
 from splitppo.config.subsections.multi_turn import is_file_and_name
 from splitppo.config_error import ConfigError
-from splitppo.machine.parent import end_with
+from splitppo.machine.children.parent import end_with
 from splitppo.user_file import line_in
 
 _HEARTBEAT_S = 0.5  # between two signs of life

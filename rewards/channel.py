@@ -13,7 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from splitppo.machine.parent import end_with, signal_at_end_of_parent
+from splitppo.machine.children.parent import end_with, signal_at_end_of_parent
 
 LENGTH_BYTES = 8
 _PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
@@ -74,7 +74,7 @@ def work(serve: str, connection: int, memory: int, controller_pid: int) -> None:
 
 def run_with(parent_pid: int) -> None:
     """Runs the program that the arguments of this process name; it ends, with all that it started, with the parent."""
-    from splitppo.machine.process_tree import descendants, kill  # heavy, and needed only here
+    from splitppo.machine.children.tree import descendants, kill  # heavy, and needed only here
 
     signal.signal(signal.SIGTERM, lambda *_: (kill(descendants(os.getpid())), os._exit(1)))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rewards.channel import work
-from splitppo.machine.parent import end_with
+from splitppo.machine.children.parent import end_with
 
 _FORK = b"fork"
 _MAX_MESSAGE_BYTES = 64

@@ -21,7 +21,7 @@ from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
 from rewards.token_scores import read_step_scores, read_token_scores
 from splitppo.config_error import ConfigError
-from splitppo.machine.parent import end_with
+from splitppo.machine.children.parent import end_with
 
 # In place of the number of the call that a process is working on: a call for several samples; no call yet.
 UNKNOWN_POSITION = -1

@@ -8,7 +8,7 @@ from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metri
 from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
-from splitppo.machine.process_tree import kill_tree
+from splitppo.machine.children.tree import kill_tree
 
 
 def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:

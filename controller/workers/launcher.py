@@ -25,10 +25,10 @@ from splitppo.config import Config
 from splitppo.config.compiled import compile_keys
 from splitppo.config.section import RoleName
 from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, how_it_ended, read_first_end
-from splitppo.machine.forks import Forked
+from splitppo.machine.children.forks import Forked
+from splitppo.machine.children.tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
-from splitppo.machine.process_tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
 

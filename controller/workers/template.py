@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from splitppo.logs import FILE_ONLY
-from splitppo.machine.forks import Forked, ForkServer
+from splitppo.machine.children.forks import Forked, ForkServer
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from rewards.code.limits import TMP_BYTES, Limit, limits_of_guest, wall_s
 from rewards.code.seccomp import filter_program
 from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, end_sandbox, file_system
 from splitppo.config.subsections.code import CodeConfig
-from splitppo.machine.process_tree import kill_tree
+from splitppo.machine.children.tree import kill_tree
 
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rewards.code.limits import MAX_FILES, Limit
 from rewards.code.tree import children_of, usage_of
-from splitppo.machine.process_tree import kill_tree
+from splitppo.machine.children.tree import kill_tree
 
 POLL_INTERVAL_S = 0.05
 _EXIT_LIMIT_S = 10.0

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from splitppo.machine.parent import signal_at_end_of_parent
+from splitppo.machine.children.parent import signal_at_end_of_parent
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from splitppo.machine.process_tree import descendants
+from splitppo.machine.children.tree import descendants
 from tests.kill_matrix.harness import matrix_config
 from tests.support.groups import is_alive, wait_until
 from tests.support.runs import RUN_TIMEOUT_S, Controller, Inputs

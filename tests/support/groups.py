@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from splitppo.machine.forks import Forked, ForkServer
+from splitppo.machine.children.forks import Forked, ForkServer
 
 START_TIMEOUT_S = 240.0
 POLL_INTERVAL_S = 0.02

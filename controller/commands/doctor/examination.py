@@ -24,7 +24,7 @@ from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
-from splitppo.machine.process_tree import is_stopped
+from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
 

@@ -23,7 +23,7 @@ from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
 from rewards.code.tree import children_of
 from splitppo.file_lock import try_lock
-from splitppo.machine.parent import signal_at_end_of_parent
+from splitppo.machine.children.parent import signal_at_end_of_parent
 
 log = logging.getLogger("controller.tracking.trackers")
 

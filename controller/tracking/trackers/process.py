@@ -19,7 +19,7 @@ from splitppo.config import Config, ConfigError
 from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.config.shown import shown_tree
 from splitppo.config_error import config_errors
-from splitppo.machine.process_tree import kill_tree
+from splitppo.machine.children.tree import kill_tree
 from splitppo.our_commands import our_command
 
 log = logging.getLogger(__name__)

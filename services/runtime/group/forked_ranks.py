@@ -29,9 +29,9 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from services.runtime.group.refusal import report_refusals_to
-from splitppo.machine.forks import end_after
-from splitppo.machine.parent import end_with
-from splitppo.machine.process_title import set_process_title
+from splitppo.machine.children.forks import end_after
+from splitppo.machine.children.parent import end_with
+from splitppo.machine.children.title import set_process_title
 
 _MAX_REFUSAL_BYTES = 1 << 16
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks, start_again_unless_set
-from splitppo.machine.forks import serve_forks
-from splitppo.machine.parent import end_with
-from splitppo.machine.process_title import set_process_title
+from splitppo.machine.children.forks import serve_forks
+from splitppo.machine.children.parent import end_with
+from splitppo.machine.children.title import set_process_title
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks, start_again_unless_set
-from splitppo.machine.parent import signal_at_end_of_parent
+from splitppo.machine.children.parent import signal_at_end_of_parent
 from splitppo.machine.standard_streams import open_standard_streams
 
 _POLL_INTERVAL_S = 0.01
@@ -62,7 +62,7 @@ def _end_with_launcher() -> None:
     poll.register(0, 0)  # a hang-up is always reported
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
         pass
-    from splitppo.machine.process_tree import descendants, kill  # here, as the first thing is to wait
+    from splitppo.machine.children.tree import descendants, kill  # here, as the first thing is to wait
 
     # Repeated until no rank is left, because the main thread may be starting one.
     while ranks := descendants(os.getpid()):

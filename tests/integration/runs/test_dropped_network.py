@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from splitppo.machine.process_tree import descendants
+from splitppo.machine.children.tree import descendants
 from tests.support.certificates import secure
 from tests.support.groups import Group
 from tests.support.hosts import Host, two_hosts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.machine.process_tree import descendants
+from splitppo.machine.children.tree import descendants
 from tests.chaos.orphans import kill_and_look
 from tests.kill_matrix.harness import matrix_config
 from tests.support.runs import Controller, Inputs

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from splitppo.machine.process_tree import descendants
+from splitppo.machine.children.tree import descendants
 from splitppo.manifest import read_manifest
 from tests.support.certificates import secure
 from tests.support.groups import ONE_THREAD, PROJECT, is_alive, wait_until

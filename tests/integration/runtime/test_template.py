@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from splitppo.machine.forks import Forked
-from splitppo.machine.process_tree import is_stopped
+from splitppo.machine.children.forks import Forked
+from splitppo.machine.children.tree import is_stopped
 from tests.support.groups import PROJECT, is_alive, template, wait_until
 
 PROBE = "tests.integration.runtime.probe"

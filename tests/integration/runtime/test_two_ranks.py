@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.end_reason import read_end_reason
-from splitppo.machine.process_tree import find_processes
+from splitppo.machine.children.tree import find_processes
 from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.machine.process_tree import kill_tree
+from splitppo.machine.children.tree import kill_tree
 from tests.integration.trackers.fed_run import FedRun, tracker_pids
 from tests.integration.trackers.wandb_server import WandbServer
 from tests.support.groups import wait_until

@@ -26,8 +26,8 @@ from tests.support.groups import PROJECT, is_alive, wait_until
 TEMPLATE = """
 import os, runpy, sys
 sys.path.insert(0, {project!r})
-from splitppo.machine.forks import serve_forks
-from splitppo.machine.parent import end_with
+from splitppo.machine.children.forks import serve_forks
+from splitppo.machine.children.parent import end_with
 
 def run(request):
     os.environ.update(request["environment"])

@@ -30,7 +30,7 @@ from splitppo.batch import Batch
 from splitppo.config import ConfigError, load_config
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName, TrainedRoleName
-from splitppo.machine.process_tree import is_stopped
+from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION

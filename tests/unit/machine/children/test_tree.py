@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from splitppo.machine.process_tree import descendants, find_processes, is_running, is_stopped, kill_tree, wait_gone
+from splitppo.machine.children.tree import descendants, find_processes, is_running, is_stopped, kill_tree, wait_gone
 from tests.support.groups import wait_until
 
 # Two generations in sessions of their own, as torchrun starts its ranks.

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.machine.forks import Forked, ForkServer
-from splitppo.machine.process_tree import is_stopped
+from splitppo.machine.children.forks import Forked, ForkServer
+from splitppo.machine.children.tree import is_stopped
 from tests.support.groups import PROJECT, is_alive, wait_until
 
 SERVER = """
 import os, signal, sys, time
 sys.path.insert(0, {project!r})
-from splitppo.machine.forks import serve_forks
-from splitppo.machine.parent import end_with
-from splitppo.machine.process_title import set_process_title
+from splitppo.machine.children.forks import serve_forks
+from splitppo.machine.children.parent import end_with
+from splitppo.machine.children.title import set_process_title
 
 def run(request):
     {body}
@@ -162,7 +162,7 @@ def test_a_server_that_was_stopped_at_once_ends_with_its_owner(tmp_path: Path) -
     script.write_text(f"import os, signal\n{before}\n" + SERVER.format(project=str(PROJECT), body="pass", before=""))
     start = f"""
 import os, sys
-from splitppo.machine.forks import ForkServer
+from splitppo.machine.children.forks import ForkServer
 server = ForkServer((sys.executable, {str(script)!r}), dict(os.environ), sys.stderr)
 print(server.pid, flush=True)
 sys.stdin.read()

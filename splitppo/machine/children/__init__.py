@@ -1,0 +1,10 @@
+"""Child processes: started, forked, waited for, ended, and why they ended.
+
+    ending.py   waits for a child, ends it with all it has started, and says how it ended
+    forks.py    a process from which others are forked
+    parent.py   makes a child end with its parent; the child calls it
+    title.py    the name of a forked child in `ps`
+    tree.py     finds and kills a process and its descendants
+
+All but tree.py need the standard library only, and import quickly: any process can use them first.
+"""
