@@ -23,7 +23,7 @@ import torch.distributed as dist
 from benchmarks.loading import Peak, anonymous_mib
 from benchmarks.memory import CPU, GIVE_BACK, MODELS, save_model, silent
 from controller.memory.estimate import estimate_group
-from controller.memory.model_shape import read_model_shape
+from controller.models.shape import read_model_shape
 from services.actor.losses.actor_loss import actor_loss
 from services.engine.model.forward import policy_forward
 from services.engine.train_engine import TrainEngine

@@ -31,7 +31,7 @@ from transformers.utils import logging as hf_logging
 
 from benchmarks.loading import Peak, anonymous_mib
 from controller.memory.estimate import GroupMemory, estimate_group
-from controller.memory.model_shape import read_model_shape
+from controller.models.shape import read_model_shape
 from services.actor.losses.actor_loss import actor_loss
 from services.critic.losses import critic_loss
 from services.engine.model.forward import policy_forward, value_forward

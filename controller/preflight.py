@@ -13,15 +13,15 @@ import numpy as np
 
 from controller.conversations.checks import check_conversations, load_tools
 from controller.conversations.conversation import Conversation
-from controller.data.model_folder import model_folder, read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.row_values import is_missing
 from controller.data.sampled_prompts import SampledPrompts
-from controller.data.tied_weights import check_tied_weights
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from controller.memory.model_shape import is_linear, read_tensor_shapes
+from controller.models.folder import model_folder, read_description
+from controller.models.shape import is_linear, read_tensor_shapes
+from controller.models.tied_weights import check_tied_weights
 from controller.ppo.advantages.registry import try_estimator
 from controller.run.folder import check_folder
 from controller.scoring.scorer import Scorer

@@ -6,10 +6,10 @@ from functools import cached_property
 
 from controller.data.chat_template import Messages, Prompt
 from controller.data.environment_text import EnvironmentText, Tokens, Write, clean, plain_text
-from controller.data.model_folder import read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.models.folder import read_description
 from splitppo.batch import Batch
 from splitppo.config import ConfigError
 from splitppo.config.section import ScoredTurns

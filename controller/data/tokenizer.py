@@ -15,7 +15,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from controller.data.chat_template import ChatTemplate, Prompt, load_chat_template
-from controller.data.model_folder import model_folder
+from controller.models.folder import model_folder
 from splitppo.config import ConfigError
 from splitppo.config_error import config_errors
 from splitppo.model_folder import GENERATION_CONFIG, eos_token_ids, read_json

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from controller.memory.frozen_models import FROZEN_MODELS
 from controller.memory.group import Group
 from controller.memory.kept import Kept, kept_by
-from controller.memory.model_shape import ModelShape
 from controller.memory.passes import compute_bytes, forward_only, micro_batch_of, training_gathered
 from controller.memory.sampling import sampling
 from controller.memory.terms import Terms
 from controller.memory.updating import backward_pass, optimizer_step, saving
+from controller.models.shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
 

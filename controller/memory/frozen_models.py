@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.memory.model_shape import Kind
+from controller.models.shape import Kind
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 from splitppo.config.sections.teacher import TeacherConfig

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.memory.frozen_models import FROZEN_MODELS
-from controller.memory.model_shape import ModelShape
+from controller.models.shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
 

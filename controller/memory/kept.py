@@ -1,4 +1,4 @@
-"""What a rank keeps in every phase of a step: its models, the moments of its optimizer and its process, in bytes."""
+"""Computes what a rank keeps in every phase: models, the moments of its optimizer and its process, in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ GPU_PROCESS_BYTES = GIB
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank keeps, and which parts of it wait in main memory while a phase does not need them.
+    """The memory that a rank keeps, and which parts of it wait in main memory while a phase does not need them.
 
     Attributes:
         everything: the memory of a phase that needs all of it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from controller.memory.model_shape import ModelShape
+from controller.models.shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
 from splitppo.config.sections.models import Checkpointing

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from controller.memory.estimate import GroupMemory, estimate_group
 from controller.memory.frozen_models import frozen_models_of
 from controller.memory.gpus import find_main_memory_misfit, find_misfit
-from controller.memory.model_shape import Kind, ModelShape, UnknownShape, read_model_shape
 from controller.memory.terms import GIB, label
+from controller.models.shape import Kind, ModelShape, UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 

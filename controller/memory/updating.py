@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from controller.memory.group import Group
 from controller.memory.kept import CPU_PROCESS_BYTES, Kept, moment_bytes
-from controller.memory.model_shape import ModelShape
 from controller.memory.passes import backward, compute_bytes, micro_batch_of, training_gathered
 from controller.memory.terms import Terms, largest_total
+from controller.models.shape import ModelShape
 from splitppo.config import TrainedModelConfig
 from splitppo.machine.memory_limits import MAX_FILE_BYTES, MOMENT_BUCKET_BYTES, bucket_bytes_per_weight
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from controller.commands.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.commands.doctor.probe import examine
-from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from controller.models.shape import Kind, UnknownShape, read_model_shape
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.folder import NONCE_PREFIX, RunFolder, differences, is_held
 from controller.tracking.step_file import METRICS_FILE, read_metrics

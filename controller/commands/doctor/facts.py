@@ -32,7 +32,7 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Status:
-    """What a worker says of itself (GetStatus). `role` is the role that it reports; what it does is None if idle."""
+    """The answer of a worker to GetStatus: its own role, and what it does, which is None if it is idle."""
 
     role: str
     state: str
@@ -95,7 +95,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a worker says of its ranks, its storage and its certificate (Diagnose); None is what it does not know."""
+    """The answer of a worker to Diagnose: its ranks, storage and certificate; None is what it does not know."""
 
     ranks: tuple[RankFacts, ...]
     run_dir: str

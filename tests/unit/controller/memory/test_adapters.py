@@ -11,16 +11,16 @@ from peft import LoraConfig, inject_adapter_in_model
 from controller.memory.estimate import GroupMemory, estimate_group
 from controller.memory.gpus import way_out
 from controller.memory.kept import GPU_PROCESS_BYTES
-from controller.memory.model_shape import ModelShape, read_model_shape
 from controller.memory.plan import memory_plan
 from controller.memory.terms import Terms
+from controller.models.shape import ModelShape, read_model_shape
 from services.engine.model.loading import build_model
 from splitppo.config import Config
 from splitppo.config.sections.models import ActorConfig
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy, save_value_model
 from tests.unit.controller.memory.test_estimate import LARGE, MODEL, config, phases
-from tests.unit.controller.memory.test_model_shape import TENSORS, write_folder
+from tests.unit.controller.models.test_shape import TENSORS, write_folder
 
 GIB = 1 << 30
 # MODEL with linear layers: in each of two layers one of 8 to 8 and one of 8 to 16 numbers.

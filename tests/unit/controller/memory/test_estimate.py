@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from controller.memory.estimate import estimate_group
-from controller.memory.model_shape import ModelShape
 from controller.memory.terms import GIB, Terms
+from controller.models.shape import ModelShape
 from splitppo.config import Config
 from tests.support.fake_services import make_config
 

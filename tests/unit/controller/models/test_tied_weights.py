@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from controller.data import tied_weights
-from controller.data.tied_weights import check_tied_weights
-from controller.memory.model_shape import read_tensor_shapes
+from controller.models import tied_weights
+from controller.models.shape import read_tensor_shapes
+from controller.models.tied_weights import check_tied_weights
 from splitppo.config import ConfigError
 
 EMBEDDING = torch.arange(12.0).reshape(4, 3)

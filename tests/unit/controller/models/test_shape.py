@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.memory.model_shape import Kind, UnknownShape, read_model_shape, read_tensor_shapes
+from controller.models.shape import Kind, UnknownShape, read_model_shape, read_tensor_shapes
 from services.engine.model.loading import build_model
 from splitppo.config import ConfigError
 from tests.support.models import save_experts, save_policy, save_value_model

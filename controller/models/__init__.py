@@ -1,0 +1,1 @@
+"""The models of a run as files: their folders, their sizes, and whether the run can use them."""
