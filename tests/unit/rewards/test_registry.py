@@ -105,8 +105,8 @@ def test_a_scoring_process_imports_neither_the_controller_nor_anything_heavy() -
     modules = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     imported = set(modules.stdout.split())
     assert not {"numpy", "torch", "grpc", "pydantic", "math_verify", "controller"} & imported
-    ours = {name for name in imported if name.startswith("splitppo.")}
-    assert ours == {f"splitppo.{name}" for name in ("config_error", "user_file", "machine", "machine.parent")}
+    ours = {name.removeprefix("splitppo.") for name in imported if name.startswith("splitppo.")}
+    assert ours == {"config_error", "user_file", "machine", "machine.children", "machine.children.parent"}
 
 
 @pytest.mark.parametrize("answer", [r"\boxed{None}", "#### None", "Answer: None", "None", "nan"])
