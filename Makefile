@@ -130,8 +130,8 @@ kill-matrix: setup-dev  ## kill every process at every point of a step, and comp
 compose:  ## run the quickstart in containers, by deploy/compose, until the controller ends
 	@deploy/compose/run.sh
 
-same-weights: setup-dev  ## compare the weights of the quickstart, of every schedule and of both rank counts with those of the commit REF; VLLM=1 adds a run with vLLM
-	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with))
+same-weights: setup-dev  ## compare the weights of the quickstart, every schedule, both rank counts and ten kinds of runs with those of the commit REF; VLLM=1 adds a run with vLLM
+	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with)) $(ARGS)
 
 chaos: setup-dev  ## kill processes N times at random in a long run (N=50), which must end with the weights of an undisturbed run
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)

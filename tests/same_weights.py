@@ -1,8 +1,9 @@
 """`make same-weights REF=commit`: checks that the same runs, now and at that commit, end with equal weights.
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
-in the reward and in the loss; one of them samples with vLLM, where this environment has it. For changes that must not
-change what is computed. Both trees run in this environment, each its own code, by command lines alone.
+in the reward and in the loss; runs with a rollout group, shares, older rollouts, dynamic sampling, a greedy baseline, a
+teacher, adapters and conversations; one of them samples with vLLM, where this environment has it. For changes that must
+not change what is computed. Both trees run in this environment, each its own code, by command lines alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,24 @@ RUNS = {"quickstart": QUICKSTART} | {
     for ranks in (1, 2)
     for schedule in ("serial", "gather", "overlap")
 }
+GROUP = ("services.rollout.num_processes=1", "services.allow_shared_devices=true")
+STALE = ("rollout.staleness=1", "algorithm.rollout_correction.rollout_is=token")
+# What a run samples and learns from in other ways.
+RUNS |= {
+    "rollout group": (*SHORT, *GROUP),
+    "share 0.5": (*SHORT, *GROUP, "rollout.share=0.5", "rollout.stream_groups=2", "run.schedule=overlap"),
+    "staleness 1": (*SHORT, *STALE, "rollout.stream_groups=1"),
+    "rollout group, staleness 1": (*SHORT, *GROUP, *STALE, "rollout.stream_groups=1", "run.schedule=overlap"),
+    "parts": (*SHORT, "rollout.stream_groups=4", "run.schedule=overlap"),
+    "dynamic sampling": (*SHORT, "algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"),
+    "greedy baseline": (*SHORT, "algorithm.adv_estimator=remax"),
+    "teacher": (*SHORT, "teacher.model=.cache/sort_letters/model", "teacher.signal=top_k", "teacher.top_k=4"),
+    "LoRA": (*SHORT, "actor.lora_rank=4", "critic.lora_rank=4", "actor.lr=3e-3"),
+    "conversations": (
+        *("recipes.guess_number.train", "run.total_steps=3", "data.train_batch_size=64", "rollout.n=2"),
+        *("actor.ppo_mini_batch_size=16", "evaluation.min_accuracy=0", "checkpoint.save_freq=2"),
+    ),
+}
 VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
 VLLM_RUN = {"vllm": (*SHORT, *VLLM)}
 NO_VLLM = "skipped  vllm: this environment has no vLLM (make same-weights VLLM=1 REF=... runs in one that has)"
@@ -45,27 +64,33 @@ def weights_of(tree: Path, run: tuple[str, ...], folder: Path) -> str:
     if ended.returncode != 0:
         raise SystemExit(f"{' '.join(command)} in {tree} exited with {ended.returncode}:\n{ended.stderr}")
     digests = json.loads((folder / "summary.json").read_text())["weights_sha256"]
-    return f"{digests['actor'][:16]} {digests['critic'][:16]}"
+    return " ".join(
+        digest[:16] if digest else "no critic".ljust(16) for digest in (digests["actor"], digests["critic"])
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints both trees' digests run by run; returns 1 if any of them differ."""
     parser = argparse.ArgumentParser(prog="python -m tests.same_weights", description=__doc__)
     parser.add_argument("ref", help="the commit whose weights are expected")
-    ref = parser.parse_args(arguments).ref
+    runs = RUNS | VLLM_RUN
+    parser.add_argument("--only", nargs="+", choices=runs, metavar="RUN", help=f"some of: {', '.join(runs)}")
+    options = parser.parse_args(arguments)
     has_vllm = importlib.util.find_spec("vllm") is not None
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "tree"
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(other)], check=True)
-        subprocess.run(["git", "-C", str(other), "checkout", "--quiet", ref], check=True)
+        subprocess.run(["git", "-C", str(other), "checkout", "--quiet", options.ref], check=True)
+        for tree in (other, ROOT):
+            subprocess.run([sys.executable, "-m", "recipes.sort_letters.prepare"], cwd=tree, check=True)
         is_same = True
-        for number, (name, run) in enumerate((RUNS | (VLLM_RUN if has_vllm else {})).items()):
+        for number, name in enumerate(options.only or (runs if has_vllm else RUNS)):
             before, now = (
-                weights_of(tree, run, Path(folder) / f"{number}-{which}")
+                weights_of(tree, runs[name], Path(folder) / f"{number}-{which}")
                 for which, tree in (("before", other), ("now", ROOT))
             )
             is_same &= before == now
-            print(f"{'same' if before == now else 'DIFFERS'}  {name:24} {before}  {now}", flush=True)  # noqa: T201
+            print(f"{'same' if before == now else 'DIFFERS'}  {name:26} {before}  {now}", flush=True)  # noqa: T201
     if not has_vllm:
         print(NO_VLLM)  # noqa: T201
     return 0 if is_same else 1
