@@ -6,7 +6,7 @@ Blocks of steps alternate between the placements. Learning rates are 0, so that 
 The first two steps of each block are left out. Figures are medians; only ratios within one run mean anything on a
 shared machine.
 
-The formula is that of docs/rollout-group.md, from the parts that the group at staleness 0 has timed:
+The formula is that of docs/rollout-groups.md, from the parts that the group at staleness 0 has timed:
 
     staleness 0:  sync + gen + learn          learn = old log-probs + advantages + actor's update + publish
     staleness 1:  max(sync + probe + gen, learn)

@@ -10,8 +10,9 @@ step of each block is left out. Learning rates are 0 and every step gets the sam
 on the same rollouts. Figures are medians, "least" the shortest step: other work on the machine only adds time. Only
 ratios within one run mean anything on a shared machine.
 
-The formula is that of docs/shares.md. Publish, load and the generation of half of the rows were timed under `serial`,
-where nothing else runs; generation is multiplied by the slowdown that the planner fits to the other variants:
+The formula is that of docs/rollout-groups.md. Publish, load and the generation of half of the rows were timed
+under `serial`, where nothing else runs; generation is multiplied by the slowdown that the planner fits to the other
+variants:
 
     step with a share = step - gen(all) + publish + max(gen(actor's rows), late + load + gen(group's rows))
 

@@ -43,11 +43,11 @@ left out as a whole. A key that the table does not name, of a later version or o
   [Which number is which GPU](hosts.md#which-gpus), also below `CUDA_VISIBLE_DEVICES`.
 * `actor_rollout_ref.hybrid_engine=False`, as in `one_step_off_policy`: verl's `rollout.n_gpus_per_node` GPUs on
   `rollout.nnodes` machines are those of `services.rollout`, which samples one step ahead with `rollout.staleness: 1`
-  ([staleness.md](staleness.md)). `--gpus` divides the GPUs of `trainer`. The log-probs of sampling are the old ones
-  (`bypass_mode`), as in verl 0.7 and newer. Up to 0.6 they were computed anew, and nothing corrected the rollouts by
-  default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A validation is by the
-  weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused: which weights sample
-  there depends on who is faster.
+  ([rollout-groups.md](rollout-groups.md#staleness-1)). `--gpus` divides the GPUs of `trainer`. The log-probs of
+  sampling are the old ones (`bypass_mode`), as in verl 0.7 and newer. Up to 0.6 they were computed anew, and nothing
+  corrected the rollouts by default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A
+  validation is by the weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused:
+  which weights sample there depends on who is faster.
 * With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Weights
   that are offloaded move whole between commands, moments in buckets; with actor and critic on GPUs of their own,
   [less of it is needed](operations.md#weights-and-moments-in-main-memory).

@@ -1,4 +1,4 @@
-"""Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run_folder.md describes them."""
+"""Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run-folder.md describes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -41,7 +41,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("actor/num_stopped_steps", "steps", "optimiser steps left out for actor.target_kl"),
         ("{actor,critic}/tokens_rank_{min,max,mean}", "tokens", "tokens that one rank trained on"),
         ("actor/pg_loss", "1", "policy loss"),
-        ("actor/pg_clipfrac", "1", "vanilla: share of tokens at the clip; other losses: as docs/losses.md says"),
+        ("actor/pg_clipfrac", "1", "vanilla: share of tokens at the clip; other losses: as docs/algorithms.md says"),
         ("actor/pg_clipfrac_lower", "1", "vanilla: share of tokens at the dual clip; other losses: likewise"),
         ("actor/pg_klfrac", "1", "kl_cov: share of tokens with the KL penalty"),
         ("actor/rollout_rs_masked_fraction", "1", "bypass_mode: share of tokens that rollout_rs rejects in the update"),

@@ -1,6 +1,6 @@
 """Run folders for the viewer, made by the description of the files alone: small or large, also with conversations.
 
-All numbers of a response follow from its arrays as docs/run_folder.md says, in float64, so that a page can be checked.
+All numbers of a response follow from its arrays as docs/run-folder.md says, in float64, so that a page can be checked.
 """
 
 from __future__ import annotations

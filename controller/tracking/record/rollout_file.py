@@ -1,4 +1,4 @@
-"""Makes the parquet files of a step's and of a validation's responses; docs/run_folder.md has every column.
+"""Makes the parquet files of a step's and of a validation's responses; docs/run-folder.md has every column.
 
 pyarrow is slow to import: who needs this file imports it where it is needed.
 """

@@ -1,4 +1,4 @@
-"""The examples of docs/environments.md and docs/tool-calls.md can be loaded as they stand."""
+"""The examples of docs/environments.md can be loaded as they stand."""
 
 import re
 from pathlib import Path
@@ -10,13 +10,13 @@ from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
 from tests.support.groups import PROJECT
 
-# The name in each example, in the order of the pages.
+# The name in each example, in the order of the page.
 NAMES = ("GuessNumber", "lookup", "Chess", "converse", "parse")
-PAGES = ("docs/environments.md", "docs/tool-calls.md")
+PAGE = "docs/environments.md"
 
 
 def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
-    text = "\n".join((PROJECT / page).read_text() for page in PAGES)
+    text = (PROJECT / PAGE).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     configs = {}
     for name, block in zip(NAMES, blocks, strict=True):

@@ -191,7 +191,7 @@ def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_
 
 
 def test_the_page_about_run_folders_names_every_file_that_a_start_makes(run_dir: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "running.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "run-folder.md").read_text()
     with RunFolder(make_config(run_dir)) as folder:
         folder.write_processes([])
         made = {path.name for path in run_dir.iterdir()} - {folder.lease.nonce}
