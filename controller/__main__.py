@@ -97,18 +97,15 @@ def _run(arguments: list[str]) -> int:
 
 def _check(config: Config, *, with_defaults: bool) -> int:
     """Checks all inputs of a run that need no worker group; prints the resolved configuration and its plans."""
-    from controller.conversations.checks import check_record
     from controller.memory.gpus import check_devices, visible_gpus
     from controller.memory.plan import memory_plan
-    from controller.preflight import check_rewards, load_inputs
+    from controller.preflight import load_inputs, try_inputs
     from controller.run.folder import RunFolder
     from splitppo.config.shown import shown_config
     from splitppo.machine.host_memory import host_memory
 
     inputs = load_inputs(config)
-    scores = asyncio.run(check_rewards(config, inputs))
-    val_rows = inputs.val_prompts.rows if inputs.val_prompts else ()
-    talks = asyncio.run(check_record(config, inputs.tokenizer, inputs.prompts.table.rows, val_rows))
+    tried = asyncio.run(try_inputs(config, inputs))
     config = inputs.with_last_step(RunFolder(config).check())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
@@ -118,7 +115,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = shown_config(config, with_defaults=with_defaults)
-    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{scores}{talks}{run}\n{memory}\n")
+    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{tried}{run}\n{memory}\n")
     if warning := fp32_on_gpus(config):
         sys.stderr.write(f"warning: {warning}\n")
     check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it

@@ -170,7 +170,7 @@ class Session:
             log.warning("%s", warning)
         if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
             log.warning("%s", misfit)
-        sources = inputs.scored_sources(config.reward)
+        sources = inputs.scored_sources(config)
         answers = folder.path / "judge.jsonl"
         rewards = RewardManager(config.reward, sources, answers)
         rows = inputs.prompts.table.rows

@@ -1,7 +1,7 @@
 """Loads prompts as token ids, and selects the prompts of each training step as a pure function of (seed, step)."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -278,3 +278,14 @@ def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArra
         )
     head = {"left": 0, "right": limit, "middle": limit // 2}[config.truncation]
     return np.concatenate([ids[:head], ids[len(ids) - (limit - head) :]])
+
+
+def warn_of_no_template(tokenizer: Tokenizer, rows: Iterable[PromptRow]) -> None:
+    """Warns if prompts are chat messages that no chat template renders: roles and ends of turns are then left out."""
+    first = next((row for row in rows if not isinstance(row.prompt, str)), None)
+    if first is not None and tokenizer.chat_template.template is None:
+        log.warning(
+            "%s: the prompt has chat messages, but the tokenizer has no chat template: the model reads their contents"
+            " alone, one per line (data.chat_template sets a template)",
+            first.place,
+        )

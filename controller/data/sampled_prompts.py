@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from controller.data.prompts import Answered, PromptBatch
+from controller.data.prompts import Answered, PromptBatch, PromptDataset, PromptSource
 from splitppo.config import ConfigError, DataConfig
 from splitppo.user_file import describe, load_from_file
 
@@ -158,3 +158,13 @@ class SampledPrompts:
 
 def _shown(indices: list[int]) -> str:
     return f"{indices[:8]}"[:-1] + (", ...]" if len(indices) > 8 else "]")
+
+
+def open_prompt_source(config: DataConfig, table: PromptBatch, *, seed: int) -> PromptSource:
+    """Makes the source of training prompts: a user's sampler, which is tried first, or an order by seed and epoch."""
+    if config.sampler.class_path is not None:
+        SampledPrompts(table, config, seed=seed).check_repeats()
+        return SampledPrompts(table, config, seed=seed)
+    return PromptDataset(
+        table, config.draw_size, seed, shuffle=config.shuffle, weights=config.train_weights, batch_key=config.draw_key
+    )

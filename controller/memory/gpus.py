@@ -8,7 +8,7 @@ from controller.memory.frozen_models import FROZEN_MODELS
 from controller.memory.group import num_shards
 from controller.memory.passes import sequence_ranks
 from controller.memory.terms import GIB, label
-from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
+from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.machine.gpus import check_offered, total_bytes_of_gpus
 
@@ -27,6 +27,13 @@ def check_devices(config: Config, gpus: Collection[int]) -> None:
     """Checks that this machine has the GPUs of all groups that start on it; else ConfigError for the first group."""
     for role, group in config.groups.items() if config.services.launch == "local" else ():
         check_offered(f"services.{role}.devices", group.devices, len(gpus))
+
+
+def check_optimizer_offload(config: Config) -> None:
+    """Checks that moments are offloaded from GPUs alone; ConfigError for a role that computes on a CPU."""
+    for role in config.trained_roles:
+        if config.trained_model_of(role).optimizer_offload and not config.services.of(role).devices:
+            raise ConfigError(f"{role}.optimizer_offload needs GPUs (services.{role}.devices)")
 
 
 def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:

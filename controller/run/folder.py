@@ -73,6 +73,17 @@ def check_folder(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
+def check_weights_folder(config: Config) -> None:
+    """Raises ConfigError if ranks here could not make the folder of the published weights, where a key names one."""
+    publishes = "rollout" in config.samplers or config.checkpoint.weights_save_freq
+    if not publishes or not config.rollout.sync_dir:
+        return
+    try:
+        check_folder(config.weights_folder)
+    except OSError as error:
+        raise ConfigError(f"rollout.sync_dir: cannot use the folder: {error.strerror}: {error.filename}") from error
+
+
 def is_held(run_dir: Path) -> bool:
     """Returns True if a controller has locked the run folder. Locks it briefly; a controller that starts then waits."""
     try:

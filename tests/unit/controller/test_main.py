@@ -350,7 +350,7 @@ def test_a_machine_that_has_too_few_files_is_one_sentence(
     async def no_more(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("controller.preflight.check_rewards", no_more)
+    monkeypatch.setattr("controller.preflight.try_inputs", no_more)
     assert check(config_file) == 1
     assert capsys.readouterr().err == "error: [Errno 24] Too many open files\n"
 

@@ -59,13 +59,13 @@ def make(tmp_path: Path) -> Any:
 def test_sources_with_an_environment_need_no_scorer_and_have_one_if_there_is_one(tmp_path: Path, make: Any) -> None:
     with pytest.raises(ConfigError, match="no reward for data_source 'riddle'"):
         load_inputs(make())
-    assert load_inputs(make(**TALKS)).scored_sources(make().reward) == frozenset()
+    assert load_inputs(make(**TALKS)).scored_sources(make(**TALKS)) == frozenset()
 
     val = write_rows(tmp_path / "val.jsonl", "openai/gsm8k", "riddle")
     reward_model = {"reward_model__model": write_model(tmp_path / "rm", num_labels=1)}
     for config in (make(data__val_files=val, **TALKS), make(data__val_files=val, **TALKS, **reward_model)):
         inputs = load_inputs(config)
-        assert inputs.scored_sources(config.reward) == {"openai/gsm8k"}
+        assert inputs.scored_sources(config) == {"openai/gsm8k"}
         assert inputs.val_prompts is not None
         assert inputs.val_prompts.num_prompts == 2
 

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from controller.preflight import check_models, load_inputs
+from controller.models.checks import check_models
+from controller.preflight import load_inputs
 from splitppo.config import ConfigError
 from tests.support.model_folders import EXTERNAL, LETTERS, write_model, write_rows
 
@@ -118,7 +119,7 @@ def test_a_teacher_alone_needs_no_reward_function_and_rows_without_one_are_not_v
         load_inputs(make(**taught))
     config = make(**taught, teacher__only=True, data__val_files=val)
     inputs = load_inputs(config)
-    assert inputs.scored_sources(config.reward) == {"openai/gsm8k"}
+    assert inputs.scored_sources(config) == {"openai/gsm8k"}
     assert inputs.val_prompts is not None
     assert inputs.val_prompts.row_indices.tolist() == [0, 2]
     assert "only reward functions validate, and data_source hh has none" in caplog.text

@@ -1,0 +1,150 @@
+"""Checks the models that a run names: their files and sizes, and that they fit each other, the rows and the ranks."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.models.folder import model_folder, read_description
+from controller.models.shape import is_linear, read_tensor_shapes
+from controller.models.tied_weights import check_tied_weights
+from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
+from splitppo.config.adapter_files import check_adapter
+from splitppo.config.attention_heads import check_heads
+from splitppo.config.rope import rope_switch
+from splitppo.config.section import TrainedRoleName
+from splitppo.config_error import config_errors
+from splitppo.weight_files import EXPECTED
+
+
+def check_models(config: Config) -> int | None:
+    """Checks the models of the run, and returns the size of the vocabulary that actor and critic share, in tokens.
+
+    Returns None if the size is not known: groups that somebody else starts may have their models elsewhere.
+
+    Raises:
+        ConfigError: a model is missing, or its weights are missing or torn; actor and critic have different
+            vocabularies; rows may be longer than a model has positions, or rotates by the same factors; ranks that
+            share an engine of vLLM, or the positions of rows, cannot share the attention heads of a model.
+    """
+    if config.services.launch == "external":
+        return None
+    if config.reward_model_host is not None:
+        _check_weights(config.reward_model.model, "reward_model.model")
+    for role in config.trained_roles:
+        _check_adapter(config.trained_model_of(role), role)
+        _check_sequence_groups(config, role)
+    actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
+    _check_rope(config)
+    if config.rollout.backend == "vllm":
+        _check_vllm(config, actor)
+    vocab_size = actor.get("vocab_size")
+    for folder in config.teacher.folders:
+        key = config.teacher.key_of(folder)
+        teacher_size = _read_sizes(config, folder, key, config.teacher.override_config).get("vocab_size")
+        if vocab_size is not None and (teacher_size or vocab_size) < vocab_size:
+            raise ConfigError(f"{key} has a vocabulary of {teacher_size} tokens, fewer than actor.model ({vocab_size})")
+    if config.uses_critic:
+        critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
+        critic_size = critic.get("vocab_size", vocab_size)
+        if vocab_size is not None and critic_size != vocab_size:
+            raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
+    return vocab_size
+
+
+def _check_adapter(model: TrainedModelConfig, role: str) -> None:
+    """Checks that a list of target layers names layers of a local model, and the adapter that training begins with."""
+    folder = Path(model.model).expanduser()
+    targets = model.target_modules
+    if model.lora_rank and not isinstance(targets, str) and folder.is_dir():
+        shapes = read_tensor_shapes(folder, f"{role}.model").items()
+        layers = [name.removesuffix(".weight") for name, shape in shapes if is_linear(name, shape)]
+        known = dict.fromkeys(name.rpartition(".")[2] for name in layers if re.search(r"\.\d+\.", name))
+        for part in targets:
+            if not any(f".{name}".endswith(f".{part}") for name in layers):
+                raise ConfigError(
+                    f"{role}.target_modules: {part} is no linear layer of {folder}; it has {', '.join(known)}"
+                )
+    if model.lora_adapter_path is not None:
+        folder = model_folder(model.lora_adapter_path, f"{role}.lora_adapter_path")
+        with config_errors(ValueError):
+            check_adapter(folder, role, model)
+
+
+def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
+    """Reads the integers of a text model's config.json by name; ConfigError if rows are too long for it."""
+    entries = {**read_description(model, key), **override}
+    kind = str(entries.get("model_type"))
+    if "vision_config" in entries and "_vl" in kind:  # of others transformers may have a text model: a worker knows
+        raise ConfigError(f"{key} is a vision-language model ({kind}); only text models can be trained")
+    _check_weights(model, key)
+    if key != "critic.model" and (folder := Path(model).expanduser()).is_dir():  # a value model has no output layer
+        check_tied_weights(folder, entries, key)
+    sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
+    longest = config.data.longest_row
+    if longest > sizes.get("max_position_embeddings", longest):
+        raise ConfigError(
+            f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than data.max_prompt_length +"
+            f" data.max_response_length ({longest} tokens); lower one of them, or"
+            f" raise it in {key.partition('.')[0]}.override_config"
+        )
+    return sizes
+
+
+def _check_rope(config: Config) -> None:
+    """Raises ConfigError if a response may become so long that the policy would rotate its first tokens otherwise."""
+    switch = rope_switch({**read_description(config.actor.model, "actor.model"), **config.actor.override_config})
+    longest = config.data.longest_row
+    if switch is not None and longest > switch:
+        raise ConfigError(
+            f"actor.model has longrope, whose factors change for rows of over {switch} tokens: a token would be sampled"
+            f" with other factors than those it is learned with; lower data.max_prompt_length or"
+            f" data.max_response_length, which add up to {longest}"
+        )
+
+
+def _check_weights(model: str, key: str) -> None:
+    """Checks the weights in a local model folder; ConfigError if missing or torn. Models of the hub are not checked."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not read_tensor_shapes(folder, key):
+        raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")
+
+
+def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
+    """Raises ConfigError for settings that vLLM would refuse for this actor only after the whole group has started."""
+    vllm = config.rollout.vllm
+    positions = actor.get("max_position_embeddings")
+    if positions is not None and vllm.max_model_len is not None and vllm.max_model_len > positions:
+        raise ConfigError(
+            f"rollout.vllm.max_model_len ({vllm.max_model_len}) must not exceed the max_position_embeddings of"
+            f" actor.model ({positions}); lower rollout.vllm.max_model_len"
+        )
+    key = "rollout.vllm.tensor_model_parallel_size"
+    _check_heads(actor, vllm.tensor_model_parallel_size, key, "actor.model")
+
+
+def _check_heads(sizes: Mapping[str, Any], num_ranks: int, key: str, model: str) -> None:
+    with config_errors(ValueError):
+        check_heads(sizes.get("num_attention_heads"), sizes.get("num_key_value_heads"), num_ranks, key, model)
+
+
+def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
+    """Checks that ranks which divide the positions of rows can do so with all models of their group."""
+    num_ranks = config.trained_model_of(role).ulysses_sequence_parallel_size
+    key = "ulysses_sequence_parallel_size"
+    for name, model in _models_of(config, role) if num_ranks > 1 else ():
+        if model.use_remove_padding is False:
+            section = name.partition(".")[0]
+            raise ConfigError(f"{role}.{key} ({num_ranks}) needs packed rows: set {section}.use_remove_padding to true")
+        _check_heads(read_description(model.model, name), num_ranks, f"{role}.{key}", name)
+
+
+def _models_of(config: Config, role: TrainedRoleName) -> Iterator[tuple[str, ComputedModelConfig]]:
+    """Yields the models of a group, the frozen ones as well, by key."""
+    yield f"{role}.model", config.trained_model_of(role)
+    if config.reference_host == role != "actor":
+        yield "actor.model", config.actor
+    if config.reward_model_host == role:
+        yield "reward_model.model", config.reward_model
+    if config.teacher_host == role:
+        yield from ((config.teacher.key_of(folder), config.teacher.of(folder)) for folder in config.teacher.folders)
