@@ -24,7 +24,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.clerk.prepare import RECIPE as CLERK
 from recipes.fresh_run import remove_run
 from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
@@ -33,6 +32,7 @@ from recipes.sort_letters.prepare import make
 from recipes.sort_letters.teach import TAUGHT, Taught
 from recipes.warm_started import WarmStarted
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 METRIC = "val/accuracy"
 GOAL = 0.85

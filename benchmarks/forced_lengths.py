@@ -22,7 +22,6 @@ from controller.data.reward_rows import load_reward_tokenizer
 from controller.data.tokenizer import load_tokenizer
 from controller.run.folder import RunFolder
 from controller.scoring.scorer import Scorer
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.clients import Caller
 from controller.workers.concurrency import gather_calls
 from controller.workers.worker_groups import WorkerGroups, Workers
@@ -31,6 +30,7 @@ from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from rewards.manager import RewardManager
 from splitppo.config import Config, Schedule, load_config
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.trace import read_trace
 
 ROWS = 64

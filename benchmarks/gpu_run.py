@@ -15,9 +15,9 @@ import yaml
 
 from benchmarks.gpu_engine import MODES, NOT_ON_A_CPU, Place, Values, drop_engine, model_folder
 from benchmarks.overlap import Row, median
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.rows import write_parquet
 from recipes.sort_letters import task
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]

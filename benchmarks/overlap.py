@@ -32,7 +32,6 @@ from controller.scoring.scorer import Scorer
 from controller.step.dynamic_sampling import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.clients import Caller
@@ -43,6 +42,7 @@ from rewards.manager import RewardManager
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.config.resolve import AUTO_PARTS
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 CRITIC_FREE = "critic-free"

@@ -21,7 +21,8 @@ import numpy as np
 
 from benchmarks.forced_lengths import make_configs, make_inputs
 from recipes.sort_letters.prepare import prepare
-from splitppo.jsonl import read_jsonl
+from splitppo.run_folder.events import read_events
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 800, "num_hidden_layers": 4, "num_key_value_heads": 4}
 NUM_TOKENS = 313  # per response: 20,032 per step
@@ -64,8 +65,8 @@ def run(config: str, run_dir: Path, num_steps: int, on: bool) -> tuple[float, fl
     command = [sys.executable, "-m", "controller", "--config", config, *overrides]
     command.append(f"tracking.rollouts.enable={str(on).lower()}")
     subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
-    seconds = [row["timing_s/step"] for _, row in read_jsonl(run_dir / "metrics.jsonl") if row["step"] > 2]
-    [end] = [row for _, row in read_jsonl(run_dir / "events.jsonl") if row["kind"] == "end"]
+    seconds = [row["timing_s/step"] for row in read_metrics(run_dir / METRICS_FILE) if row["step"] > 2]
+    [end] = [row for row in read_events(run_dir) if row["kind"] == "end"]
     return statistics.median(seconds), end["record_cpu_s"]
 
 

@@ -27,8 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.sort_letters.prepare import prepare
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.trace import read_trace
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")

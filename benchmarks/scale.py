@@ -47,7 +47,6 @@ from controller.scoring.scorer import Scorer
 from controller.step.dynamic_sampling import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.clients import Caller
@@ -57,6 +56,7 @@ from rewards.manager import RewardManager
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from splitppo.config.load import validate
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from tests.support.scores import make_scores
 
 SIZES = ("1024x1024", "8192x1024", "1024x8192", "4096x4096", "8192x4096")

@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 from recipes.sort_letters.prepare import prepare
-from splitppo.jsonl import read_jsonl
+from splitppo.run_folder.events import read_events
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 CONFIG = "recipes/sort_letters/cpu.yaml"
 KILL_STEP = 3
@@ -126,7 +127,7 @@ def time_run(folder: Path, side: Side, num_ranks: int) -> tuple[float, ...]:
     finally:
         process.kill()
         process.wait()
-    events = {event["kind"]: event["unix_s"] for _, event in read_jsonl(folder / "events.jsonl")}
+    events = {event["kind"]: event["unix_s"] for event in read_events(folder)}
     lost_s = events["group_lost"]
     loaded_s = events["recovered"]
     parts = lost_s - killed_s, loaded_s - lost_s, recovered_s - loaded_s
@@ -158,8 +159,7 @@ def moment(process: subprocess.Popen[bytes], has_come: Callable[[], Any]) -> flo
 
 def steps(folder: Path) -> list[int]:
     """Returns the steps that are done, by the complete lines of metrics.jsonl."""
-    file = folder / "metrics.jsonl"
-    return [line["step"] for _, line in read_jsonl(file, until_torn=True)] if file.exists() else []
+    return [line["step"] for line in read_metrics(folder / METRICS_FILE)]
 
 
 if __name__ == "__main__":

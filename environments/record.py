@@ -9,18 +9,15 @@ about and of turns 1 to t as text, so that an answer is used again only for a co
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from environments.messages import Answer, Said
-from splitppo.atomic_write import sync_folder
 from splitppo.config_error import ConfigError
-from splitppo.jsonl import json_object
+from splitppo.run_folder.append_log import AppendLog, object_of
 
 Save = Callable[[Sequence[str], Sequence[Answer]], None]
 
@@ -82,15 +79,15 @@ class StepRecord:
         self._record = record
         self._step = step
         self._names = names
-        self._file = record.folder / f"{step}.jsonl"
+        self._log = AppendLog(record.folder / f"{step}.jsonl")
         self._known: dict[str, dict[str, Answer]] = {}
         self._has_grown = False
-        content = self._file.read_bytes() if names and self._file.exists() else b""
-        whole, _, torn = content.rpartition(b"\n")
-        if torn:
-            os.truncate(self._file, len(content) - len(torn))
-        for number, line in enumerate(whole.splitlines(), start=1):
-            self._read(line, f"{self._file}, line {number}")
+        if names and self._log.path.exists():
+            end = 0
+            for line in self._log.lines():
+                self._read(line.content, f"{self._log.path}, line {line.number}")
+                end = line.end
+            self._log.cut_after(end)
 
     def replay(self, place: int, about: object = None) -> Replay:
         """Returns what is known of the response at a place, in a conversation about the same."""
@@ -103,29 +100,20 @@ class StepRecord:
 
     def sync(self) -> None:
         """Waits until all lines are on disk, also those of a start before this one."""
-        if self._names and self._file.exists():
-            with self._file.open("rb") as file:
-                os.fsync(file.fileno())
-            sync_folder(self._file.parent)
+        if self._names and self._log.path.exists():
+            self._log.sync()
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """Appends a conversation. What was recorded of later steps came after other conversations, so it goes."""
         if not self._has_grown:
             self._has_grown = True
-            self._file.parent.mkdir(exist_ok=True)
+            self._log.path.parent.mkdir(exist_ok=True)
             self._record.remove(after=self._step)
-        size = self._file.stat().st_size if self._file.exists() else 0
-        try:
-            with self._file.open("ab") as file:
-                file.write(json.dumps({**line, "sha256": _sha256(line)}).encode() + b"\n")
-        except OSError as error:  # such as a full disk, which does not name the file
-            with suppress(OSError):
-                os.truncate(self._file, size)
-            raise OSError(error.errno, error.strerror, str(self._file)) from error
+        self._log.append(json.dumps({**line, "sha256": _sha256(line)}).encode() + b"\n")
 
     def _read(self, line: bytes, place: str) -> None:
         try:
-            fields = json_object(line, place)
+            fields = object_of(line, place)
             if fields.pop("sha256", "") != _sha256(fields):
                 raise ValueError("it was edited")
             known = self._known.setdefault(fields["response"], {})

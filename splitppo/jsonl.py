@@ -10,35 +10,23 @@ from typing import Any
 MAX_LINE_BYTES = 2**26
 
 
-def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads a JSONL file; yields (line number from 1, object) for each line that is not blank.
 
-    A file `*.gz` is unpacked. With `until_torn`, a last line that a crash has left incomplete is left out.
+    A file `*.gz` is unpacked. A file that a process appends to, and may have left with a torn last line, is read by
+    `splitppo.run_folder.append_log`.
 
     Raises:
-        ValueError: another line is no JSON object, no UTF-8 text, or has more than MAX_LINE_BYTES; or this is no file,
+        ValueError: a line is no JSON object, no UTF-8 text, or has more than MAX_LINE_BYTES; or this is no file,
             such as a pipe, which would be waited for. The message names file and line.
     """
     check_is_file(file)
-    torn: ValueError | None = None
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for number, line in enumerate(iter(partial(lines.readline, MAX_LINE_BYTES + 1), b""), start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"{file}, line {number}: it has more than {MAX_LINE_BYTES >> 20} MiB")
-            if not line.strip():
-                continue
-            if torn:
-                raise torn
-            try:
-                content = json_object(line, f"{file}, line {number}")
-            except ValueError as error:
-                if not until_torn:
-                    raise
-                torn = error
-                continue
-            if until_torn and not line.endswith(b"\n"):
-                return
-            yield number, content
+            if line.strip():
+                yield number, json_object(line, f"{file}, line {number}")
 
 
 def check_is_file(path: Path) -> None:

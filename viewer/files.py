@@ -1,16 +1,16 @@
 """Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
 
-import io
 import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from splitppo.run_folder.append_log import Follower
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]{0,8})\.parquet")
@@ -20,7 +20,6 @@ MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 1 << 20
 MAX_DEPTH = 64
 MAX_PARQUET_BYTES = 512 << 20
-_MARK_BYTES = 1 << 10
 
 
 class Unreadable(Exception):
@@ -33,8 +32,7 @@ class RunDir:
 
     path: Path
 
-    @contextmanager
-    def open(self, *names: str, max_bytes: int = MAX_JSON_BYTES) -> Iterator[BinaryIO]:
+    def open(self, *names: str, max_bytes: int = MAX_JSON_BYTES) -> BinaryIO:
         """Opens a file of the folder for reading.
 
         Raises:
@@ -46,10 +44,10 @@ class RunDir:
         if not stat.S_ISREG(facts.st_mode):
             os.close(descriptor)
             raise Unreadable(f"{name} is no plain file.")
-        with os.fdopen(descriptor, "rb") as file:
-            if facts.st_size > max_bytes:
-                raise Unreadable(f"{name} has {facts.st_size:,} bytes; the viewer reads at most {max_bytes:,}.")
-            yield file
+        if facts.st_size > max_bytes:
+            os.close(descriptor)
+            raise Unreadable(f"{name} has {facts.st_size:,} bytes; the viewer reads at most {max_bytes:,}.")
+        return os.fdopen(descriptor, "rb")
 
     def _descend(self, names: tuple[str, ...], name: str) -> int:
         try:
@@ -88,53 +86,20 @@ class RunDir:
         return sorted(int(found[1]) for found in map(_STEP_FILE.fullmatch, names) if found)
 
 
-class Tail:
-    """A file of one JSON object per line that grows: each `read` gives what is new.
+def follower(folder: RunDir, name: str) -> Follower:
+    """Returns a reader of a log in a run folder that leaves out, and counts, what is too much or no object."""
 
-    Attributes:
-        lines_broken: how many lines were no JSON object, or came after MAX_LINES others, and were left out.
-    """
+    def open_file() -> BinaryIO | None:
+        with suppress(Unreadable):
+            return folder.open(name, max_bytes=MAX_LINES_BYTES)
+        return None
 
-    def __init__(self, folder: RunDir, name: str) -> None:
-        self.lines_broken = self._num_lines = 0
-        self._folder = folder
-        self._name = name
-        self._inode = self._offset = 0
-        self._mark = b""  # the bytes before the offset; a file that is replaced twice may have its first inode again
+    def parse(line: bytes, _: str) -> dict[str, Any] | None:
+        with suppress(Unreadable):
+            return json_object(line, name)
+        return None
 
-    def read(self) -> tuple[bool, Iterator[dict[str, Any]]]:
-        """Returns (True if the file is another one than before, the objects of its new whole lines).
-
-        The objects, which take many times the memory of their lines, are made one by one while they are iterated over.
-        """
-        inode = 0
-        is_same = self._inode == 0
-        content = b""  # if there is no file
-        with suppress(Unreadable), self._folder.open(self._name, max_bytes=MAX_LINES_BYTES) as file:
-            facts = os.fstat(file.fileno())
-            inode = facts.st_ino
-            file.seek(max(0, self._offset - len(self._mark)))
-            is_same = inode == self._inode and file.read(len(self._mark)) == self._mark
-            content = file.read(max(0, facts.st_size - file.seek(self._offset if is_same else 0)))
-        if not is_same:
-            self._inode = inode
-            self._offset = 0
-            self._mark = b""
-            self.lines_broken = self._num_lines = 0
-        whole = content.rfind(b"\n") + 1
-        self._offset += whole
-        self._mark = (self._mark + content[:whole])[-_MARK_BYTES:]
-        return not is_same, self._objects(content[:whole])
-
-    def _objects(self, content: bytes) -> Iterator[dict[str, Any]]:
-        for line in filter(bytes.strip, io.BytesIO(content)):
-            self._num_lines += 1
-            try:
-                if self._num_lines > MAX_LINES:
-                    raise Unreadable(f"{self._name} has more than {MAX_LINES:,} lines.")
-                yield json_object(line, self._name)
-            except Unreadable:
-                self.lines_broken += 1
+    return Follower(open_file, name, parse=parse, max_lines=MAX_LINES)
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:

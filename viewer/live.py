@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from controller.tracking.step_file import json_value
+from splitppo.run_folder.append_log import json_value
 from viewer.files import Unreadable
 from viewer.run import Run
 

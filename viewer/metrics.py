@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from viewer.files import RunDir, Tail, finite
+from splitppo.run_folder.step_file import METRICS_FILE
+from viewer.files import RunDir, finite, follower
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
@@ -34,7 +35,7 @@ class Metrics:
         self._numbers: dict[str, int] = {}
         self._rows: list[tuple[Int64s, Float64s]] = []
         self._places: dict[tuple[str, ...], Int64s] = {}  # of lines with the same metrics, which share them
-        self._tail = Tail(folder, "metrics.jsonl")
+        self._log = follower(folder, METRICS_FILE)
 
     @property
     def names(self) -> list[str]:
@@ -44,11 +45,11 @@ class Metrics:
     @property
     def lines_broken(self) -> int:
         """Lines that could not be read, and are left out."""
-        return self._tail.lines_broken
+        return self._log.num_broken
 
     def refresh(self) -> None:
         """Reads what is new."""
-        is_new, rows = self._tail.read()
+        is_new, rows = self._log.read()
         if is_new:
             self.generation += 1
             self.steps.clear()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from splitppo.run_folder.events import EVENTS_FILE
 from viewer.distributions import Distributions
-from viewer.files import RunDir, Tail, Unreadable, finite
+from viewer.files import RunDir, Unreadable, finite, follower
 from viewer.metrics import Float32s, Metrics
 from viewer.redaction import redacted
 from viewer.spans import Spans
@@ -40,7 +41,7 @@ class Run:
         self.spans = Spans(self.folder)
         self.distributions = Distributions(self.folder)
         self.events: list[dict[str, Any]] = []
-        self._events = Tail(self.folder, "events.jsonl")
+        self._events = follower(self.folder, EVENTS_FILE)
         self._lock = threading.Lock()
 
     def refresh(self) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
-from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.workers.clients import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
@@ -30,6 +29,7 @@ from splitppo.config.shown import is_secret, secret_keys
 from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from splitppo.secret_names import HIDDEN
 
 log = logging.getLogger(__name__)

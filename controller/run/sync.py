@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from controller.run.folder import read_epoch
-from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
 from splitppo.machine.children.tree import kill_tree
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 
 
 def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:

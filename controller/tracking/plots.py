@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from controller.tracking.plain_text import clock
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.step_spans import MARGIN, PHASES, Figure, Steps, figures
 from splitppo.run_folder.trace import POOLS, read_trace
 

@@ -14,13 +14,13 @@ from controller.ppo.scores import Scores
 from controller.tracking.display import Display
 from controller.tracking.record.run_record import RunRecord
 from controller.tracking.rollout_dump import cut_back, rollout_rows, sample_rows, write_rollouts
-from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic, WorkerClient
 from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from splitppo.run_folder.trace import Trace
 
 log = logging.getLogger(__name__)

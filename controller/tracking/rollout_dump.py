@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.ppo.scores import Scores
-from controller.tracking.step_file import json_line
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.append_log import json_line
 
 
 def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:

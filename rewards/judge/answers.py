@@ -2,10 +2,10 @@
 
 import json
 import logging
-import os
-from io import BytesIO
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
+
+from splitppo.run_folder.append_log import AppendLog, json_line
 
 log = logging.getLogger(__name__)
 
@@ -13,59 +13,60 @@ log = logging.getLogger(__name__)
 class Answers:
     """Stores a judge's answers by the sha256 of their requests, so that no request is sent twice; a context manager.
 
-    An answer is appended to a JSONL file, `{"request", "answer"}`, as soon as it comes. Only the position of the answer
-    in the file stays in memory, some 200 bytes. On entering, a line that a crash has left incomplete is removed from
-    the file, with all lines after it. Without a file the answers are stored as long as this object exists.
+    An answer is appended to a log, `{"request", "answer"}`, as soon as it comes. Only the position of the answer in the
+    file stays in memory, some 200 bytes. On entering, a line that is no complete answer is removed from the file, with
+    all lines after it. Without a file the answers are stored as long as this object exists.
 
     Raises:
         OSError: on entering, or later: the file cannot be read or written.
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._lines: IO[bytes] = BytesIO()
-        self._offsets: dict[bytes, int] = {}
+        self._log = None if file is None else AppendLog(file)
+        self._starts: dict[bytes, int] = {}  # in the file
+        self._answers: dict[bytes, str] = {}  # without a file
 
     def __enter__(self) -> Self:
-        if self._file is not None:
-            self._lines = self._file.open("a+b")
-            self._read(self._file)
+        if self._log is not None:
+            self._read(self._log)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lines.close()
+        pass
 
     def find(self, key: str) -> str | None:
         """Reads the stored answer to the request with this sha256 (hexadecimal); None if no answer is stored."""
-        if (offset := self._offsets.get(bytes.fromhex(key))) is None:
+        request = bytes.fromhex(key)
+        if self._log is None:
+            return self._answers.get(request)
+        if (start := self._starts.get(request)) is None:
             return None
-        self._lines.seek(offset)
-        return str(json.loads(self._lines.readline())["answer"])
+        return str(json.loads(self._log.line_at(start))["answer"])
 
     def add(self, key: str, answer: str) -> None:
-        """Appends the answer to the request with this sha256 (hexadecimal) to the file."""
-        offset = self._lines.seek(0, os.SEEK_END)
-        self._lines.write(json.dumps({"request": key, "answer": answer}).encode() + b"\n")
-        self._lines.flush()
-        self._offsets[bytes.fromhex(key)] = offset
+        """Stores the answer to the request with this sha256 (hexadecimal)."""
+        request = bytes.fromhex(key)
+        if self._log is None:
+            self._answers[request] = answer
+        else:
+            self._starts[request] = self._log.append(json_line({"request": key, "answer": answer}))
 
-    def _read(self, file: Path) -> None:
-        size = self._lines.tell()
-        end = self._lines.seek(0)
-        for line in self._lines:
-            if (request := _request_of(line)) is None:
+    def _read(self, answers: AppendLog) -> None:
+        answers.path.touch()
+        end = 0
+        for line in answers.lines():
+            if (request := _request_of(line.content)) is None:
                 break
-            self._offsets[request] = end
-            end += len(line)
-        if size > end:
-            log.warning("%s: the last %d bytes are no complete answer and are cut off", file, size - end)
-            self._lines.truncate(end)
+            self._starts[request] = line.start
+            end = line.end
+        if num_cut := answers.cut_after(end):
+            log.warning("%s: the last %d bytes are no complete answer and are cut off", answers.path, num_cut)
 
 
 def _request_of(line: bytes) -> bytes | None:
     """Returns the sha256 of the request in a line of the file; None if the line is not a complete entry."""
     try:
-        entry = json.loads(line if line.endswith(b"\n") else b"")
+        entry = json.loads(line)
         request = bytes.fromhex(entry["request"])
         _ = entry["answer"]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -12,12 +12,12 @@ from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
 from controller.step.lookahead import step_rollouts
 from controller.tracking.recorder import Recorder
-from controller.tracking.step_file import read_metrics
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
+from splitppo.run_folder.step_file import read_metrics
 from tests.support.call_log import CallLog
 from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_services import (

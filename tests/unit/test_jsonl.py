@@ -1,4 +1,4 @@
-"""JSONL files: every object with the number of its line, and lines that a crash has left incomplete."""
+"""JSONL files: every object with the number of its line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,11 @@ def test_objects_come_with_their_lines_and_blank_lines_are_passed_over(tmp_path:
         (b"[" * 100_000, r"a\.jsonl, line 2: not valid JSON: "),
     ],
 )
-def test_a_line_that_is_no_object_is_named_unless_it_is_the_last_one_and_may_be_torn(
-    tmp_path: Path, line: bytes, message: str
-) -> None:
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"a": 1}\n' + line + b'\n\n{"a": 3}\n')
-    for until_torn in (False, True):
-        with pytest.raises(ValueError, match=message):
-            list(read_jsonl(file, until_torn=until_torn))
-    file.write_bytes(b'{"a": 1}\n' + line + b"\n\n")
     with pytest.raises(ValueError, match=message):
         list(read_jsonl(file))
-    assert list(read_jsonl(file, until_torn=True)) == [(1, {"a": 1})]
-
-
-def test_a_last_line_without_its_end_counts_as_torn(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"a": 1}\n{"a": 2}')
-    assert list(read_jsonl(file, until_torn=True)) == [(1, {"a": 1})]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

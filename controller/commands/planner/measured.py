@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from controller.tracking.step_file import METRICS_FILE, read_metrics
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 from splitppo.config_error import config_errors
 from splitppo.run_folder.spans import Span, busy_s
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.trace import read_trace
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the

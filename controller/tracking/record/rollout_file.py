@@ -22,11 +22,11 @@ from controller.tracking.record.sampling import choose
 from controller.tracking.record.statistics import step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.record.token_text import decode_with_ends
-from controller.tracking.step_file import json_line
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
+from splitppo.run_folder.append_log import json_line
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]

@@ -14,7 +14,6 @@ from typing import Any
 
 import tokenizers
 
-from controller.tracking.record.events import append_event
 from controller.tracking.record.live import IDLE, LiveFile
 from controller.tracking.record.rollout_store import RolloutStore
 from controller.tracking.record.worker import RecordWorker
@@ -25,6 +24,7 @@ from splitppo import __version__
 from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
+from splitppo.run_folder.events import append_event
 from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2
 

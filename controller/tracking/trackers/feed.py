@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
-from controller.tracking.trackers.step_reader import StepReader
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, follow_steps
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +68,8 @@ class Feed:
         self._run = run
         self._connect = connect
         self._is_ending = is_ending
-        self._lines = StepReader(run.folder / METRICS_FILE)
-        self._samples = StepReader(run.folder / SAMPLES_FILE)
+        self._lines = follow_steps(run.folder / METRICS_FILE)
+        self._samples = follow_steps(run.folder / SAMPLES_FILE)
         self._cursor_file = run.folder / "trackers" / f"{name}.json"
         self._cursor = Cursor()
         self._tracker: Tracker | None = None
@@ -101,10 +100,12 @@ class Feed:
 
     def _send_new(self) -> None:
         """Sends the tracker the steps in metrics.jsonl that it was not sent yet."""
-        while (row := self._lines.peek()) is not None:
+        _, rows = self._lines.read()
+        for row in rows:
             if self._tracker is None:
                 self._tracker = self._connected()
-                continue
+                self._send_new()
+                return
             if self._lines.inode != self._cursor.inode:
                 step = -1 if self._tracker.rewind() else self._cursor.step
                 self._move(step=step, inode=self._lines.inode)
@@ -112,7 +113,6 @@ class Feed:
                 metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
                 self._tracker.log(step, metrics, self._samples_of(step))
                 self._move(step=step)
-            self._lines.take()
         if self._is_failing and self._tracker is not None:
             self._is_failing = False
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
@@ -128,17 +128,19 @@ class Feed:
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
             self._move(step=tracker.last_step)
-        self._lines.close()
-        self._samples.close()
+        self._lines.restart()
+        self._samples.restart()
         return tracker
 
     def _samples_of(self, step: int) -> list[list[Any]]:
         """Reads the samples of a step from samples.jsonl, where they are written before the metrics of the step."""
-        while (row := self._samples.peek()) is not None and row["step"] < step:
-            self._samples.take()
-        if row is None or row["step"] != step:
-            return []
-        return [[_sendable(sample[column]) for column in SAMPLE_COLUMNS] for sample in row["samples"]]
+        _, rows = self._samples.read()
+        for row in rows:
+            if row["step"] > step:
+                break  # and it is the first one of the next time
+            if row["step"] == step:
+                return [[_sendable(sample[column]) for column in SAMPLE_COLUMNS] for sample in row["samples"]]
+        return []
 
     def _finish(self) -> None:
         """Sends report.png to the tracker if the file has changed since it was sent, and ends the connection."""

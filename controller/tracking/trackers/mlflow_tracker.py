@@ -13,9 +13,9 @@ from typing import Any
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.dotted_keys import leaves
+from splitppo.run_folder.step_file import SAMPLE_COLUMNS
 
 log = logging.getLogger(__name__)
 

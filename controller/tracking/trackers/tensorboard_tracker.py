@@ -15,8 +15,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker
+from splitppo.run_folder.step_file import SAMPLE_COLUMNS
 
 
 class TensorboardTracker(Tracker):

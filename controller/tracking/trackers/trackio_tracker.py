@@ -8,8 +8,8 @@ from typing import Any
 import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
-from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker
+from splitppo.run_folder.step_file import SAMPLE_COLUMNS
 
 
 class TrackioTracker(Tracker):

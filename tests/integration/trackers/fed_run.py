@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
 from controller.tracking.trackers.process import TrackerProcess
 from splitppo.config import Config, dump_config
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
 from tests.support.fake_services import make_config
 
 SAMPLE_EVERY = 2

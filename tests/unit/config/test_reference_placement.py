@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from controller.run.folder import RunFolder
-from controller.tracking.step_file import StepFile
 from splitppo.config import Config, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
+from splitppo.run_folder.step_file import StepFile
 from tests.support.fake_services import make_config
 
 CORES = PermittedCores(frozenset({0}))

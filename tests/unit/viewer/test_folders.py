@@ -21,7 +21,7 @@ from tests.support.viewer_client import TOKEN, Answer, ask, send_to
 from viewer import files, step_files
 from viewer.__main__ import main
 from viewer.app import make_app
-from viewer.files import RunDir, Tail, Unreadable, finite
+from viewer.files import RunDir, Unreadable, finite
 from viewer.run import Run, find_runs
 
 pytestmark = pytest.mark.slow
@@ -305,23 +305,6 @@ async def test_a_text_is_found_in_what_is_recorded_of_a_response(run: Path) -> N
         assert found == [part.casefold() in (row["response"] or "").casefold() for row in rows]
         assert any(found)
     assert not any((await ask([run], f"/api/runs/0/train/1?text={quote('.*')}")).json["columns"]["found"])
-
-
-async def test_a_file_that_was_replaced_twice_and_has_its_first_inode_again_is_another_one(tmp_path: Path) -> None:
-    file, tail = tmp_path / "metrics.jsonl", Tail(RunDir(tmp_path), "metrics.jsonl")
-    file.write_text("".join(f'{{"step": {step}, "x": 1}}\n' for step in range(1, 6)))
-    is_new, rows = tail.read()
-    assert (is_new, [*rows]) == (True, [{"step": step, "x": 1} for step in range(1, 6)])
-    with file.open("a") as more:
-        more.write('{"step": 6, "x": 1}\n')
-    is_new, rows = tail.read()
-    assert (is_new, [*rows]) == (False, [{"step": 6, "x": 1}])
-    lines = [f'{{"step": {step}, "x": {1 if step < 3 else 2}}}\n' for step in range(1, 10)]
-    with file.open("r+") as same:  # the inode stays, and the file is longer than before
-        same.write("".join(lines))
-    is_new, rows = tail.read()
-    assert is_new
-    assert [row["x"] for row in rows] == [1, 1, *[2] * 7]
 
 
 async def test_a_run_with_a_value_that_is_nested_deeply_takes_no_other_run_away(run: Path, tmp_path: Path) -> None:

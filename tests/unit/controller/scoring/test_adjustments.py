@@ -18,11 +18,11 @@ from controller.scoring.adjustments import (
     without_scores,
 )
 from controller.tracking.rollout_dump import rollout_rows
-from controller.tracking.step_file import json_line
 from controller.tracking.step_metrics import reward_model_metrics
 from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.sections.reward import OverlongBuffer
+from splitppo.run_folder.append_log import json_line
 from tests.support.scores import make_scores
 
 

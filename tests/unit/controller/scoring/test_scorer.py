@@ -17,10 +17,10 @@ from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, objects
 from controller.scoring.scorer import Scorer, ScoringFailed, check_failures
 from controller.tracking.rollout_dump import rollout_rows
-from controller.tracking.step_file import json_line
 from rewards.samples import Failure, Sample, Scored
 from rewards.source import NOT_SCORED, FailureLimit
 from splitppo.batch import Batch
+from splitppo.run_folder.append_log import json_line
 from tests.support.fake_services import make_table
 from tests.support.scores import make_scores
 

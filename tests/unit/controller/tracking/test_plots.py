@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from controller.tracking.plots import charts_of, render_report, write_report
-from controller.tracking.step_file import StepFile
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_file import StepFile
 from splitppo.run_folder.step_spans import PHASES
 from splitppo.run_folder.trace import Trace
 

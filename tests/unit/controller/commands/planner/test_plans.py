@@ -15,9 +15,9 @@ from controller.commands.planner.measured import measurement_of, read_measuremen
 from controller.commands.planner.plans import Plan, make_plans
 from controller.commands.planner.report import explain
 from controller.commands.planner.scaling import PhaseTimes, phase_times
-from controller.tracking.step_file import StepFile, read_metrics
 from splitppo.config import dump_config
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.step_file import StepFile, read_metrics
 from splitppo.run_folder.trace import Trace, read_trace
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
 from controller.tracking.trackers import feed
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
-from controller.tracking.trackers.step_reader import StepReader
+from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
 from tests.support.groups import wait_until
 
 
@@ -283,50 +282,3 @@ def test_a_full_disk_is_not_waited_for_at_the_end(folder: FakeRunFolder) -> None
     feed = folder.feed()
     feed.run()
     assert not feed.is_done
-
-
-# The file under the reader.
-
-
-def test_a_line_that_is_being_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    reader = StepReader(path)
-    assert reader.peek() is None
-    with path.open("wb", buffering=0) as file:
-        file.write(b'{"step": 1}\n{"st')
-        assert reader.peek() == {"step": 1}
-        reader.take()
-        assert reader.peek() is None
-        file.write(b'ep": 2}\n')
-        assert reader.peek() == {"step": 2}
-    reader.close()
-
-
-@pytest.mark.parametrize("broken", [b'{"st\n', b"[2]\n", b'{"a": 2}\n'])
-def test_a_broken_line_is_named_as_often_as_it_is_asked_for_until_it_is_mended(tmp_path: Path, broken: bytes) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n\n' + broken + b'{"step": 3}\n')
-    reader = StepReader(path)
-    for _ in range(2):
-        assert reader.peek() == {"step": 1}
-        reader.take()
-        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 3: "):
-            reader.peek()
-    path.write_bytes(b'{"step": 1}\n\n{"step": 2}\n{"step": 3}\n')
-    for expected in (1, 2, 3):
-        assert reader.peek() == {"step": expected}
-        reader.take()
-    reader.close()
-
-
-def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for step, file in enumerate([StepFile(path)] * 3, start=1):
-        file.write(step, {})
-    reader = StepReader(path)
-    for expected in (1, 2, 3):
-        assert reader.peek() == {"step": expected}
-        reader.take()
-    StepFile(path, 2).write(3, {"a": 1})
-    assert reader.peek() == {"step": 1}
-    reader.close()

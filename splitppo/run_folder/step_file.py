@@ -4,17 +4,14 @@ A run that restores a step removes the lines of later steps, so that each file h
 run, because report, summary and trackers are made from these lines.
 """
 
-import json
-import math
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitppo.atomic_write import write_atomically
 from splitppo.config_error import config_errors
-from splitppo.jsonl import check_is_file, read_jsonl
+from splitppo.jsonl import check_is_file
+from splitppo.run_folder.append_log import AppendLog, Follower, json_line, object_of
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -38,22 +35,16 @@ class StepFile:
         Raises:
             ConfigError: `read_metrics` cannot read the file.
         """
-        self._path = path
+        self._log = AppendLog(path)
         kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
-        content = path.read_bytes() if path.exists() else None
-        lines = b"".join(map(json_line, kept))
-        if lines != (content or b""):
-            write_atomically(path, lines)
+        self._log.replace(map(json_line, kept))
         self.last_step: int = kept[-1]["step"] if kept else -1
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends the line of a step and waits until it is on disk; ValueError if the step is not after the last."""
         if step <= self.last_step:
-            raise ValueError(f"{self._path.name}: step {step} comes after step {self.last_step}")
-        with self._path.open("ab") as file:
-            file.write(json_line({"step": step, **values}))
-            file.flush()
-            os.fsync(file.fileno())
+            raise ValueError(f"{self._log.path.name}: step {step} comes after step {self.last_step}")
+        self._log.append(json_line({"step": step, **values}), is_durable=True)
         self.last_step = step
 
 
@@ -65,13 +56,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: a line is broken, or steps do not rise; the message names file and line. Or this is no file.
     """
-    if not path.exists():
-        return []
     with config_errors(ValueError):
         check_is_file(path)
     rows: list[dict[str, Any]] = []
     with config_errors(ValueError, after="; mend or remove this line; nothing was changed"):
-        for number, row in read_jsonl(path, until_torn=True):
+        for number, row in AppendLog(path).objects():
             place = f"{path}, line {number}"
             rows.append(check_step(row, place))
             if rows[1:] and row["step"] <= rows[-2]["step"]:
@@ -86,18 +75,6 @@ def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
     return row
 
 
-def json_line(value: Mapping[str, Any]) -> bytes:
-    """Converts a mapping to a line of strict JSON: NaN and infinity become null, arrays lists, other types text."""
-    text = json.dumps(json_value(value), ensure_ascii=False, allow_nan=False, default=str)
-    return text.encode(errors="backslashreplace") + b"\n"  # half a character is an escape of JSON
-
-
-def json_value(value: Any) -> Any:
-    """Makes of a value what strict JSON has: NaN and infinity become null, arrays lists; other types stay."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    return json_value(value.tolist()) if hasattr(value, "tolist") else value  # numpy scalars and arrays
+def follow_steps(path: Path) -> Follower:
+    """Returns a reader of a file of steps that another process writes; a line without a step is a ValueError of it."""
+    return Follower.of(path, parse=lambda line, place: check_step(object_of(line, place), place))

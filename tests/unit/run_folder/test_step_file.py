@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from controller.tracking.rollout_dump import cut_back, write_rollouts
-from controller.tracking.step_file import StepFile, json_line, read_metrics
-from controller.tracking.trackers.step_reader import StepReader
 from splitppo.config import ConfigError
+from splitppo.run_folder.step_file import StepFile, follow_steps, read_metrics
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -110,16 +109,10 @@ def test_rollouts_are_dumped_per_step_and_cut_back(tmp_path: Path) -> None:
     assert lines(tmp_path / "train" / "1.jsonl") == [{"prompt": "é\n", "score": None, "ids": [0, 1]}]
 
 
-def test_half_a_character_is_an_escape_of_json() -> None:
-    line = json_line({"text": "a\ud83d"})
-    assert json.loads(line) == {"text": "a\ud83d"}
-    assert line.isascii()
-
-
 def test_a_pipe_in_the_place_of_the_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     for read in (StepFile, read_metrics):
         with pytest.raises(ConfigError, match=r"metrics\.jsonl: expected a file, got a folder, a pipe or a device$"):
             read(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match=r"metrics\.jsonl: expected a file"):
-        StepReader(tmp_path / "metrics.jsonl").peek()
+        follow_steps(tmp_path / "metrics.jsonl").read()
