@@ -78,7 +78,7 @@ else write them behind the arguments of `main_ppo`. Lines that packages log befo
 ### What a launch script gets
 
 A script runs in bubblewrap (`apt-get install bubblewrap`), in a user namespace of its own and with the filter of system
-calls of [code answers](rewards.md#code-answers), also if root starts it ([ADR 047](adr/047-bash-is-asked.md)). It gets:
+calls of [code answers](rewards.md#code-answers), also if root starts it ([ADR 030](adr/030-from-verl.md)). It gets:
 
 * **Files.** Shell files (`.sh`, `.bash`) in its own folder and below, unless a part of the path is hidden or a link
   leads out. Of other regular files it learns if they exist and if they are empty; folders exist, and are empty.

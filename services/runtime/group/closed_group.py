@@ -2,8 +2,7 @@
 
 The store of plain torchrun listens on every interface, open to anybody, whatever address it is given; gloo and NCCL
 listen at the address of the machine's name. Here the store listens on one address (rendezvous.py), and gloo and NCCL
-use one interface: `lo` on one machine, the interface between the machines on several (docs/adr/020-closed-groups.md,
-docs/adr/038-several-machines.md).
+use one interface: `lo` on one machine, the interface between the machines on several (docs/adr/020-closed-groups.md).
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The rendezvous of torchrun's agents: of one machine alone on loopback, or of all machines of a group.
 
 The store of plain torchrun listens on every interface, whatever address it is given, and its values are pickled. Here
-the store listens on one address and contains text (docs/adr/020-closed-groups.md, docs/adr/038-several-machines.md).
+the store listens on one address and contains text (docs/adr/020-closed-groups.md).
 """
 
 import json
