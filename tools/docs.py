@@ -19,24 +19,31 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from splitppo.config import Config
-from splitppo.run_folder.metrics import METRICS
+from splitppo.run_folder.metrics import FIGURES, METRICS
 from tools.from_verl_page import KEY_PAGES, from_verl_keys_page, from_verl_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def metrics_page() -> str:
-    """Returns the page with unit and meaning of every metric, by section."""
+    """Returns the page with unit, meaning and condition of every metric, by section, and the figures that draw them."""
     lines = [
         "# Metrics",
         "",
-        "What `metrics.jsonl` and TensorBoard hold, one line or point per step; made by `python -m tools.docs`.",
+        "What `metrics.jsonl` and TensorBoard hold, one line or point per step; made by `python -m tools.docs` from",
+        "`splitppo/run_folder/metrics.py`, the table by which terminal, report and viewer show metrics, too.",
         "`{a,b}` stands for each of its words, `<x>` for any text. Shares, ratios and plain numbers have the unit 1.",
-        "A metric over nothing (no token, no response) is left out.",
+        'If there is nothing under "when", every step of every run has the metric. A metric over nothing (no token, no',
+        "response) is left out.",
     ]
     for section, metrics in METRICS.items():
-        lines += ["", f"## {section}", "", "| metric | unit | meaning |", "|---|---|---|"]
-        lines += [f"| `{names}` | {unit} | {_cell(meaning)} |" for names, unit, meaning in metrics]
+        lines += ["", f"## {section}", "", "| metric | unit | meaning | when |", "|---|---|---|---|"]
+        lines += [f"| `{row.names}` | {row.unit} | {_cell(row.meaning)} | {_cell(row.when)} |" for row in metrics]
+    lines += ["", "## Figures", "", "| figure | metrics | drawn on |", "|---|---|---|"]
+    for figure in FIGURES:
+        title = _cell(", ".join(filter(None, (figure.title, figure.unit))))
+        names = ", ".join(f"`{name}`" for name in figure.metrics)
+        lines.append(f"| {title} | {names} | {', '.join(figure.pages)} |")
     return "\n".join(lines) + "\n"
 
 

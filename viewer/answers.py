@@ -1,13 +1,12 @@
 """Answers what a page asks about a run: the server by its addresses, an export in its file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from splitppo.run_folder.metrics import meaning
-from splitppo.run_folder.step_spans import figures
+from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
 from viewer.distributions import MAX_STEPS as MAX_STRIPS
@@ -29,15 +28,35 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
     line = run.overview()
     metrics = run.metrics
     return line | {
-        "metrics": [[name, *meaning(name)] for name in metrics.names],
+        "metrics": [[name, *_described(name)] for name in metrics.names],
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
         "has_trace": run.folder.stamp(TRACE) is not None,
         "events": run.told_events(),
         "has_events": run.folder.stamp("events.jsonl") is not None,
-        "figures": [
-            (f"{one.title}, {one.unit}", one.metrics, (one.floor, one.ceiling)) for one in figures(metrics.names)
-        ],
+        "figures": [_drawn(figure, metrics.names) for figure in FIGURES],
+        "compared": [*COMPARED.items()],
+        "axes": [*AXES.items()],
+    }
+
+
+def _described(name: str) -> tuple[str, str, str]:
+    """Returns section, unit and meaning of a metric by the table of all metrics; empty texts for others."""
+    found = row_of(name)
+    if found is None:
+        return "", "", ""
+    section, row = found
+    return section, row.unit, row.meaning
+
+
+def _drawn(figure: Figure, names: Sequence[str]) -> dict[str, Any]:
+    """Returns a figure as pages get it: `metrics` has the label of each curve by its metric."""
+    return {
+        "title": f"{figure.title}, {figure.unit}" if figure.unit else figure.title,
+        "metrics": figure.curves(names),
+        "range": (figure.floor, figure.ceiling),
+        "pages": sorted(figure.pages),
+        "recorded": figure.recorded,
     }
 
 

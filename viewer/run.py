@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.run_folder.events import EVENTS_FILE
+from splitppo.run_folder.metrics import ACCURACY, SCORE
 from viewer.distributions import Distributions
 from viewer.files import RunDir, Unreadable, finite, follower
 from viewer.metrics import Float32s, Metrics
@@ -110,9 +111,9 @@ class Run:
             "generation": self.metrics.generation,
             "step": self.metrics.steps[-1] if self.metrics.steps else None,
             "total_steps": total if isinstance(total, int) else None,
-            "score": next(iter(self.metrics.recent("critic/score/mean")), None),
-            "accuracy": next(iter(self.metrics.recent("val/accuracy")), None),
-            "recent": self.metrics.recent("critic/score/mean", _SPARKLINE),
+            "score": next(iter(self.metrics.recent(SCORE)), None),
+            "accuracy": next(iter(self.metrics.recent(ACCURACY)), None),
+            "recent": self.metrics.recent(SCORE, _SPARKLINE),
             "lines_broken": self.metrics.lines_broken,
         }
 

@@ -24,19 +24,13 @@ from splitppo.config import Config
 from splitppo.config.phase_plan import phase_plan
 from splitppo.our_commands import our_command
 from splitppo.printable import printable
+from splitppo.run_folder.metrics import ACCURACY, KL, SCORE, STEP_S, declared
 
 _REFRESH_S = 0.1
 _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_STEPS = 40
 _SHOWN_CHARACTERS = 1200
-# The panel shows the first of these metrics that a step has: the KL to teacher or reference, else that of the update.
-_KL = {
-    "distillation/kl": "KL to teacher",
-    "actor/reward_kl_penalty": "KL",
-    "actor/kl_loss": "KL",
-    "actor/ppo_kl": "ppo_kl",
-}
 
 
 def open_display(stream: TextIO | None = None) -> "Display":
@@ -90,17 +84,17 @@ class Display:
         """
         self._step = step
         self._metrics = metrics
-        if "critic/score/mean" in metrics:
-            self._rewards.append(metrics["critic/score/mean"])
+        if SCORE in metrics:
+            self._rewards.append(metrics[SCORE])
         if self._moments and step <= self._moments[-1][0]:
             self._moments.clear()  # a recovery has gone back
         if not self._moments:
-            self._moments.append((step - 1, completed_s - metrics.get("timing_s/step", 0.0)))
+            self._moments.append((step - 1, completed_s - metrics.get(STEP_S, 0.0)))
         self._moments.append((step, completed_s))
         if self._has_panel:
             self._refresh()
         else:
-            figures = self._figures(metrics.get("val/accuracy"))
+            figures = self._figures(metrics.get(ACCURACY))
             self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, figures)))
 
     def validation(self, step: int, accuracy: Accuracy) -> None:
@@ -153,13 +147,13 @@ class Display:
     def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
         """Returns (name, formatted number) pairs to show: of reward, accuracy, KL, speed and ETA the known ones."""
         metrics = self._metrics
-        kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
+        kl = next((name for name in KL if name in metrics), KL[-1])
         num_tokens = metrics.get("perf/total_num_tokens")
         step_s = metrics.get("perf/time_per_step")
         figures = {
-            "reward": _number(metrics.get("critic/score/mean")),
-            "accuracy": _number(accuracy),
-            kl_label: _number(kl, 5),
+            declared(SCORE).terminal: _number(metrics.get(SCORE)),
+            declared(ACCURACY).terminal: _number(accuracy),
+            declared(kl).terminal: _number(metrics.get(kl), 5),
             "tokens/s": f"{num_tokens / step_s:,.0f}" if num_tokens is not None and step_s else "",
         }
         if self._moments:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from controller.tracking.plain_text import clock
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.metrics import FIGURES, Figure
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.step_spans import MARGIN, PHASES, Figure, Steps, figures
+from splitppo.run_folder.step_spans import MARGIN, PHASES, Steps
 from splitppo.run_folder.trace import POOLS, read_trace
 
 _INK = "#22313f"
@@ -95,7 +96,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
         return {label: curve for label, curve in points.items() if curve}
 
     names = dict.fromkeys(name for row in metrics for name in row)
-    charts = [Chart(figure, curves(figure.metrics)) for figure in figures(names) if figure.is_in_report]
+    charts = [Chart(figure, curves(figure.curves(names))) for figure in FIGURES if "report" in figure.pages]
     return [chart for chart in charts if chart.curves]
 
 

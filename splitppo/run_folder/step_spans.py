@@ -1,14 +1,13 @@
-"""The figures of a run, for the report and for the viewer: which curves, which colours, and what a step waited for.
+"""Computes what the steps of a run spent their time on and waited for, by spans; has labels and colours of spans.
 
-Both draw what stands here, so that they have the same titles, metrics and ranges, and compute no number in two ways.
+Report and viewer draw what stands here, so that they compute no number in two ways.
 """
 
 import math
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from splitppo.run_folder.spans import Span, busy_s
 
@@ -45,58 +44,6 @@ _BESIDE = frozenset({"testing", "save_checkpoint"})
 _EXPERIENCE = _SAMPLING | {"old_log_prob", "ref", "teacher", "values"}
 # A call that ended at most this long before another one began, "ended just then".
 _JUST_S = 0.005
-_ACCURACY = re.compile(r"val-core/(.+/mean@.+)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Curves of metrics over steps that share axes.
-
-    Attributes:
-        title, unit: the texts above it; the unit of its values.
-        metrics: the label of each curve by the name of its metric; "" for the only one.
-        floor, ceiling: the limits of the value axis; None: the values set them. Values beyond them are cut off.
-        is_in_report: the report has it, too.
-    """
-
-    title: str
-    unit: str
-    metrics: Mapping[str, str]
-    floor: float | None = None
-    ceiling: float | None = None
-    is_in_report: bool = False
-
-
-_KL = {
-    "distillation/kl": "to the teacher",
-    "actor/reward_kl_penalty": "to the reference",
-    "actor/kl_loss": "to the reference (loss)",
-    "actor/ppo_kl": "old to new policy",
-}
-_SCORE = {"critic/score/mean": "score", "critic/rewards/mean": "with KL", "val/accuracy": "held-out accuracy"}
-_PARTS = ("step", "gen", "reward", "ref", "values", "update_actor", "update_critic")
-
-
-def figures(names: Iterable[str]) -> list[Figure]:
-    """Returns the figures in their order; `names`, the metrics of a run, say which data sources have an accuracy."""
-    accuracy = {name: found[1] for name in names if (found := _ACCURACY.fullmatch(name))}
-    limits = {"response_length/clip_ratio": "at the limit", "response/no_eos_ratio": "without EOS"}
-    clipped = {"actor/pg_clipfrac": "clipped", "actor/pg_clipfrac_lower": "clipped twice (dual clip)"}
-    return [
-        Figure("Score and held-out accuracy", "mean per response", _SCORE, is_in_report=True),
-        Figure("Accuracy by data source", "share of held-out prompts", accuracy, -0.03, 1.03, is_in_report=True),
-        Figure("KL", "nats per token", _KL, is_in_report=True),
-        Figure(
-            "Explained variance of the critic", "of the returns", {"critic/vf_explained_var": ""}, -1.06, 1.06, True
-        ),
-        Figure("Value loss", "half squared error", {"critic/vf_loss": ""}, floor=0.0, is_in_report=True),
-        Figure("Length of responses", "tokens", {f"response_length/{name}": name for name in ("mean", "max", "min")}),
-        Figure("Responses at the limit and without EOS", "share", limits),
-        Figure("Entropy of the policy", "nats per token", {"actor/entropy": ""}, is_in_report=True),
-        Figure("Tokens at the clip", "share", clipped),
-        Figure("Learning rates", "per optimizer step", {"actor/lr": "actor", "critic/lr": "critic"}),
-        Figure("A step and its parts, which may overlap", "seconds", {f"timing_s/{part}": part for part in _PARTS}),
-    ]
 
 
 class Steps:

@@ -2,25 +2,21 @@
 import { get } from "./api.js";
 import { Chart, COLOURS, Key } from "./chart.js";
 import { html, useEffect, useMemo, useState } from "./lib.js";
-import { AllMetrics } from "./overview.js";
+import { AllMetrics, figuresOn } from "./overview.js";
 import { Choice, ErrorSentence, labelsOf, MOST_RUNS, Sentence, useEvery, useValues } from "./parts.js";
-import { AXES, RunData } from "./run_data.js";
+import { axesOf, RunData } from "./run_data.js";
 import { number, visible } from "./text.js";
 
 const POLL_MS = 3000, REDRAW_MS = 500, MOST_KEYS = 400;
 const SEED = "run.seed", LEFT_OUT = ["run.dir", "run.name"];
 const DASHES = [undefined, [6, 3], [2, 2]];
-// [title, metrics, of which the first one that a run has is taken]
-const LAST = [
-  ["score", ["critic/score/mean"]], ["held-out accuracy", ["val/accuracy"]], ["explained variance", ["critic/vf_explained_var"]],
-  ["KL", ["actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]], ["length", ["response_length/mean"]], ["seconds per step", ["timing_s/step"]],
-];
-
 // [title, metrics, range] of the Overview's figures, of all runs together; the first is one for each metric, for runs are compared by them.
 function figuresOf(runs) {
   const all = new Map();
-  for (const [title, metrics, range] of runs.flatMap((run) => run.facts?.figures ?? [])) all.set(title, [title, [...new Set([...(all.get(title)?.[1] ?? []), ...Object.keys(metrics)])], range]);
-  return [...all.values()].flatMap(([title, names, range], place) => (place ? [[title, names, range]] : names.map((name) => [`${title}: ${name}`, [name], range]))).filter(([, names]) => names.length);
+  for (const { title, metrics, range } of runs.flatMap((run) => (run.facts ? figuresOn(run.facts, "overview") : []))) {
+    all.set(title, [title, [...new Set([...(all.get(title)?.[1] ?? []), ...Object.keys(metrics)])], range]);
+  }
+  return [...all.values()].flatMap(([title, names, range], place) => (place ? [[title, names, range]] : names.map((name) => [`${title}: ${name}`, [name], range])));
 }
 
 export function Compare({ at, theme }) {
@@ -48,7 +44,7 @@ export function Compare({ at, theme }) {
   const toggle = (one) => setHidden(hidden.includes(one) ? hidden.filter((other) => other !== one) : [...hidden, one]);
   const sentences = runs.flatMap((run, place) => [run.error, run.facts?.error, run.notice, found[place]?.error ?? found[place]?.value?.error].filter(Boolean).map((text) => `${labels[place]}: ${text}`));
   const homeless = axis ? runs.filter((run) => run.facts && run.columns.size && !run.column(axis)) : [];
-  return html`<div class="bar"><h1>Compare</h1><label>x: <${Choice} value=${axis} options=${AXES} choose=${setAxis} /></label>
+  return html`<div class="bar"><h1>Compare</h1><label>x: <${Choice} value=${axis} options=${axesOf(runs)} choose=${setAxis} /></label>
       ${groups.length > 0 && html`<label><input type="checkbox" checked=${joins} disabled=${axis !== ""} onChange=${() => setJoins(!joins)} />
         ${" "}runs that differ in ${SEED} alone: mean and range, at steps that all of them have</label>`}
       <a href="#/">other runs</a></div>
@@ -72,7 +68,7 @@ function useRuns(numbers) {
   useEffect(() => {
     let timer = null;
     const changed = () => { timer ??= setTimeout(() => { timer = null; redraw((count) => count + 1); }, REDRAW_MS); };
-    const wanted = (run) => [...figuresOf([run]).flatMap(([, names]) => names), ...LAST.flatMap(([, names]) => names), ...AXES.map(([name]) => name)];
+    const wanted = (run) => [...figuresOf([run]).flatMap(([, names]) => names), ...run.facts.compared.flatMap(([, names]) => names), ...axesOf([run]).map(([name]) => name)];
     const made = numbers.map((one) => new RunData(one, changed));
     made.forEach((run) => run.ready.then(() => run.facts && run.want([...new Set(wanted(run))])));
     setRuns(made);
@@ -143,7 +139,7 @@ function Card({ title, names, range, shared, theme }) {
   const there = names.filter((name) => shared.shown.some(({ run }) => run.column(name)));
   const name = there.includes(picked) ? picked : there[0];
   const { series, bands } = useMemo(() => curvesOf(shared, name), [shared, name]);
-  const told = (x, isChosen) => (isChosen ? `${new Map(AXES).get(shared.axis)} ${number(x)}` : "last:");
+  const told = (x, isChosen) => (isChosen ? `${new Map(axesOf(shared.all.map(({ run }) => run))).get(shared.axis)} ${number(x)}` : "last:");
   return html`<section class="card" data-card=${names[0]}><h2>${title}${there.length === 1 && names.length > 1 ? `: ${visible(name)}` : ""}</h2>
     ${there.length > 1 && html`<${Choice} label=${`metric of: ${title}`} value=${name} options=${there.map((one) => [one, visible(one)])} choose=${pick} />`}
     ${name ? html`<${Chart} ...${{ x: shared.x, series, bands, theme, told, range }} carries=${shared.axis !== ""} label=${title} />`
@@ -153,7 +149,8 @@ function Card({ title, names, range, shared, theme }) {
 function LastValues({ runs, labels }) {
   const [first, ...others] = runs;
   const last = (run, names) => names.flatMap((name) => run.column(name)?.findLast(Number.isFinite) ?? [])[0];
-  const columns = LAST.map(([title, names]) => [title, names.filter((name) => runs.some((run) => run.column(name))).slice(0, 1)]);
+  const compared = runs.find((run) => run.facts)?.facts.compared ?? [];
+  const columns = compared.map(([title, names]) => [title, names.filter((name) => runs.some((run) => run.column(name))).slice(0, 1)]);
   return html`<h2>Last values</h2><div class="wide"><table class="last"><thead><tr><th>run</th>${columns.map(([title, names]) => html`<th class="n">${title}<div class="dim path">${names[0] ?? "–"}</div></th>`)}<th class="n">steps</th><th>state</th></tr></thead>
     <tbody>${runs.map((run, place) => html`<tr><td><a href=${`#/run/${run.number}/overview`}>${labels[place]}</a></td>${columns.map(([, names]) => html`<td class="n">${number(last(run, names))}</td>`)}
       <td class="n">${number(run.facts?.step)}</td><td>${visible(run.facts?.sentence)}</td></tr>`)}</tbody></table></div>

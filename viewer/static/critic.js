@@ -1,7 +1,7 @@
 // Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses.
 import { Chart } from "./chart.js";
 import { html, useEffect } from "./lib.js";
-import { Card, Explained } from "./overview.js";
+import { Card, Explained, figuresOn } from "./overview.js";
 import { ErrorSentence, go, nearest, Sentence, StepChooser, useValue } from "./parts.js";
 import { compared, REASONS, Rows, rowsOf } from "./responses.js";
 import { Strip } from "./strip.js";
@@ -15,9 +15,10 @@ const worstOf = (columns) => rowsOf(columns).sort((one, other) => compared(one.v
 
 export function Critic({ data, at, theme }) {
   const { facts, recorded: critic } = data;
+  const figures = figuresOn(facts, "critic");
   const step = facts.train.length ? at.step ?? facts.train.at(-1) : null;
   useEffect(() => {
-    data.want(["critic/vf_explained_var", "critic/vf_loss", "critic/values/mean", "critic/returns/mean"]);
+    data.want(figures.flatMap(({ metrics }) => Object.keys(metrics)));
     data.wantRecorded();
   }, [data]);
   const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
@@ -25,7 +26,7 @@ export function Critic({ data, at, theme }) {
   const onStep = (one) => go(address(nearest(facts.train, one)));
   const hasValues = critic?.value.some((one) => one !== null);
   const shared = { theme, onStep };
-  const curves = { data, x: data.steps, ...shared };
+  const card = ({ title, metrics, range }) => Object.keys(metrics).some((name) => data.column(name)) && html`<${Card} key=${title} ...${{ title, metrics, range, data, x: data.steps, ...shared }} />`;
   const told = (place) => `Bottom: first tokens, top: last ones. Blue: explains (1 is all), orange: worse than the mean (−1 and less). At step ${critic.steps[place]}: first ${ofPosition(place, 0)}, middle ${ofPosition(place, 8)}, last ${ofPosition(place, 15)}.`;
   const ofPosition = (place, at) => number(critic.by_position[place]?.[at]);
   return html`<div class="bar"><h1>Critic</h1>${step !== null && html`<${StepChooser} steps=${facts.train} step=${step} address=${address} />`}</div>
@@ -34,14 +35,13 @@ export function Critic({ data, at, theme }) {
     ${critic?.steps.length > 0 && !hasValues && html`<${Sentence}>This run has no values: its estimator (algorithm.adv_estimator) uses no critic.<//>`}
     <div class="cards">
       ${hasValues ? html`<${Explained} recorded=${critic} ...${shared} />`
-      : data.column("critic/vf_explained_var") && html`<${Card} title="Explained variance, without an interval" metrics=${{ "critic/vf_explained_var": "" }} range=${[-1, 1]} ...${curves} />`}
+      : figures.filter(({ recorded }) => recorded).map(card)}
       ${hasValues && html`<section class="card"><h2>Explained variance by position in the response</h2><${Strip} steps=${critic.steps} columns=${critic.by_position} step=${step} told=${told} label="explained variance by position and step" ...${shared} /></section>`}
       ${hasValues && html`<section class="card"><h2>First value against the outcome: area under the curve</h2>
         <${Chart} x=${critic.steps} series=${[{ label: "AUC", values: critic.auc }, { label: "no better than chance", values: critic.steps.map(() => 0.5), width: 1, colour: "--dim", hidden: true }]} label="area under the curve" ...${shared} />
         <p class="dim">How often a response with a score above the mean began with a larger value than one below it. 0.5: chance.</p></section>`}
       ${chosen.value?.footer.calibration && html`<${Calibration} found=${chosen.value.footer.calibration} ...${{ step, theme }} />`}
-      ${data.column("critic/returns/mean") && html`<${Card} title=${`Mean ${data.column("critic/values/mean") ? "value and mean " : ""}return`} metrics=${{ "critic/values/mean": "", "critic/returns/mean": "" }} ...${curves} />`}
-      ${data.column("critic/vf_loss") && html`<${Card} title="Value loss" metrics=${{ "critic/vf_loss": "" }} ...${curves} />`}
+      ${figures.filter(({ recorded }) => !recorded).map(card)}
     </div>
     ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}
     ${chosen.value?.columns.value_error?.some((one) => one !== null) && html`<h2>Worst judged responses of step ${step}</h2>

@@ -2,31 +2,35 @@
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { Choice, go, nearest, useKeys } from "./parts.js";
-import { AXES } from "./run_data.js";
+import { axesOf } from "./run_data.js";
 import { clock, duration, number, visible } from "./text.js";
 
-// The cards that replace a figure, by its first metric, if the recorded steps have a column.
-const BETTER = { "critic/vf_explained_var": [Explained, "value"], "response_length/mean": [Lengths, "p50"] };
+// The cards that replace a figure, by its `recorded`, if the recorded steps have a column.
+const BETTER = { explained_variance: [Explained, "value"], lengths: [Lengths, "p50"] };
+
+// The figures of a page, those without any metric left out.
+export const figuresOn = (facts, page) => facts.figures.filter(({ pages, metrics }) => pages.includes(page) && Object.keys(metrics).length);
 
 export function Overview({ data, at, theme }) {
   const [axis, setAxis] = useState("");
   const { facts, recorded } = data;
-  const names = facts.figures.flatMap(([, metrics]) => Object.keys(metrics));
+  const figures = figuresOn(facts, "overview");
+  const axes = axesOf([data]);
+  const names = figures.flatMap(({ metrics }) => Object.keys(metrics));
   useEffect(() => {
-    data.want([...names, ...AXES.map(([name]) => name)]);
+    data.want([...names, ...axes.map(([name]) => name)]);
     data.wantRecorded();
   }, [data, names.join()]);
   const x = data.axis(axis);
   const onStep = (step) => go(`/run/${at.run}/responses/train/${nearest(facts.train, step)}`);
-  return html`<div class="bar"><h1>Overview</h1><label>x: <${Choice} value=${axis} options=${AXES} choose=${setAxis} /></label>
+  return html`<div class="bar"><h1>Overview</h1><label>x: <${Choice} value=${axis} options=${axes} choose=${setAxis} /></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
     <div class="cards">
-      ${facts.figures.map(([title, metrics, range]) => {
-        const [first] = Object.keys(metrics);
-        const [Better, column] = BETTER[first] ?? [];
+      ${figures.map(({ title, metrics, range, recorded: name }) => {
+        const [Better, column] = BETTER[name] ?? [];
         return Better && recorded?.[column].some((one) => one !== null)
           ? html`<${Better} ...${{ recorded, theme, onStep }} x=${recorded.steps.map((step) => x[data.steps.indexOf(step)] ?? null)} />`
-          : first && html`<${Card} ...${{ title, metrics, range, data, x, theme, onStep }} />`;
+          : html`<${Card} ...${{ title, metrics, range, data, x, theme, onStep }} />`;
       })}
       <${Events} facts=${facts} />
     </div>

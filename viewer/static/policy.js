@@ -1,6 +1,6 @@
 // Does the policy go too far, or collapse? How its numbers spread over the tokens of each step, by heat strips, and the curves beside them.
 import { html, useEffect, useMemo, useState } from "./lib.js";
-import { Card } from "./overview.js";
+import { Card, figuresOn } from "./overview.js";
 import { ErrorSentence, go, nearest, NOT_RECORDED, Sentence, useValue } from "./parts.js";
 import { Strip } from "./strip.js";
 import { number } from "./text.js";
@@ -16,16 +16,6 @@ const STRIPS = [
   ["kl_by_position", "Mean KL by position in the response, nats", places],
   ["mismatch_by_position", "Mean |mismatch| by position in the response, nats", places],
 ];
-const CURVES = [
-  ["KL, nats", ["distillation/kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"]], ["Entropy, nats", ["actor/entropy"]],
-  ["Share of tokens at the clip", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"]],
-  ["|log p of the trainer − of the rollout backend|, nats", ["training/rollout_log_probs_diff_mean", "training/rollout_log_probs_diff_max"]],
-  ["|probability by the trainer − by the rollout backend|", ["training/rollout_probs_diff_mean", "training/rollout_probs_diff_max"]],
-  ["KL of the rollout backend from the trainer, nats", ["rollout_corr/kl", "rollout_corr/k3_kl"]],
-  ["Importance weights of the correction", ["rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_eff_sample_size"]],
-];
-const ALWAYS = 3; // so many of them say what they lack
-
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 // How many of a histogram lie below a number; within a bin they lie evenly.
@@ -53,7 +43,8 @@ function useColumns(run, facts) {
 
 export function Policy({ data, at, theme }) {
   const { facts } = data;
-  useEffect(() => { data.want(CURVES.flatMap(([, names]) => names)); }, [data]);
+  const figures = figuresOn(facts, "policy");
+  useEffect(() => { data.want(figures.flatMap(({ metrics }) => Object.keys(metrics))); }, [data]);
   const { columns, steps, limits, error } = useColumns(at.run, facts);
   const onStep = (step) => go(`/run/${at.run}/responses/train/${step}`);
   const onCurve = (step) => onStep(nearest(facts.train, step));
@@ -64,7 +55,8 @@ export function Policy({ data, at, theme }) {
       KL and mismatch count all tokens that are learned from; entropy and ratio those of the responses drawn at random, at their last use in the update.</p>`}
     <div class="cards">
       ${STRIPS.map(([name, title, make, lack]) => html`<${Panel} key=${name} ...${{ name, title, make, lack, columns, theme, onStep }} limits=${limits[name]} />`)}
-      ${CURVES.map(([title, names], place) => (place < ALWAYS || names.some((name) => data.column(name))) && html`<${Card} key=${title} ...${{ title, data, theme }} metrics=${Object.fromEntries(names.map((name) => [name, name.split("/").at(-1)]))} x=${data.steps} onStep=${onCurve} />`)}
+      ${figures.filter((one) => one.pages.includes("overview") || Object.keys(one.metrics).some((name) => data.column(name)))
+        .map(({ title, metrics, range }) => html`<${Card} key=${title} ...${{ title, metrics, range, data, theme }} x=${data.steps} onStep=${onCurve} />`)}
     </div>`;
 }
 

@@ -1,8 +1,8 @@
 // What the page knows of one run: names, steps, and the columns that were asked for; kept up to date while the run trains.
 import { get, getColumns, listen } from "./api.js";
 
-// [metric that is added up, what the axis shows]
-export const AXES = [["", "step"], ["perf/total_num_tokens", "tokens"], ["perf/time_per_step", "seconds"]];
+// [metric that is added up, what the axis shows], as the server tells with the facts of runs.
+export const axesOf = (runs) => [["", "step"], ...(runs.find((run) => run.facts)?.facts.axes ?? [])];
 
 export class RunData {
   // Listens to what is new until the signal `over`; without one, whoever made it says so, by `on`.

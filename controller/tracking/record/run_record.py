@@ -25,6 +25,7 @@ from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
 from splitppo.run_folder.events import append_event
+from splitppo.run_folder.metrics import SCORE
 from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2
 
@@ -122,7 +123,7 @@ class RunRecord:
     def step(self, record: StepRecord, metrics: Mapping[str, float]) -> None:
         """Records a step whose updates have ended."""
         step = record.step
-        self.event("step", step=step, seconds=record.step_s, score=metrics.get("critic/score/mean"))
+        self.event("step", step=step, seconds=record.step_s, score=metrics.get(SCORE))
         config = self._config.at_step(step)
         tokenizer = self._tokenizer
         self._put(f"step {step}", "train", step, lambda files: files.train_file(record, config, tokenizer))

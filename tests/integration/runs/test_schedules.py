@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from splitppo.run_folder.metrics import METRICS, declared
 from splitppo.run_folder.trace import read_trace
 from tests.support.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
@@ -73,6 +75,33 @@ def test_run_leaves_every_step_and_validation_on_record(completed: Completed, sc
     assert validation["before"]["overall"] == pytest.approx(folder.metrics[0]["val/accuracy"])
     assert validation["after"]["overall"] == pytest.approx(folder.metrics[-1]["val/accuracy"])
     assert folder.committed_steps == [2, 4]
+
+
+def test_a_run_has_the_metrics_of_the_table_that_are_of_every_run_or_of_its_kind(completed: Completed) -> None:
+    """By what the table says, no run of this kind has the others; `rollout_correction` compares the two here."""
+    of_its_kind = {
+        "with a critic",
+        "algorithm.use_kl_in_reward",
+        "after an update",
+        *(f"steps that {what}" for what in ("update the model", "update the actor", "update the critic")),
+        *(f"steps that {what}" for what in ("update both", "compare the two", "compute it", "wait for it")),
+        "steps with a validation",
+    }
+    names = {name for line in completed("gather", 1).metrics for name in line} - {"step"}
+    rows = [row for rows in METRICS.values() for row in rows]
+    without = [name for row in rows if not row.when for name in spelled_out(row.names) if name not in names]
+    assert without == []
+    measured = [declared(name) for name in names]
+    assert [row.names for row in rows if row.when in of_its_kind and row not in measured] == []
+    assert [row.names for row in measured if row.when and row.when not in of_its_kind] == []
+
+
+def spelled_out(names: str) -> list[str]:
+    """Returns every name that a row with `{a,b}` stands for."""
+    found = re.search(r"{(.*?)}", names)
+    if found is None:
+        return [names]
+    return [name for word in found[1].split(",") for name in spelled_out(names.replace(found[0], word, 1))]
 
 
 def test_adaptive_kl_coefficient_moves_in_every_step(completed: Completed) -> None:

@@ -1,13 +1,11 @@
-"""The figures that report and viewer share: what a step's time was spent on, and what it waited for."""
+"""What report and viewer share: what a step's time was spent on, and what it waited for."""
 
 from __future__ import annotations
 
 import pytest
 
-from controller.tracking.plots import charts_of
-from splitppo.run_folder.metrics import meaning
 from splitppo.run_folder.spans import Span
-from splitppo.run_folder.step_spans import WAITING, Steps, figures
+from splitppo.run_folder.step_spans import WAITING, Steps
 
 T0 = 1_760_000_000.0
 
@@ -162,17 +160,3 @@ def test_the_pieces_of_a_path_follow_one_another_and_fill_the_step(critic_s: flo
         assert (edges[0], edges[-1]) == (start, next_start)
         assert edges[1:-1] == [piece.started_s for piece in found[1:]]
         assert all(piece.duration_s > 0 for piece in found)
-
-
-def test_every_metric_of_a_figure_is_declared() -> None:
-    names = ["val-core/gsm8k/acc/mean@1"]
-    assert [name for figure in figures(names) for name in figure.metrics if not meaning(name)[2]] == []
-
-
-def test_the_charts_of_the_report_are_figures_with_their_titles_units_and_limits() -> None:
-    row = {"step": 1.0, "val-core/gsm8k/acc/mean@1": 0.5}
-    row |= {name: 0.5 for figure in figures(row) for name in figure.metrics}
-    wanted = [one for one in figures(row) if one.is_in_report]
-    charts = charts_of([row])
-    assert [chart.figure for chart in charts] == wanted
-    assert [[*chart.curves] for chart in charts] == [[*one.metrics.values()] for one in wanted]

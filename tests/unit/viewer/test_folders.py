@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from splitppo.run_folder.metrics import meaning
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
 from viewer import files, step_files
@@ -249,10 +248,14 @@ async def test_nothing_in_the_folder_is_changed(run: Path) -> None:
     assert facts() == before
 
 
-def test_metrics_have_the_meaning_of_the_table_that_declares_them() -> None:
-    assert meaning("critic/score/min")[1:] == ("1", "score of a response, as it was given, that of its tokens included")
-    assert meaning("val-core/gsm8k/reward/mean@1")[0] == "Run and validation"
-    assert meaning("something/else") == ("", "", "")
+async def test_metrics_have_the_meaning_of_the_table_that_declares_them(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "val-core/gsm8k/reward/mean@1": 1.0, "something/else": 1.0}) + "\n")
+    told = {row[0]: row[1:] for row in (await ask([run], "/api/runs/0")).json["metrics"]}
+    meaning = "score of a response, as it was given, that of its tokens included"
+    assert told["critic/score/mean"] == ["Rewards, advantages, values", "1", meaning]
+    assert told["val-core/gsm8k/reward/mean@1"][0] == "Run and validation"
+    assert told["something/else"] == ["", "", ""]
 
 
 async def test_a_line_with_a_hostile_name_is_a_name(run: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from splitppo.run_folder.step_spans import Steps, figures
+from splitppo.run_folder.metrics import FIGURES
+from splitppo.run_folder.step_spans import Steps
 from splitppo.run_folder.trace import read_trace
 from tests.support.viewed_runs import Shape, add_event, make_run
 from tests.support.viewed_traces import T0, spans_of, write_trace
@@ -150,9 +151,13 @@ async def test_a_step_of_too_many_spans_is_one_sentence(run: Path) -> None:
     assert (await answer(run, "/1"))["error"].endswith("expected at most 5,000.")
 
 
-async def test_the_cards_of_the_overview_are_the_figures_of_the_report(run: Path) -> None:
+async def test_the_cards_of_the_pages_are_the_figures_of_the_table(run: Path) -> None:
     sent = (await ask([run], "/api/runs/0")).json
-    wanted = figures([name for name, *_ in sent["metrics"]])
-    assert sent["figures"] == [
-        [f"{one.title}, {one.unit}", dict(one.metrics), [one.floor, one.ceiling]] for one in wanted
-    ]
+    names = [name for name, *_ in sent["metrics"]]
+    report = [figure for figure in FIGURES if "report" in figure.pages]
+    told = {one["title"]: one for one in sent["figures"]}
+    assert len(told) == len(FIGURES)
+    for figure in report:
+        one = told[f"{figure.title}, {figure.unit}"]
+        assert (one["metrics"], one["range"]) == (figure.curves(names), [figure.floor, figure.ceiling])
+        assert "overview" in one["pages"]
