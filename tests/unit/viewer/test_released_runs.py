@@ -1,0 +1,75 @@
+"""The viewer shows runs of the first release, version 0.1.0, as that release showed them.
+
+released/*.tar.gz each hold a run folder without its checkpoints, and answers.json, what the viewer of the release
+answered about it: a plain run, one with conversations, and one that lost its actor group. They were made by commit
+818d8837; paths and names of machines were replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from viewer.answers import ANSWERS
+from viewer.files import Unreadable
+from viewer.live import dump
+from viewer.run import Run
+
+RELEASED = Path(__file__).parent / "released"
+
+
+def answer_of(run: Run, address: str) -> Any:
+    """Answers an address below that of the run, as the server does; bytes as hexadecimal digits."""
+    path, _, query = address.partition("?")
+    fields = dict(part.split("=") for part in query.split("&") if part)
+    if fields.get("metrics") == "all":
+        fields["metrics"] = ",".join(map(str, range(len(run.metrics.names))))
+    for pattern, answer in ANSWERS.items():
+        found = re.fullmatch(re.sub(r"{(\w+):int}", r"(?P<\1>[0-9]+)", pattern), path)
+        if found:
+            numbers = {name: int(text) for name, text in found.groupdict().items()}
+            try:
+                value = answer(run, numbers, fields)
+            except Unreadable as error:
+                return {"unreadable": str(error)}
+            return value.hex() if isinstance(value, bytes) else json.loads(dump(value))
+    raise ValueError(f"nothing answers {address}")
+
+
+def facts_of_the_folder(facts: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out where the folder lies, a random number, and what the product says of metrics, not the folder."""
+    kept = {name: value for name, value in facts.items() if name not in ("path", "generation", "figures", "metrics")}
+    return {**kept, "names": [name for name, *_ in facts["metrics"]]}
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone in which the logs were written."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", ["normal", "talks", "recovered"])
+def test_every_answer_about_a_run_of_the_first_release_is_as_it_was(tmp_path: Path, name: str) -> None:
+    with tarfile.open(RELEASED / f"{name}.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    expected: dict[str, Any] = json.loads((tmp_path / "answers.json").read_text())
+    run = Run(0, tmp_path / name)
+    run.refresh()
+    for address, before in expected.items():
+        now = answer_of(run, address)
+        if address == "":
+            now = facts_of_the_folder(now)
+            assert now == facts_of_the_folder(before)
+        else:
+            assert now == before, address
