@@ -81,7 +81,7 @@ def trained(folder: Path, seed: int, num_updates: int, keys: Mapping[str, Any]) 
     seconds = []
     for batch in islice(batches(seed), num_updates):
         began_s = time.perf_counter()
-        metrics = engine.update(batch, policy_forward(1.0), negative_log_likelihood, progress=lambda *_: None)
+        metrics = engine.update(batch, policy_forward(1.0), negative_log_likelihood, progress=lambda *_: None).metrics
         seconds.append(time.perf_counter() - began_s)
         losses.append(metrics["loss"])
     return statistics.fmean(losses[-LAST:]), 1e3 * statistics.median(seconds), engine.compute_weights_digest()

@@ -20,6 +20,7 @@ from controller.step.calls import StepCalls
 from controller.step.context import StepContext
 from controller.step.dynamic_sampling import StepRollouts
 from controller.step.log_prob_check import LogProbCheck
+from controller.step.updates import StepUpdates
 from controller.tracking.recorder import Recorder
 from controller.validation.evaluation import Evaluator
 from controller.workers.concurrency import BackgroundTask, gather_calls
@@ -125,8 +126,9 @@ class Trainer:
         """Collects the experience, and updates both models. Under `overlap` the critic's update may end later."""
         experience = await self.collect(calls)
         await self.rollouts.before_update()
-        update_actor = partial(calls.update_actor, experience)
-        update_critic = partial(calls.update_critic, experience)
+        updates = StepUpdates(calls.step, calls.rollouts.slot)
+        update_actor = partial(updates.update_actor, experience)
+        update_critic = partial(updates.update_critic, experience)
         with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
                 self.critic_update.start(update_critic)

@@ -42,7 +42,7 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "reward_tokens": np.dtype("<i4"),  # token ids of the reward model: messages and response in its chat template
     "rm_scores": np.dtype("<f4"),  # one per row: the reward model's score of the response
     "places": np.dtype("<i4"),  # one per row of a part: its position in the whole, from 0
-    "observed": np.dtype("u1"),  # one per row: 1 if the actor keeps what the row's last forward in the update computes
+    "recorded": np.dtype("u1"),  # one per row: 1 if the update's result has what the row's last forward computes
     "update_log_probs": np.dtype("<f4"),  # that forward's log-probs, one per response token; empty for other rows
     "update_entropy": np.dtype("<f4"),  # that forward's entropies, likewise
     "mini_batches": np.dtype("<i4"),  # index of the row's mini-batch in each PPO epoch
@@ -54,7 +54,7 @@ GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
 # Columns that do not have one value per response token.
 _OF_ROWS = {
     *("prompts", "seeds", "responses", "teachers", "reward_tokens", "rm_scores", "places"),
-    *("observed", "update_log_probs", "update_entropy"),
+    *("recorded", "update_log_probs", "update_entropy"),
 }
 # Columns that have the same number of values for each response token.
 SEVERAL_PER_TOKEN = frozenset({"teacher_top_ids", "teacher_top_log_probs"})

@@ -1,22 +1,17 @@
-"""Makes the calls of one PPO step: each asks a worker group for columns of a slot, and records the time it took."""
+"""Makes the calls that collect the experience of one PPO step: each asks a worker group for columns of a slot."""
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.generation import SampledRollouts
-from controller.step.observed import observed_columns, observed_rows
 from controller.step.parts import Compute, PartCalls, PendingRollouts
 from controller.step.sent_rows import RowsSentOnce, teacher_numbers
-from controller.workers.clients import ActorClient, CriticClient, WorkerClient, loss_terms
-from controller.workers.command import CommandReply
-from controller.workers.recovery import replay_if_clean
+from controller.workers.clients import WorkerClient
 from splitppo.batch import Batch
 
 
@@ -45,7 +40,6 @@ class StepCalls:
         self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
         self._sampled_last: PendingRollouts = self._greedy or rollouts
         self._sent_rows: defaultdict[str, RowsSentOnce] = defaultdict(RowsSentOnce)  # by role
-        self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
     async def greedy_scores(self) -> Float32s | None:
         """Samples and scores a greedy response to each prompt; returns the scores, [P], without any penalty for length.
@@ -123,59 +117,6 @@ class StepCalls:
         """Scores each response, with the penalty of overlong responses; see `PartCalls.scores`."""
         self._record.scores = await self._part_calls.scores()
         return self._record.scores
-
-    async def update_actor(self, experience: Experience) -> None:
-        """Makes one PPO update of the policy. In the critic's warm-up only the actor's step number advances."""
-        config = self._config
-        is_warm_up = self._critic is not None and self.step.number <= config.critic.warmup_steps
-
-        async def send() -> None:
-            if not is_warm_up:
-                columns = experience.actor_columns(
-                    lacks_reference=config.actor.use_kl_loss and self.step.workers.reference is not self._actor,
-                    lacks_old=config.algorithm.rollout_correction.bypasses,
-                )
-                columns = columns.merge(await observed_rows(self.step))
-                await self._actor.put_batch(self.rollouts.slot, columns)
-            self._actor_has_columns.set()
-
-        # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
-        measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self._record.learning)
-        update = partial(self._actor.update, total_steps=config.run.total_steps or 0)
-        await self._update(self._actor, send, partial(update, terms=loss_terms(config), advance_only=is_warm_up))
-        await self.step.workers.sampler.publish(self.step.number, self._record.add_reply)
-        await measuring
-        self._record.observed = await observed_columns(self.step)
-
-    async def update_critic(self, experience: Experience) -> None:
-        """Makes one update of the value model, if there is one. Its columns are sent once the actor has its own."""
-        critic = self._critic
-        if critic is None:
-            return
-
-        async def send() -> None:
-            await self._actor_has_columns.wait()
-            await critic.put_batch(self.rollouts.slot, experience.critic_columns)
-
-        await self._update(critic, send, partial(critic.update, total_steps=self._config.run.total_steps or 0))
-
-    async def _update(
-        self, client: ActorClient | CriticClient, send: Callable[[], Awaitable[None]], update: Compute
-    ) -> None:
-        """Sends the columns and updates the model; repeats both if the update failed before it changed the weights.
-
-        If the group is lost, the error ends `Trainer.fit`, and `Session._train_recovering` (controller/session.py)
-        restores both models to their last common checkpoint.
-        """
-
-        async def attempt() -> CommandReply:
-            await send()
-            return await update(self.rollouts.slot, base_step=self.step.base_step)
-
-        name = f"update_{client.role}"
-        with self._record.timed(name):
-            reply = await replay_if_clean(client, self.step.base_step, attempt)
-        self._record.add_reply(client.role, name, reply)
 
     async def _compute_on_actor(self, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
         """Makes the actor compute columns for all responses together, once all are sampled; returns the columns."""

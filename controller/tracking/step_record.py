@@ -40,7 +40,7 @@ class StepRecord:
         timings_s: seconds per phase, measured by the controller, or by an engine for its own work.
         spans: the work of all pools for the step.
         scores, experience: there as soon as the step has them.
-        observed: log-probs and entropies of the actor's own update, for the responses whose tokens are recorded.
+        update_columns: log-probs and entropies of the actor's own update, for the responses whose tokens are recorded.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
@@ -53,7 +53,7 @@ class StepRecord:
     spans: list[Span] = field(default_factory=list)
     scores: Scores = field(init=False, repr=False)
     experience: Experience = field(init=False, repr=False)
-    observed: Batch | None = None
+    update_columns: Batch | None = None
     validation: ValidationResult | None = None
     traffic: Traffic = field(default_factory=Traffic)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from services.actor.loss_terms import terms_of
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
-from services.actor.observed import Observed
 from services.engine.batching.row_checks import check_top_tokens
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.device_thread import device_thread
@@ -43,6 +42,9 @@ from splitppo.rpc.errors import StorageFailed, WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
+
+# The columns of an update's result, and the outputs of the policy that they are: of the rows with `recorded` 1.
+_RECORDED = {"update_log_probs": "log_probs", "update_entropy": "entropy"}
 
 _NO_GENERATION = "the actor group samples nothing: services.rollout has a group of its own, call that group"
 
@@ -109,7 +111,7 @@ class ActorRole(TrainedRole):
                 "ref_log_probs",
                 "rollout_is_weights",
                 "seeds",
-                "observed",
+                "recorded",
                 *self._teacher_columns,
             ),
             prepare=self._prepare_update,
@@ -152,11 +154,14 @@ class ActorRole(TrainedRole):
             loss_mode = config.policy_loss.loss_mode
             log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
-        observed = Observed(batch)
         loss = actor_loss(config, teacher)
-        metrics = self.train(request, batch, loss, progress, stop_above=stop_above, observe=observed)
-        metrics = {**metrics, **memory_metrics(self._context.device), **coefficients}
-        return Outcome(columns=observed.columns(), metrics=metrics)
+        outputs = tuple(_RECORDED.values()) if "recorded" in batch else ()
+        updated = self.train(request, batch, loss, progress, stop_above=stop_above, outputs=outputs)
+        metrics = {**updated.metrics, **memory_metrics(self._context.device), **coefficients}
+        if "recorded" not in batch:
+            return Outcome(metrics=metrics)
+        columns = {column: updated.columns[output] for column, output in _RECORDED.items()}
+        return Outcome(columns=Batch(batch.num_rows, columns), metrics=metrics)
 
     def publish_weights(
         self, request: actor_pb2.PublishWeightsRequest, _rows: None, progress: CommandProgress

@@ -52,4 +52,4 @@ class CriticRole(TrainedRole):
 
     def update(self, request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """Trains the value model on all mini-batches of all epochs of one step."""
-        return Outcome(metrics=self.train(request, batch, self._loss, progress))
+        return Outcome(metrics=self.train(request, batch, self._loss, progress).metrics)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
-from services.engine.batching.packing import ResponseTokens, Rows, collate, row_lengths
+from services.engine.batching.packing import ResponseTokens, collate, row_lengths
 from services.engine.checkpoint import Checkpointer
 from services.engine.compilation import compile_model
 from services.engine.flops import FlopsMeter
@@ -40,12 +40,13 @@ from services.engine.model.loading import (
 )
 from services.engine.model.weights import Kind
 from services.engine.optimizer import BucketedAdamW, build_optimizer, learning_rate
+from services.engine.recorded_outputs import RecordedOutputs
 from services.engine.rest import Rest
 from services.engine.strategies.registry import build_strategy, mesh_of
 from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, rank_tokens, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.config import TrainedModelConfig
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,13 @@ log = logging.getLogger(__name__)
 # (outputs of the forward, response tokens of a micro-batch) -> sums over them. The weights of the tokens are made from
 # totals of the whole mini-batch, so that losses add up over micro-batches and ranks.
 TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
-Observe = Callable[[Rows, Mapping[str, Tensor]], None]  # sees the rows of each micro-batch, and what the forward gave
+
+
+class Updated(NamedTuple):
+    """The result of an update: metrics, the same on all ranks, and the outputs of its forwards for recorded rows."""
+
+    metrics: dict[str, float]
+    columns: dict[str, Column]
 
 
 class TrainEngine:
@@ -139,17 +146,18 @@ class TrainEngine:
         progress: ReportProgress,
         total_steps: int = 0,
         stop_above: MetricLimit | None = None,
-        observe: Observe = lambda *_: None,
-    ) -> dict[str, float]:
+        outputs: Sequence[str] = (),
+    ) -> Updated:
         """Trains the model on all mini-batches of all epochs of one RL step, in the order of column `mini_batches`.
 
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
         token in it counts on any rank (momentum and weights stay unchanged). The update ends before the first step in
-        whose mini-batch a metric is over `stop_above`. `observe` is called after each forward.
+        whose mini-batch a metric is over `stop_above`.
         `total_steps`, the number of steps of the run, sets the learning rate together with the configuration.
 
         Returns:
-            metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*".
+            the metrics of `UpdateSteps`, "lr", "mfu" and "tokens_rank_*"; the named outputs of the rows with `recorded`
+            1, by their last forward, as columns that are empty for all other rows.
         """
         started_s = time.perf_counter()
         meter = self.flops_meter
@@ -162,6 +170,7 @@ class TrainEngine:
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done = itertools.count(1)
         computed = list[MiniBatch]()
+        recorded = RecordedOutputs(outputs, batch)
 
         def report() -> None:
             progress(next(done), num_micro_batches, "update")
@@ -171,7 +180,7 @@ class TrainEngine:
                 if number:
                     failpoints.hit("update.mini_batch")
                 computed.append(mini_batch)
-                sums = self.accumulate_gradients(batch, mini_batch, forward, loss, report=report, observe=observe)
+                sums = self.accumulate_gradients(batch, mini_batch, forward, loss, report=report, recorded=recorded)
                 if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
                     self.optimizer.zero_grad(set_to_none=True)
                     steps.num_stopped = len(mini_batches) - number
@@ -184,8 +193,9 @@ class TrainEngine:
             **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
         }
+        updated = Updated(metrics, recorded.columns())
         self.num_updates += 1  # last: an update that fails before it counts for nothing
-        return metrics
+        return updated
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
         """Divides an update's rows into mini-batches, also those in which no token counts; all ranks call it."""
@@ -200,9 +210,12 @@ class TrainEngine:
         loss: TokenLoss,
         *,
         report: Callable[[], None] = lambda: None,
-        observe: Observe = lambda *_: None,
+        recorded: RecordedOutputs | None = None,
     ) -> MetricSums:
-        """Computes the gradient of one mini-batch, summed over ranks; returns this rank's sums for the metrics."""
+        """Computes the gradient of one mini-batch, summed over ranks; returns this rank's sums for the metrics.
+
+        `recorded` keeps the outputs of the rows that are recorded.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
         sums: list[MetricSums] = []
@@ -212,7 +225,8 @@ class TrainEngine:
             )
             with self.strategy.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches)):
                 outputs = forward(self.model, micro_batch)
-                observe(rows, outputs)
+                if recorded is not None:
+                    recorded.add(rows, outputs)
                 output = loss(outputs, micro_batch.tokens)
                 output.loss.backward()  # type: ignore[no-untyped-call]
             sums.append(MetricSums.of(output, micro_batch.tokens.mask, self.config.ulysses_sequence_parallel_size))

@@ -14,7 +14,7 @@ from services.engine.inference import ReportProgress
 from services.engine.model.forward import Forward
 from services.engine.model.weights import Kind
 from services.engine.token_metrics import MetricLimit, metrics_of_role
-from services.engine.train_engine import Observe, TokenLoss, TrainEngine
+from services.engine.train_engine import TokenLoss, TrainEngine, Updated
 from services.roles.frozen_models import FrozenModels
 from services.runtime.context import RankContext
 from services.runtime.ranks.row_group import RowGroup
@@ -106,12 +106,22 @@ class TrainedRole:
         progress: CommandProgress,
         *,
         stop_above: MetricLimit | None = None,
-        observe: Observe = lambda *_: None,
-    ) -> dict[str, float]:
-        """Trains on all mini-batches of all epochs of the request's step; returns metrics with the role's prefix."""
-        update = partial(self._engine.update, batch, self._forward, loss)
-        metrics = update(progress=progress, total_steps=request.total_steps, stop_above=stop_above, observe=observe)
-        return metrics_of_role(self._context.role_name, metrics)
+        outputs: Sequence[str] = (),
+    ) -> Updated:
+        """Trains on all mini-batches of all epochs of the request's step; the metrics have the role's prefix.
+
+        `outputs` are those of recorded rows that are returned as columns, see `TrainEngine.update`.
+        """
+        updated = self._engine.update(
+            batch,
+            self._forward,
+            loss,
+            progress=progress,
+            total_steps=request.total_steps,
+            stop_above=stop_above,
+            outputs=outputs,
+        )
+        return updated._replace(metrics=metrics_of_role(self._context.role_name, updated.metrics))
 
 
 def _checked_rows(model: Any, _request: Any, batch: Batch) -> Batch:

@@ -118,7 +118,7 @@ class Outcome:
     Attributes:
         columns: new columns for this rank's rows, in the order received; the runtime gathers them into the slot.
             A command that expands rows (Generate) returns a multiple of its rows, grouped by input row. Those of an
-            update are kept in the observed slot of its step.
+            update replace the rows of its slot, until the next step is committed.
         metrics: already reduced over ranks.
         weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint.
         policy_version: the committed step whose weights made the columns (Generate).

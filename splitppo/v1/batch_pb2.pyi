@@ -23,7 +23,6 @@ class SlotKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_KIND_CANDIDATES: _ClassVar[SlotKind]
     SLOT_KIND_GREEDY: _ClassVar[SlotKind]
     SLOT_KIND_SHARE: _ClassVar[SlotKind]
-    SLOT_KIND_OBSERVED: _ClassVar[SlotKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_INT32: DType
 DTYPE_INT64: DType
@@ -35,7 +34,6 @@ SLOT_KIND_EVALUATION: SlotKind
 SLOT_KIND_CANDIDATES: SlotKind
 SLOT_KIND_GREEDY: SlotKind
 SLOT_KIND_SHARE: SlotKind
-SLOT_KIND_OBSERVED: SlotKind
 
 class Slot(_message.Message):
     __slots__ = ("kind", "step", "part")

@@ -45,7 +45,7 @@ def engine_of(folder: Path, kind="policy", **settings) -> TrainEngine:
 
 
 def update(engine: TrainEngine) -> dict[str, float]:
-    return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent)
+    return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent).metrics
 
 
 def trained_gradients(engine: TrainEngine) -> dict[str, Tensor]:

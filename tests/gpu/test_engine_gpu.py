@@ -104,7 +104,7 @@ def test_compiled_code_changes_a_bf16_gradient_by_rounding(policy: Path) -> None
 
 def test_update_save_and_load_on_the_device(policy: Path, tmp_path: Path) -> None:
     engine = engine_of(policy, dtype="bf16", lr=1e-3, gradient_checkpointing=True)
-    metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent).metrics
     assert metrics["num_skipped_steps"] == 0
     saved = engine.save_checkpoint(tmp_path / "part", b"state", with_hf_model=True)
     digest = engine.compute_weights_digest()
@@ -128,7 +128,7 @@ def test_generation_after_an_update_uses_the_new_weights(policy: Path) -> None:
 
 def test_an_update_on_a_known_gpu_uses_a_share_of_its_peak(policy: Path) -> None:
     engine = engine_of(policy, dtype="bf16")
-    metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent).metrics
     if math.isnan(engine.flops_meter.peak_flops):
         assert "mfu" not in metrics
     else:

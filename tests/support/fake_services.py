@@ -104,7 +104,7 @@ class FakeClient(WorkerClient):
         self._turn = asyncio.Lock()
 
     async def put_batch(self, slot: Slot, batch: Batch) -> None:
-        self.puts.append((slot.step, frozenset(batch.columns) - {"observed"}))  # that is for the record
+        self.puts.append((slot.step, frozenset(batch.columns) - {"recorded"}))  # that is for the record
         self.traffic += Traffic(bytes_sent=batch.num_bytes, transfer_s=1e-6)
         self._add(slot, batch)
 

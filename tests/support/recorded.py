@@ -52,8 +52,8 @@ def random_experience(
     return assemble_experience(config.algorithm, batch, scores, num_samples=config.rollout.n), scores
 
 
-def record_of(experience: Experience, scores: Scores, step: int = 3, observed: Batch | None = None) -> StepRecord:
+def record_of(experience: Experience, scores: Scores, step: int = 3, update_columns: Batch | None = None) -> StepRecord:
     """The record of a step that has ended."""
-    record = StepRecord(step, 0.0, 1.0, observed=observed)
+    record = StepRecord(step, 0.0, 1.0, update_columns=update_columns)
     record.experience, record.scores = experience, scores
     return record

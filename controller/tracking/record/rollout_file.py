@@ -40,10 +40,10 @@ _LOG_PROBS = frozenset({"old", "ref", "rollout"})  # float32: their differences 
 _MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last", "value_error")
 # The lists of a step, and their columns; the number `reward` is the sum of the list `rewards`.
 _LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "advantage")} | {"reward": "rewards"}
-# What the update's own forwards observe.
-_OBSERVED = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
+# What the update's own forwards compute.
+_OF_UPDATE = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
 # The columns with a number per token, which older steps lose.
-TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OBSERVED)
+TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OF_UPDATE)
 _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
 
 
@@ -66,7 +66,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
-        **_observed(tokens, record.observed, config.actor),
+        **_of_update(tokens, record.update_columns, config.actor),
         **_texts(scores, rows),
         **_decoded(tokens, rows, backend),
     }
@@ -199,14 +199,14 @@ def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, An
     return columns | _of_turns(tokens, scores, rows, lists)
 
 
-def _observed(tokens: StepTokens, observed: Batch | None, actor: ActorConfig) -> dict[str, Any]:
+def _of_update(tokens: StepTokens, computed: Batch | None, actor: ActorConfig) -> dict[str, Any]:
     """Returns the columns of what the update has computed, and its mean entropy over a response's policy tokens."""
     num_rows = len(tokens.lengths)
-    columns = {name: pa.nulls(num_rows, pa.list_(kind)) for name, kind in _OBSERVED.items()}
-    if observed is None:
+    columns = {name: pa.nulls(num_rows, pa.list_(kind)) for name, kind in _OF_UPDATE.items()}
+    if computed is None:
         return columns
-    new = observed["update_log_probs"]
-    entropy = observed["update_entropy"]
+    new = computed["update_log_probs"]
+    entropy = computed["update_entropy"]
     is_there_B = new.lengths > 0
     within_N = is_there_B[tokens.row_of]
     values = {"new": new.values, "entropy_tokens": entropy.values}
@@ -216,7 +216,7 @@ def _observed(tokens: StepTokens, observed: Batch | None, actor: ActorConfig) ->
         flags = clip_flags(new.values, old, advantages, actor)
         values["clip"] = np.where(tokens.learned[within_N], flags, 0).astype(np.uint8)
     for name, values_n in values.items():
-        columns[name] = _lists(values_n, new.lengths, is_there_B, _OBSERVED[name])
+        columns[name] = _lists(values_n, new.lengths, is_there_B, _OF_UPDATE[name])
     entropy_N = np.zeros(len(tokens.ids))
     entropy_N[within_N] = entropy.values
     columns["entropy"] = pa.array(tokens.means(entropy_N, tokens.counts & within_N), pa.float32(), from_pandas=True)

@@ -14,7 +14,7 @@ def keep_result(
 ) -> worker_pb2.CommandResult:
     """Stores a command's result: columns in the slot, a new step in the ledger so that nothing is done twice.
 
-    Columns of a command that commits, which frees its slot, are kept in the observed slot of the new step.
+    A command that commits frees its slot; the columns of its result take the place of the rows until the next commit.
 
     Returns the reply to the call.
 
@@ -35,9 +35,10 @@ def keep_result(
         if command.sets_step:
             assert worker.ledger is not None, "who has a step has a ledger"
             worker.ledger.commit(step, call.request_id, call.stored(reply))
-            worker.slots.commit(step) if step > before else worker.slots.clear()
-            if outcome.columns is not None:
-                worker.slots.keep_observed(step, outcome.columns)
+            if step > before:
+                worker.slots.commit(step, outcome.columns)
+            else:
+                worker.slots.clear()
         elif outcome.columns is not None:
             worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, call.stored(reply))
     except Exception as error:

@@ -20,7 +20,6 @@ _KINDS: Mapping[batch_pb2.SlotKind, tuple[str, int | None]] = {
     batch_pb2.SLOT_KIND_CANDIDATES: ("candidates", 1),
     batch_pb2.SLOT_KIND_GREEDY: ("greedy", 1),
     batch_pb2.SLOT_KIND_SHARE: ("share", None),
-    batch_pb2.SLOT_KIND_OBSERVED: ("observed", None),
 }
 KINDS_WITH_PARTS = (batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE)
 # There are few commands on one slot; a command whose reply was dropped is computed again.
@@ -98,8 +97,6 @@ class BatchStore:
         """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead."""
         if slot.kind not in _KINDS:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
-        if slot.kind == batch_pb2.SLOT_KIND_OBSERVED:
-            raise InvalidArgument(f"nothing can be put to the {describe(slot)}: the actor's update makes it")
         if slot.kind in KINDS_WITH_PARTS and not 0 <= slot.part <= MAX_PARTS:
             raise InvalidArgument(f"there is no {describe(slot)}: expected a part from 0 to {MAX_PARTS}")
         first = 0 if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else 1
@@ -169,17 +166,17 @@ class BatchStore:
             entry = self._entries.get(_key(slot))
             return entry.replies.get(reply_key) if entry else None
 
-    def commit(self, step: int) -> None:
-        """Drops the slots of a committed step and of earlier steps; evaluation slots of the committed step stay."""
+    def commit(self, step: int, result: Batch | None = None) -> None:
+        """Drops the slots of a committed step and of earlier steps; evaluation slots of the committed step stay.
+
+        The experience slot of the step then has the columns of `result`, if the update has any, until the next commit.
+        """
         with self._lock:
             for key in list(self._entries):
                 if key.step < step or (key.step == step and key.kind != batch_pb2.SLOT_KIND_EVALUATION):
                     del self._entries[key]
-
-    def keep_observed(self, step: int, columns: Batch) -> None:
-        """Stores what the update of a committed step has observed, until the next commit."""
-        with self._lock:
-            self._entries[_Key(batch_pb2.SLOT_KIND_OBSERVED, step)] = _Entry(columns)
+            if result is not None:
+                self._entries[_Key(batch_pb2.SLOT_KIND_EXPERIENCE, step)] = _Entry(result)
 
     def clear(self) -> None:
         with self._lock:

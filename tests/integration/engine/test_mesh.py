@@ -90,7 +90,7 @@ def learn(policy: Path, kind: Kind, settings: Mapping[str, Any], folder: Path) -
     engine = engine_of(policy, kind, **settings)
     batch = BATCH.take(own_rows())
     learned: dict[str, Any] = {"gradients": arrays(gradients(engine, batch))}
-    learned["metrics"] = engine.update(batch, forward_of(kind), loss_of(kind), progress=silent)
+    learned["metrics"] = engine.update(batch, forward_of(kind), loss_of(kind), progress=silent).metrics
     learned["digest"] = engine.compute_weights_digest()
     learned["weights"], learned["moments"] = arrays(weights(engine)), arrays(moments(engine))
     learned["parameters"] = {type(parameter.data) for parameter in engine.model.parameters()}

@@ -126,7 +126,7 @@ def learn(policy: Path, kind: Kind, settings: Mapping[str, Any], micro_batches: 
     learned: dict[str, Any] = {"rows": rows, "outputs": computed(engine, batch)}
     learned["tokens"] = [mini_batch.num_tokens for mini_batch in mini_batches]
     learned["gradients"] = arrays(gradients(engine, batch))
-    learned["metrics"] = engine.update(batch, forward_of(kind), loss_of(kind), progress=silent)
+    learned["metrics"] = engine.update(batch, forward_of(kind), loss_of(kind), progress=silent).metrics
     learned["digest"], learned["weights"] = engine.compute_weights_digest(), arrays(weights(engine))
     return learned
 

@@ -168,8 +168,8 @@ def test_gradient_of_every_policy_loss_agrees_with_one_rank(group: Group, loss_m
 def test_ranks_end_an_update_before_the_same_mini_batch(group: Group) -> None:
     engine = make_engine(group.models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2, lr=0.0, weight_decay=0.0)
     forward, loss = forward_of("policy"), loss_of("policy")
-    limit = MetricLimit("nll", engine.update(BATCH, forward, loss, progress=silent)["nll"])
-    expected = engine.update(BATCH, forward, loss, progress=silent, stop_above=limit)["num_stopped_steps"]
+    limit = MetricLimit("nll", engine.update(BATCH, forward, loss, progress=silent).metrics["nll"])
+    expected = engine.update(BATCH, forward, loss, progress=silent, stop_above=limit).metrics["num_stopped_steps"]
     assert expected in (3, 4)  # of two mini-batches, one is over the mean of both
     assert [facts["stopped"]["num_stopped_steps"] for facts in group.facts] == [expected, expected]
 
@@ -186,7 +186,7 @@ def test_gradient_agrees_when_one_rank_has_no_row_of_the_mini_batch(group: Group
 @pytest.mark.parametrize("kind", KINDS)
 def test_update_and_its_metrics_agree_with_one_rank(group: Group, kind: str) -> None:
     engine = group.engine(kind)
-    metrics = engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    metrics = engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent).metrics
     assert group.facts[0][f"{kind}/metrics"] == group.facts[1][f"{kind}/metrics"]
     for name, value in group.facts[0][f"{kind}/metrics"].items():
         if not name.startswith("tokens_rank"):
@@ -198,7 +198,7 @@ def test_update_and_its_metrics_agree_with_one_rank(group: Group, kind: str) -> 
 def test_ranks_agree_which_mini_batches_hold_no_token_and_make_no_step_for_them(group: Group, kind: str) -> None:
     engine = group.engine(kind)
     kept = keep_tokens_of(BATCH, group.facts[0]["rows"][0])
-    expected = engine.update(kept, forward_of(kind), loss_of(kind), progress=silent)
+    expected = engine.update(kept, forward_of(kind), loss_of(kind), progress=silent).metrics
     assert expected["num_empty_steps"] == 2  # of two mini-batches in each of two epochs; the others are rank 0's alone
     for facts, tensors in zip(group.facts, group.tensors, strict=True):
         metrics = facts[f"{kind}/sparse_metrics"]

@@ -65,7 +65,7 @@ def main(models: Path, output: Path) -> None:
         tensors[f"{kind}/gradients_of_one_row"] = gradients(engine, first) if num_ranks > 1 else {}
         if kind == "policy":
             every_policy_loss(engine, whole, rows, facts, tensors)
-        facts[f"{kind}/metrics"] = engine.update(batch, forward, loss, progress=silent)
+        facts[f"{kind}/metrics"] = engine.update(batch, forward, loss, progress=silent).metrics
         saved = engine.save_checkpoint(output / kind, f"state of {kind}".encode() * (rank + 1), with_hf_model=True)
         tensors[f"{kind}/saved_weights"] = weights(engine)
         facts[f"{kind}/saved_digest"] = engine.compute_weights_digest()
@@ -89,7 +89,7 @@ def main(models: Path, output: Path) -> None:
             ].rows()
         sparse = keep_tokens_of(whole, int(parts[0][0])).take(rows)
         engine.load_checkpoint(None)
-        facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent)
+        facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent).metrics
         facts[f"{kind}/sparse_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/sparse_weights"] = weights(engine)
     with pytest.MonkeyPatch.context() as patch:  # as for a model that is too large to stay gathered

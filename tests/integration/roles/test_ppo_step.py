@@ -48,7 +48,7 @@ class Step:
     experience: Batch
     actor_metrics: Mapping[str, float]
     critic_metrics: Mapping[str, float]
-    observed: Batch | None  # of every other row, in the first run alone
+    recorded: Batch | None  # of every other row, in the first run alone
 
 
 @dataclass
@@ -120,10 +120,10 @@ async def record(config: Config, actor_address: str, critic_address: str) -> Ses
         num_ranks=config.services.actor.num_processes,
         run_dir=config.run.dir,
     )
-    for observes in (True, False):
+    for records in (True, False):
         await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
         workers = Workers.of(config, actor, critic)
-        session.runs.append([await ppo_step(workers, step, observes=observes) for step in range(1, NUM_STEPS + 1)])
+        session.runs.append([await ppo_step(workers, step, records=records) for step in range(1, NUM_STEPS + 1)])
         session.digests.append(await digests(actor, critic))
     await asyncio.gather(
         actor.save_checkpoint(base_step=NUM_STEPS, with_hf_model=False),
@@ -154,7 +154,7 @@ def prompts_of(step: int) -> Batch:
     return Batch.from_rows(prompts=rows, seeds=rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES)))
 
 
-async def ppo_step(workers: Workers, step: int, *, observes: bool) -> Step:
+async def ppo_step(workers: Workers, step: int, *, records: bool) -> Step:
     """One step as the controller does it; the advantages are made up."""
     actor, critic, host = workers.actor, workers.critic, workers.reference
     assert critic is not None
@@ -176,14 +176,13 @@ async def ppo_step(workers: Workers, step: int, *, observes: bool) -> Step:
     advantages = Batch.from_rows(advantages=draws["advantages"])
     await actor.put_batch(here, advantages if host is actor else advantages.merge(reference))
     await critic.put_batch(here, Batch.from_rows(returns=draws["returns"]))
-    if observes:
-        await actor.put_batch(here, Batch.from_rows(observed=[[row % 2] for row in range(rows.num_rows)]))
+    if records:
+        await actor.put_batch(here, Batch.from_rows(recorded=[[row % 2] for row in range(rows.num_rows)]))
     trained, critic_trained = await asyncio.gather(
         actor.update(here, base_step=base), critic.update(here, base_step=base)
     )
-    kept = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step)
-    observed = await actor.get_batch(kept, ["update_log_probs", "update_entropy"]) if observes else None
-    return Step(rows, trained.result.metrics, critic_trained.result.metrics, observed)
+    recorded = await actor.get_batch(here, ["update_log_probs", "update_entropy"]) if records else None
+    return Step(rows, trained.result.metrics, critic_trained.result.metrics, recorded)
 
 
 async def refusals(workers: Workers) -> dict[str, WireError]:
@@ -238,11 +237,13 @@ def test_in_the_only_mini_batch_of_a_step_the_ratio_is_one(session: Session) -> 
         assert made.actor_metrics["actor/pg_clipfrac"] == 0.0
 
 
-def test_what_the_update_observes_comes_in_the_order_of_the_rows_from_every_rank(session: Session) -> None:
+def test_columns_of_the_update_come_in_the_order_of_the_rows_from_every_rank(
+    session: Session,
+) -> None:
     for made in session.runs[0]:
-        assert made.observed is not None
+        assert made.recorded is not None
         expected = made.experience["old_log_probs"].rows()
-        log_probs, entropies = (column.rows() for column in made.observed.columns.values())
+        log_probs, entropies = (column.rows() for column in made.recorded.columns.values())
         for row, (seen, entropy) in enumerate(zip(log_probs, entropies, strict=True)):
             assert len(seen) == len(entropy) == (len(expected[row]) if row % 2 else 0)
             np.testing.assert_allclose(seen, expected[row] if row % 2 else [], atol=1e-6)

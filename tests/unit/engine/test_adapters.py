@@ -72,7 +72,7 @@ def engine_of(models: Path, kind: str = "policy", **settings: Any) -> TrainEngin
 
 
 def step(engine: TrainEngine, batch: Batch = BATCH) -> dict[str, float]:
-    return engine.update(batch, forward_of(engine.kind), loss_of(engine.kind), progress=silent)
+    return engine.update(batch, forward_of(engine.kind), loss_of(engine.kind), progress=silent).metrics
 
 
 def computed(engine: TrainEngine | FrozenModel, kind: str = "policy", batch: Batch = BATCH) -> np.ndarray:

@@ -44,7 +44,7 @@ def updated(folder: Path, kind="policy", **settings) -> TrainEngine:
 
 
 def step(engine: TrainEngine) -> dict[str, float]:
-    return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent)
+    return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent).metrics
 
 
 def compute(engine: TrainEngine) -> None:

@@ -166,9 +166,9 @@ def test_ranks_that_share_rows_count_a_part_of_each(tmp_path: Path) -> None:
 
 def test_an_update_reports_the_share_of_a_peak_that_is_known(tmp_path: Path) -> None:
     engine = make_engine(save_policy(tmp_path))
-    assert "mfu" not in engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    assert "mfu" not in engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent).metrics
     engine.flops_meter.peak_flops = 1e15
-    assert 0 < engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)["mfu"] < 1
+    assert 0 < engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent).metrics["mfu"] < 1
 
 
 def test_a_role_reports_it_under_the_name_that_dashboards_know() -> None:

@@ -57,7 +57,8 @@ def engine_of(folder: Path, settings: Mapping[str, Any]) -> TrainEngine:
 
 def update(engine: TrainEngine) -> float:
     rows = range(parallel.rank(), BATCH.num_rows, parallel.num_ranks())
-    return engine.update(BATCH.take(rows), forward_of("policy"), loss_of("policy"), progress=silent)["grad_norm"]
+    updated = engine.update(BATCH.take(rows), forward_of("policy"), loss_of("policy"), progress=silent)
+    return updated.metrics["grad_norm"]
 
 
 def state_of(engine: TrainEngine) -> tuple[str, str, set[int]]:

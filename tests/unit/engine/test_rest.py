@@ -120,7 +120,7 @@ def everything(folder: Path, output: Path, settings: dict[str, Any]) -> dict[str
         facts["memory"].append((name, num_bytes(engine.model.parameters())))
 
     note("initial", engine.compute_weights_digest())
-    note("metrics", engine.update(batch, forward, loss, progress=silent))
+    note("metrics", engine.update(batch, forward, loss, progress=silent).metrics)
     computed = engine.compute(batch, forward, outputs=["log_probs"], progress=silent)
     note("log_probs", computed["log_probs"].values.tolist())
     with engine.gathered() as model, torch.no_grad():
@@ -130,12 +130,14 @@ def everything(folder: Path, output: Path, settings: dict[str, Any]) -> dict[str
     note("published", {name: weight.double().sum().item() for name, weight in kept.items()})
     saved = engine.save_checkpoint(output, b"state", with_hf_model=True)
     note("updated", engine.compute_weights_digest())
-    note("next metrics", engine.update(batch, forward, loss, progress=silent))  # while the save is being written
+    note(
+        "next metrics", engine.update(batch, forward, loss, progress=silent).metrics
+    )  # while the save is being written
     note("next", engine.compute_weights_digest())
     note("saved", saved.result(60))
     note("extra", engine.load_checkpoint(output))
     note("loaded", engine.compute_weights_digest())
-    note("replayed metrics", engine.update(batch, forward, loss, progress=silent))
+    note("replayed metrics", engine.update(batch, forward, loss, progress=silent).metrics)
     note("replayed", engine.compute_weights_digest())
     engine.load_checkpoint(None)
     note("reloaded", engine.compute_weights_digest())

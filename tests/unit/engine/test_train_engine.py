@@ -40,7 +40,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def update(engine: TrainEngine, batch: Batch, loss=None, progress=silent) -> dict[str, float]:
-    return engine.update(batch, forward_of(engine.kind), loss or loss_of(engine.kind), progress=progress)
+    return engine.update(batch, forward_of(engine.kind), loss or loss_of(engine.kind), progress=progress).metrics
 
 
 def poisoned(poisoned_calls: set[int]):

@@ -49,7 +49,7 @@ class Counter:
         self.after_step: Callable[[], None] = lambda: None
         self.before_load: Callable[[], None] = lambda: None
         self.metrics: dict[str, Any] = {}
-        self.observed: Batch | None = None
+        self.update_columns: Batch | None = None
         self.num_parts = 0
         self.working: Callable[[Batch, Any], None] = lambda batch, report: None
         self.reply_limits: ReplyLimits | None = None
@@ -90,7 +90,7 @@ class Counter:
         self.weights.grad = -torch.ones(1)
         self.optimizer.step()
         self.after_step()
-        return Outcome(columns=self.observed, metrics=self.metrics)
+        return Outcome(columns=self.update_columns, metrics=self.metrics)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         (directory / "state").write_bytes(service_state)

@@ -24,7 +24,7 @@ from splitppo.rpc.errors import (
     WrongState,
     WrongStep,
 )
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.v1 import worker_pb2
 from tests.support.command_calls import result_of
 from tests.unit.runtime.ranks.service import (
     ROWS,
@@ -74,18 +74,18 @@ def test_an_update_commits_its_step_and_drops_its_experience(service: Service) -
     assert service.do("ComputeWeightsDigest", base_step=1).weights_sha256 == "1"
 
 
-def test_what_an_update_observes_is_there_until_the_next_commit_and_nobody_puts_it(service: Service) -> None:
-    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=1)
-    service.role.observed = Batch.from_rows(update_entropy=[[0.5], []])
+def test_the_columns_of_an_update_are_in_its_slot_until_the_next_commit_and_nobody_puts_there(service: Service) -> None:
+    slot = experience(1)
+    service.role.update_columns = Batch.from_rows(update_entropy=[[0.5], []])
     service.update(1)
     assert service.worker.slots.slots() == [slot]
     assert service.worker.slots.get(slot)["update_entropy"].values.tolist() == [0.5]
-    with pytest.raises(InvalidArgument, match="nothing can be put to the observed slot of step 1"):
+    with pytest.raises(WrongState, match="no room for experience slot of step 1"):
         service.worker.slots.put(slot, ROWS, 1)
-    service.role.observed = None
+    service.role.update_columns = None
     service.update(2)
     assert service.worker.slots.slots() == []
-    with pytest.raises(NotFound, match="observed slot of step 1"):
+    with pytest.raises(NotFound, match="experience slot of step 1"):
         service.worker.slots.get(slot)
 
 

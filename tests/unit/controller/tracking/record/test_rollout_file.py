@@ -73,8 +73,8 @@ def test_the_numbers_of_the_update_are_recorded_with_its_clipped_tokens(tmp_path
     experience, random = replace(experience, learned=counts, counted=counts), np.random.default_rng(shifted(4))
     lengths = np.array([5, 0, 0, 3], np.int32)
     new, entropy = (random.standard_normal(8).astype(np.float32) for _ in range(2))
-    observed = Batch(4, {"update_log_probs": Column(new, lengths), "update_entropy": Column(entropy, lengths)})
-    rows = read(train_file(record_of(experience, scores, observed=observed), config, BACKEND))[0].to_pylist()
+    computed = Batch(4, {"update_log_probs": Column(new, lengths), "update_entropy": Column(entropy, lengths)})
+    rows = read(train_file(record_of(experience, scores, update_columns=computed), config, BACKEND))[0].to_pylist()
     old, advantages = (experience.batch[name].rows() for name in ("old_log_probs", "advantages"))
     seen = set()
     for row in (0, 3):
@@ -104,8 +104,8 @@ def test_a_loss_without_clip_has_no_clipped_tokens(tmp_path: Path) -> None:
     config = record_config(tmp_path, num_samples=2, actor__policy_loss={"loss_mode": "gspo"})
     experience, scores = random_experience(config, [2, 2])
     column = Column(np.zeros(4, np.float32), np.array([2, 2], np.int32))
-    observed = Batch(2, {"update_log_probs": column, "update_entropy": column})
-    rows = read(train_file(record_of(experience, scores, observed=observed), config, BACKEND))[0].to_pylist()
+    computed = Batch(2, {"update_log_probs": column, "update_entropy": column})
+    rows = read(train_file(record_of(experience, scores, update_columns=computed), config, BACKEND))[0].to_pylist()
     assert [(row["new"], row["clip"]) for row in rows] == [([0.0, 0.0], None)] * 2
 
 

@@ -1,4 +1,4 @@
-"""Asks the actor for what its own update computes, for the responses whose tokens are recorded (tracking.rollouts).
+"""Has the actor's update return what it computes for the responses whose tokens are recorded (tracking.rollouts).
 
 It serves the record alone: whatever fails here is missing there, and the run goes on.
 """
@@ -12,15 +12,15 @@ import numpy as np
 from controller.step.context import StepContext
 from controller.tracking.record.sampling import choose
 from splitppo.batch import Batch
-from splitppo.v1 import batch_pb2
+from splitppo.v1.batch_pb2 import Slot
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 
 
-async def observed_rows(step: StepContext) -> Batch:
-    """Returns the column `observed`, which marks the responses that the record will choose; none without a record.
+async def recorded_rows(step: StepContext) -> Batch:
+    """Returns the column `recorded`, which marks the responses that the record will choose; none without a record.
 
     They are chosen in a thread, as large steps take a while.
     """
@@ -28,15 +28,17 @@ async def observed_rows(step: StepContext) -> Batch:
 
     def chosen() -> Batch:
         why_B = choose(record.tokens.numbers, record.scores, step.config, step.number)
-        return Batch.from_rows(observed=(why_B != 0)[:, None].astype(np.uint8))
+        return Batch.from_rows(recorded=(why_B != 0)[:, None].astype(np.uint8))
 
-    rows = await _unless_it_fails(step, "what the actor's update observes", lambda: asyncio.to_thread(chosen))
+    rows = await _unless_it_fails(step, "the choice of responses", lambda: asyncio.to_thread(chosen))
     return rows or Batch(record.experience.batch.num_rows, {})
 
 
-async def observed_columns(step: StepContext) -> Batch | None:
-    """Fetches the log-probs and entropies of the update that the actor has just made; None if it has none."""
-    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_OBSERVED, step=step.number)
+async def update_columns(step: StepContext, slot: Slot) -> Batch | None:
+    """Fetches the log-probs and entropies of the update that the actor has just made; None if it has none.
+
+    They are in the step's slot until the next update.
+    """
     names = ["update_log_probs", "update_entropy"]
     return await _unless_it_fails(
         step, "the numbers of the actor's update", lambda: step.workers.actor.get_batch(slot, names)
