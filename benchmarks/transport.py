@@ -31,7 +31,8 @@ import numpy as np
 import uvloop
 
 from controller.workers.clients import Caller, WorkerClient
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import Batch, Column
+from splitppo.columns import spec_of
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.v1 import batch_pb2, worker_pb2
@@ -313,7 +314,7 @@ def make_columns(num_rows: int, num_tokens: int) -> dict[str, Column]:
     rng = np.random.default_rng(0)
 
     def column(name: str, tokens: int) -> Column:
-        values = rng.integers(0, 150_000, num_rows * tokens).astype(COLUMN_DTYPES[name])
+        values = rng.integers(0, 150_000, num_rows * tokens).astype(spec_of(name).dtype)
         return Column(values, np.full(num_rows, tokens, np.int32))
 
     columns = {name: column(name, num_tokens) for name in RAW[0]}

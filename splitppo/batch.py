@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from splitppo.columns import spec_of
+
 # Many times the responses of a step. It bounds the header of a batch, and the memory taken before the first byte comes.
 MAX_BATCH_ROWS = 1 << 17
 
@@ -18,53 +20,6 @@ MAX_BATCH_ROWS = 1 << 17
 _LONG_ROW = 64
 
 Array = NDArray[Any]
-
-# The closed set of columns, with the little-endian type in which values travel. Aligned with "prompts" or "responses"
-# means: one value per token of it.
-COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "prompts": np.dtype("<i4"),  # token ids
-    "seeds": np.dtype("<i8"),  # sampling seeds: those of the prompt's responses; after generation the row's own
-    "responses": np.dtype("<i4"),  # token ids, with the EOS token if there is one
-    "response_mask": np.dtype("u1"),  # aligned with responses; absent: every response token counts
-    "rollout_log_probs": np.dtype("<f4"),  # aligned with responses, as the rollout backend sampled them
-    "old_log_probs": np.dtype("<f4"),  # aligned with responses
-    "ref_log_probs": np.dtype("<f4"),  # aligned with responses
-    "values": np.dtype("<f4"),  # aligned with responses: value of the state before each token
-    "advantages": np.dtype("<f4"),  # aligned with responses
-    "returns": np.dtype("<f4"),  # aligned with responses
-    "rollout_is_weights": np.dtype("<f4"),  # aligned with responses: the factor of a token's policy loss
-    "teachers": np.dtype("<i4"),  # one per row, if there are several teachers: the number of its teacher, from 0
-    "teacher_log_probs": np.dtype("<f4"),  # aligned with responses
-    "teacher_top_ids": np.dtype(
-        "<i4"
-    ),  # per response token: the ids of the k tokens that the teacher finds most likely
-    "teacher_top_log_probs": np.dtype("<f4"),  # per response token: their k log-probs by the teacher
-    "reward_tokens": np.dtype("<i4"),  # token ids of the reward model: messages and response in its chat template
-    "rm_scores": np.dtype("<f4"),  # one per row: the reward model's score of the response
-    "places": np.dtype("<i4"),  # one per row of a part: its position in the whole, from 0
-    "recorded": np.dtype("u1"),  # one per row: 1 if the update's result has what the row's last forward computes
-    "update_log_probs": np.dtype("<f4"),  # that forward's log-probs, one per response token; empty for other rows
-    "update_entropy": np.dtype("<f4"),  # that forward's entropies, likewise
-    "mini_batches": np.dtype("<i4"),  # index of the row's mini-batch in each PPO epoch
-    "selected_tokens": np.dtype("u1"),  # per response token, then PPO epoch: 1 if the loss selects it
-}
-# Columns that are made and used inside a group, and never travel between services.
-GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
-
-# Columns that do not have one value per response token.
-_OF_ROWS = {
-    *("prompts", "seeds", "responses", "teachers", "reward_tokens", "rm_scores", "places"),
-    *("recorded", "update_log_probs", "update_entropy"),
-}
-# Columns that have the same number of values for each response token.
-SEVERAL_PER_TOKEN = frozenset({"teacher_top_ids", "teacher_top_log_probs"})
-RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS - SEVERAL_PER_TOKEN - GROUP_COLUMNS
-
-
-def _dtype_of(name: str) -> np.dtype[Any]:
-    if name not in COLUMN_DTYPES:
-        raise ValueError(f"unknown column {name!r}; known: {', '.join(COLUMN_DTYPES)}")
-    return COLUMN_DTYPES[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +97,8 @@ class Batch:
     The columns are checked when a batch is made; `trusted` skips this for columns of a batch that was checked.
 
     Raises:
-        ValueError: a column is unknown, has another dtype than the closed set, another number of rows, lengths that do
-            not add up to its values, or does not align with `responses`.
+        ValueError: a column is unknown, has another dtype than the table of columns says, another number of rows,
+            lengths that do not add up to its values, or not as many values per row or response token as its kind has.
     """
 
     num_rows: int
@@ -154,23 +109,14 @@ class Batch:
         if trusted:
             return
         for name, column in self.columns.items():
-            if column.values.dtype != _dtype_of(name) or column.values.ndim != 1:
-                raise ValueError(
-                    f"column {name!r} must be 1-dimensional {_dtype_of(name)}, got {column.values.dtype}"
-                    f" with shape {column.values.shape}"
-                )
-            if column.num_rows != self.num_rows:
-                raise ValueError(f"column {name!r} has {column.num_rows} rows, the batch has {self.num_rows}")
-            if (column.lengths < 0).any() or int(column.lengths.sum(dtype=np.int64)) != len(column.values):
-                raise ValueError(f"column {name!r}: its row lengths do not add up to its {len(column.values)} values")
-            aligned_with = self.columns.get("responses", column) if name in RESPONSE_ALIGNED else column
-            if not np.array_equal(column.lengths, aligned_with.lengths):
-                raise ValueError(f"column {name!r} must have one value per response token, its row lengths differ")
+            _check_column(name, column, self.num_rows)
+            if spec_of(name).is_of_tokens and "responses" in self.columns:
+                _check_tokens(name, column, self.columns["responses"])
 
     @classmethod
     def from_rows(cls, **rows: Sequence[Sequence[Any] | Array]) -> Self:
-        """Makes a batch from lists of rows, one keyword argument for each column; dtypes are those of COLUMN_DTYPES."""
-        columns = {name: Column.from_rows(values, _dtype_of(name)) for name, values in rows.items()}
+        """Makes a batch from lists of rows, one keyword argument for each column."""
+        columns = {name: Column.from_rows(values, spec_of(name).dtype) for name, values in rows.items()}
         return cls(next(iter(columns.values())).num_rows, columns)
 
     @classmethod
@@ -180,7 +126,7 @@ class Batch:
         `lengths` has the row lengths of each column, in the order in which a sender sends the values.
         """
         columns = {
-            name: Column(np.empty(int(row_lengths.sum(dtype=np.int64)), _dtype_of(name)), row_lengths)
+            name: Column(np.empty(int(row_lengths.sum(dtype=np.int64)), spec_of(name).dtype), row_lengths)
             for name, row_lengths in lengths.items()
         }
         return cls(num_rows, columns)
@@ -225,6 +171,31 @@ class Batch:
         return Batch(len(range(self.num_rows)[start:stop]), columns, trusted=True)
 
 
+def _check_column(name: str, column: Column, num_rows: int) -> None:
+    """Raises ValueError unless a column has the type, the number of rows and the row lengths of its name."""
+    spec = spec_of(name)
+    if column.values.dtype != spec.dtype or column.values.ndim != 1:
+        raise ValueError(
+            f"column {name!r} must be 1-dimensional {spec.dtype}, got {column.values.dtype}"
+            f" with shape {column.values.shape}"
+        )
+    if column.num_rows != num_rows:
+        raise ValueError(f"column {name!r} has {column.num_rows} rows, the batch has {num_rows}")
+    if (column.lengths < 0).any() or int(column.lengths.sum(dtype=np.int64)) != len(column.values):
+        raise ValueError(f"column {name!r}: its row lengths do not add up to its {len(column.values)} values")
+    if spec.kind == "one_per_row" and (column.lengths != 1).any():
+        raise ValueError(f"column {name!r} must have one value per row")
+
+
+def _check_tokens(name: str, column: Column, responses: Column) -> None:
+    """Raises ValueError unless a column has one value, or as its kind says equally many, for each response token."""
+    is_several = spec_of(name).kind == "several_per_token"
+    num_each = len(column.values) // max(1, len(responses.values)) if is_several else 1
+    if not np.array_equal(column.lengths, responses.lengths * np.int64(num_each)):
+        values = "equally many values" if is_several else "one value"
+        raise ValueError(f"column {name!r} must have {values} per response token, its row lengths differ")
+
+
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Concatenates batches: the rows of one batch after those of the other; a single batch stays as it is.
 
@@ -249,14 +220,12 @@ def join_parts(parts: Sequence[Batch]) -> Batch:
     The whole has the columns that all parts have. Without the column `places` one part follows the other.
 
     Raises:
-        ValueError: a row does not have one position in `places`, or the positions are not 0 to num_rows - 1, each once.
+        ValueError: the positions are not 0 to num_rows - 1, each once.
     """
     common = [name for name in parts[0].columns if all(name in part for part in parts)]
     joined = concatenate([part.select(common) for part in parts])
     if "places" not in joined:
         return joined
-    if (joined["places"].lengths != 1).any():
-        raise ValueError("column 'places' must have one value per row")
     order = row_order(joined["places"].values)
     return joined.select(name for name in common if name != "places").take(order)
 

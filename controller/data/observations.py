@@ -7,7 +7,8 @@ from controller.data.environment_text import EnvironmentText, Tokens, Write, cle
 from controller.data.prompt_files import PromptRow, appended
 from controller.data.prompts import PromptBatch, ToolsOf, no_tools
 from controller.data.tokenizer import Tokenizer
-from splitppo.batch import COLUMN_DTYPES, Column
+from splitppo.batch import Column
+from splitppo.columns import spec_of
 
 
 def with_observations(
@@ -55,5 +56,5 @@ def with_observations(
     for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
         if text:
             shown[place], prompts[place], rows[place] = with_text(row, text)
-    prompts_B = Column.from_rows(prompts, COLUMN_DTYPES["prompts"])
+    prompts_B = Column.from_rows(prompts, spec_of("prompts").dtype)
     return replace(batch, prompts=prompts_B, texts=tuple(shown), rows=tuple(rows))

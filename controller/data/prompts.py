@@ -12,7 +12,8 @@ from controller.data.chat_template import Tools
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
 from controller.data.prompt_files import NeedsTruth, PromptRow, Split, always_needed, read_rows
 from controller.data.tokenizer import Tokenizer
-from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
+from splitppo.batch import Batch, Column, concatenate
+from splitppo.columns import spec_of
 from splitppo.config import ConfigError, DataConfig
 from splitppo.splitmix import splitmix64
 
@@ -229,7 +230,7 @@ def load_prompts(
     fitting = [_truncated(ids[index], config, rows[index].place) for index in kept]
     return PromptBatch(
         row_indices=np.arange(len(kept)),
-        prompts=Column.from_rows(fitting, COLUMN_DTYPES["prompts"]),
+        prompts=Column.from_rows(fitting, spec_of("prompts").dtype),
         texts=tuple(texts[index] for index in kept),
         rows=tuple(rows[index] for index in kept),
     )

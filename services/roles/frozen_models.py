@@ -15,7 +15,8 @@ from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
 from services.runtime.context import RankContext
 from services.runtime.role import Command, CommandProgress, Outcome, refused_command
-from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
+from splitppo.batch import Batch, Column, concatenate
+from splitppo.columns import spec_of
 from splitppo.config import ComputedModelConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import reference_pb2, reward_model_pb2, teacher_pb2
@@ -192,19 +193,19 @@ class FrozenModels:
 
 def _typed(column: str, values: Column) -> Column:
     """Returns a column with the dtype of its name, which a rank without rows does not know."""
-    return Column(values.values.astype(COLUMN_DTYPES[column], copy=False), values.lengths)
+    return Column(values.values.astype(spec_of(column).dtype, copy=False), values.lengths)
 
 
 def _rows_of_models(batch: Batch, num_models: int) -> list[NDArray[np.int64]]:
     """Returns the indices of the rows of each model, by the column `teachers`; without it the first model has all.
 
     Raises:
-        ValueError: a row does not have one number, or there is no such model.
+        ValueError: there is no model of a row's number.
     """
     if "teachers" not in batch:
         return [np.arange(batch.num_rows), *[np.empty(0, np.int64)] * (num_models - 1)]
     own = batch["teachers"]
-    if (own.lengths != 1).any() or not ((own.values >= 0) & (own.values < num_models)).all():
+    if not ((own.values >= 0) & (own.values < num_models)).all():
         raise ValueError(f"column 'teachers': expected one number from 0 to {num_models - 1} for each row")
     return [np.flatnonzero(own.values == number) for number in range(num_models)]
 

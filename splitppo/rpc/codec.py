@@ -12,7 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from splitppo.batch import COLUMN_DTYPES, GROUP_COLUMNS, MAX_BATCH_ROWS, Batch
+from splitppo.batch import MAX_BATCH_ROWS, Batch
+from splitppo.columns import COLUMNS, spec_of
 from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_CHUNK_MESSAGE_BYTES, parse, read_chunk, serialise_chunk
@@ -20,7 +21,7 @@ from splitppo.v1 import batch_pb2, worker_pb2
 
 BatchMessage = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
-WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - GROUP_COLUMNS
+WIRE_COLUMNS = frozenset(name for name, spec in COLUMNS.items() if spec.is_sent)
 
 # The place of the BatchHeader in a message: field numbers from the outside in.
 _HEADER_PATH: Mapping[type[BatchMessage], tuple[int, ...]] = {
@@ -51,7 +52,7 @@ def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.Batch
         raise ValueError(f"column {min(strange)!r} is used inside a group only and cannot be sent")
     header = batch_pb2.BatchHeader(slot=slot, num_rows=batch.num_rows, total_bytes=batch.num_bytes)
     for name, column in batch.columns.items():
-        header.columns.add(name=name, dtype=_WIRE_DTYPES[COLUMN_DTYPES[name]], lengths=column.lengths.tolist())
+        header.columns.add(name=name, dtype=_WIRE_DTYPES[spec_of(name).dtype], lengths=column.lengths.tolist())
     return header, itertools.starmap(serialise_chunk, _cut(_bytes_of(batch)))
 
 
@@ -144,7 +145,7 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
         if spec.name in lengths:
             raise InvalidBatch(f"column {spec.name!r} is given twice")
         lengths[spec.name] = _check_column(spec, header.num_rows)
-        column_bytes += int(lengths[spec.name].sum(dtype=np.int64)) * COLUMN_DTYPES[spec.name].itemsize
+        column_bytes += int(lengths[spec.name].sum(dtype=np.int64)) * spec_of(spec.name).dtype.itemsize
     if column_bytes != header.total_bytes:
         raise InvalidBatch(f"total_bytes is {header.total_bytes}, but the row lengths add up to {column_bytes} bytes")
     if column_bytes > max_bytes:
@@ -157,7 +158,7 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
 def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32]:
     if spec.name not in WIRE_COLUMNS:
         raise InvalidBatch(f"unknown column {spec.name!r}; known: {', '.join(sorted(WIRE_COLUMNS))}")
-    expected = _WIRE_DTYPES[COLUMN_DTYPES[spec.name]]
+    expected = _WIRE_DTYPES[spec_of(spec.name).dtype]
     if spec.dtype != expected:
         names = batch_pb2.DType.DESCRIPTOR.values_by_number
         got = names[spec.dtype].name if spec.dtype in names else spec.dtype

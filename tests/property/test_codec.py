@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
+from splitppo.batch import Batch, Column
+from splitppo.columns import spec_of
 from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages, receive_batch
 from splitppo.rpc.errors import WireError
 from splitppo.rpc.wire_format import checksum, read_chunk, serialise_chunk
@@ -21,12 +22,16 @@ def batches(draw: st.DrawFn) -> Batch:
     """Any batch that may travel: any columns, any values (NaN too), empty rows, no rows."""
     num_rows = draw(st.integers(0, 6))
     row_lengths = st.lists(st.integers(0, 9), min_size=num_rows, max_size=num_rows)
-    response_lengths = draw(row_lengths)
+    response_lengths = np.array(draw(row_lengths), np.int32)
     columns = {}
     for name in draw(st.lists(st.sampled_from(sorted(WIRE_COLUMNS)), min_size=1, unique=True)):
-        aligned = name in RESPONSE_ALIGNED or name == "responses"
-        lengths = np.array(response_lengths if aligned else draw(row_lengths), np.int32)
-        columns[name] = Column(draw(hnp.arrays(COLUMN_DTYPES[name], int(lengths.sum()))), lengths)
+        if spec_of(name).is_of_tokens or name == "responses":
+            lengths = response_lengths * np.int32(3 if spec_of(name).kind == "several_per_token" else 1)
+        elif spec_of(name).kind == "one_per_row":
+            lengths = np.ones(num_rows, np.int32)
+        else:
+            lengths = np.array(draw(row_lengths), np.int32)
+        columns[name] = Column(draw(hnp.arrays(spec_of(name).dtype, int(lengths.sum()))), lengths)
     return Batch(num_rows, columns)
 
 

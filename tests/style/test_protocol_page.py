@@ -10,7 +10,8 @@ from typing import Any
 import xxhash
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
-from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, RESPONSE_ALIGNED, Batch
+from splitppo.batch import MAX_BATCH_ROWS, Batch
+from splitppo.columns import COLUMNS, spec_of
 from splitppo.config.schema import Config
 from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
 from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages
@@ -110,10 +111,12 @@ def test_every_column_is_named_with_its_type_and_its_size() -> None:
     named = {row[0]: row[1] for row in rows}
     assert named.keys() == WIRE_COLUMNS
     for name, dtype in named.items():
-        assert dtype == f"DTYPE_{COLUMN_DTYPES[name].name.upper()}"
-        assert sizes[dtype] == COLUMN_DTYPES[name].itemsize
+        assert dtype == f"DTYPE_{spec_of(name).dtype.name.upper()}"
+        assert sizes[dtype] == spec_of(name).dtype.itemsize
     order = [row[0] for row in rows]
-    assert set(order[order.index("response_mask") :]) == RESPONSE_ALIGNED & WIRE_COLUMNS
+    assert set(order[order.index("response_mask") :]) == {
+        name for name, spec in COLUMNS.items() if spec.kind == "per_token"
+    }
 
 
 def test_every_error_is_named_with_its_code_and_its_reason() -> None:

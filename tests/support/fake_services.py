@@ -27,7 +27,8 @@ from controller.workers.clients import ActorClient, CriticClient, RewardClient, 
 from controller.workers.command import CommandReply
 from rewards.samples import Failure
 from rewards.source import FailureLimit
-from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
+from splitppo.batch import Batch, Column, join_parts
+from splitppo.columns import spec_of
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1 import conversation_pb2
@@ -68,7 +69,7 @@ def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
         for row in range(num_prompts)
     ]
     ids = [list(range(1, 2 + row % 3)) for row in range(num_prompts)]
-    prompts = Column.from_rows(ids, COLUMN_DTYPES["prompts"])
+    prompts = Column.from_rows(ids, spec_of("prompts").dtype)
     return PromptBatch(np.arange(num_prompts), prompts, tuple(str(row.prompt) for row in rows), tuple(rows))
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column, concatenate
+from splitppo.batch import Batch, Column, concatenate
+from splitppo.columns import COLUMNS, spec_of
 
 INT32 = np.dtype(np.int32)
 
@@ -73,10 +74,10 @@ def test_taking_rows_reorders_repeats_and_drops() -> None:
 # Batches.
 
 
-def test_a_batch_of_lists_has_the_dtypes_of_the_closed_set() -> None:
-    batch = Batch.from_rows(**{name: [[1]] for name in COLUMN_DTYPES})
+def test_a_batch_of_lists_has_the_dtypes_of_the_table() -> None:
+    batch = Batch.from_rows(**{name: [[1]] for name in COLUMNS})
 
-    assert {name: batch[name].values.dtype for name in batch.columns} == dict(COLUMN_DTYPES)
+    assert {name: batch[name].values.dtype for name in COLUMNS} == {name: spec.dtype for name, spec in COLUMNS.items()}
 
 
 def test_its_size_counts_values_only() -> None:
@@ -107,10 +108,24 @@ def test_lengths_that_do_not_add_up_are_refused(lengths: list[int]) -> None:
         Batch(2, {"prompts": Column(np.zeros(4, np.int32), np.array(lengths, np.int32))})
 
 
-@pytest.mark.parametrize("name", sorted(RESPONSE_ALIGNED))
-def test_columns_aligned_with_responses_must_have_their_lengths(name: str) -> None:
-    with pytest.raises(ValueError, match=f"column '{name}' must have one value per response token"):
-        Batch.from_rows(responses=[[1, 2], [3]], **{name: [[0], [0, 0]]})
+# A row of two response tokens, then one of one: rows of columns that do not fit them.
+WRONG_ROWS = {
+    "one_per_row": ("one value per row", [[0], []]),
+    "per_token": ("one value per response token", [[0], [0, 0]]),
+    "several_per_token": ("equally many values per response token", [[0, 0, 0], [0, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, spec in COLUMNS.items() if spec.kind in WRONG_ROWS))
+def test_a_column_has_as_many_values_as_its_kind_says(name: str) -> None:
+    how_many, rows = WRONG_ROWS[COLUMNS[name].kind]
+    with pytest.raises(ValueError, match=f"column '{name}' must have {how_many}"):
+        Batch.from_rows(responses=[[1, 2], [3]], **{name: rows})
+
+
+def test_a_new_column_is_not_guessed_to_be_one_of_tokens() -> None:
+    with pytest.raises(ValueError, match=r"^unknown column 'reward_of_token'; known: .* \(splitppo/columns\.py\)$"):
+        spec_of("reward_of_token")
 
 
 def test_selecting_keeps_only_the_named_columns() -> None:

@@ -18,9 +18,13 @@ from services.engine.batching.on_device import on_device
 from services.engine.batching.own_positions import OwnPositions, own_positions
 from services.engine.batching.padded_rows import PaddedRows
 from splitppo.balance import attention_cost, partition
-from splitppo.batch import RESPONSE_ALIGNED, SEVERAL_PER_TOKEN, Batch
+from splitppo.batch import Batch
+from splitppo.columns import spec_of
 
 Rows = NDArray[np.int64]
+
+# Columns of response tokens that are no input of a loss by their name: see `mask` and `selected` of ResponseTokens.
+_APART = frozenset({"response_mask", "selected_tokens"})
 
 
 @dataclass(frozen=True)
@@ -171,10 +175,7 @@ def collate(
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return on_device(array, device)
 
-    columns = {name: batch[name].values for name in sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})}
-    for name in SEVERAL_PER_TOKEN & batch.columns.keys():
-        values = batch[name].values.reshape(len(responses.values), -1)
-        columns[name] = values.astype(np.int64) if values.dtype == np.int32 else values
+    columns = {name: _of_tokens(batch, name) for name in _loss_columns(batch)}
     return MicroBatch(
         input_ids=tensor(input_ids.reshape(shape)[:, shown]),
         position_ids=tensor(position_ids.reshape(shape)[:, shown]),
@@ -192,6 +193,19 @@ def collate(
         own=own,
         padded_rows=PaddedRows.of(lengths, device) if packed and limits.pads_attention else None,
     )
+
+
+def _loss_columns(batch: Batch) -> list[str]:
+    """Returns the names of a batch's columns of response tokens that a loss finds in `ResponseTokens.columns`."""
+    return sorted(name for name in batch.columns if spec_of(name).is_of_tokens and name not in _APART)
+
+
+def _of_tokens(batch: Batch, name: str) -> NDArray[np.generic]:
+    """Returns a column's values [N], or [N, K] with K values per token; ids are int64, by which torch gathers."""
+    values = batch[name].values
+    if spec_of(name).kind == "several_per_token":
+        values = values.reshape(len(batch["responses"].values), -1)
+    return values.astype(np.int64) if values.dtype == np.int32 else values
 
 
 def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
@@ -212,5 +226,5 @@ def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
 
 def _dummy(empty: Batch) -> Batch:
     """Makes a batch of one row (one prompt token, one response token) with the columns of an empty batch, all zero."""
-    names = ((RESPONSE_ALIGNED | SEVERAL_PER_TOKEN) & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
+    names = {"prompts", "responses", "response_mask", *_loss_columns(empty)}
     return Batch.from_rows(**{name: [[0]] for name in names})

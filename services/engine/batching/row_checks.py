@@ -36,8 +36,6 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
         raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
     _check_same_rotation(longest, room, model)
-    if "recorded" in batch and (batch["recorded"].lengths != 1).any():
-        raise ValueError("column 'recorded' must have one value per row")
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.runtime.role import CommandCancelled
-from splitppo.batch import COLUMN_DTYPES, Batch
+from splitppo.batch import Batch
+from splitppo.columns import COLUMNS
 
 _MAGIC = 0x53504F31
-_COLUMN_NAMES = tuple(COLUMN_DTYPES)
+_COLUMN_NAMES = tuple(COLUMNS)
 # Sent in place of the number of integers in the layout of a batch.
 _NO_ROWS = 0
 _CANCELLED = -1

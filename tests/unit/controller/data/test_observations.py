@@ -14,7 +14,8 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer
 from recipes.qwen2_tokenizer import train_tokenizer
-from splitppo.batch import COLUMN_DTYPES, Column
+from splitppo.batch import Column
+from splitppo.columns import spec_of
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 TEMPLATE = (
@@ -34,7 +35,7 @@ def tokenizer() -> Tokenizer:
 def make_batch(tokenizer: Tokenizer, *prompts: Any) -> PromptBatch:
     rows = tuple(PromptRow(f"file, row {i}", prompt, "game", None, {}) for i, prompt in enumerate(prompts, 1))
     texts = tuple(tokenizer.chat_template.render(prompt) for prompt in prompts)
-    ids = Column.from_rows(tokenizer.encode_batch(prompts, texts), COLUMN_DTYPES["prompts"])
+    ids = Column.from_rows(tokenizer.encode_batch(prompts, texts), spec_of("prompts").dtype)
     return PromptBatch(np.arange(len(prompts)), ids, texts, rows)
 
 

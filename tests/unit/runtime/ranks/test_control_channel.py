@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order, allocate, layout_of
 from services.runtime.role import CommandCancelled
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import Batch, Column
+from splitppo.columns import COLUMNS
 from tests.support.ranks import rank_processes
 
 MIXED = Batch.from_rows(
@@ -37,7 +38,7 @@ BATCHES = [
     Batch.from_rows(prompts=[[], []]),
     Batch(3, {}),
     Batch(1, {"values": Column(np.arange(6, dtype=np.float32)[::2], np.array([3], np.int32))}),
-    Batch.from_rows(**{name: np.ones((2, 3)) for name in COLUMN_DTYPES}),
+    Batch.from_rows(**{name: np.ones((2, 1 if spec.kind == "one_per_row" else 3)) for name, spec in COLUMNS.items()}),
 ]
 
 

@@ -17,7 +17,8 @@ from services.runtime.rpc.servicer import WorkerServicer, command_method
 from services.runtime.state.command_call import CommandCall, StoredReply
 from services.runtime.state.worker import Worker
 from splitppo import __version__
-from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, Batch, Column
+from splitppo.batch import MAX_BATCH_ROWS, Batch, Column
+from splitppo.columns import spec_of
 from splitppo.rpc.codec import WIRE_COLUMNS
 from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, StaleEpoch, Unavailable, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
@@ -214,7 +215,8 @@ def resident_bytes() -> int:
 async def test_batches_on_their_way_take_no_more_memory_than_is_counted(tmp_path: Path) -> None:
     """Their headers are parsed, and let go of: as protobuf's objects they are larger than what they announce."""
     lengths = np.zeros(MAX_BATCH_ROWS, np.int32)
-    columns = {name: Column(np.empty(0, COLUMN_DTYPES[name]), lengths) for name in WIRE_COLUMNS}
+    ragged = [name for name in WIRE_COLUMNS if spec_of(name).kind != "one_per_row"]
+    columns = {name: Column(np.empty(0, spec_of(name).dtype), lengths) for name in ragged}
     batch = Batch(MAX_BATCH_ROWS, columns)
     worker = make_worker(tmp_path)
     header, _ = encode(batch, SLOT)
