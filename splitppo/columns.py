@@ -20,7 +20,7 @@ ColumnKind = Literal["per_row", "one_per_row", "per_token", "several_per_token"]
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """What is known of a column by its name.
+    """The facts about a column that follow from its name.
 
     Attributes:
         dtype: the little-endian type in which its values are kept and sent.
