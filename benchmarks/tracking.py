@@ -24,12 +24,13 @@ from controller.ppo.experience import assemble_experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.summary import Accuracy
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.scores import make_scores
 

@@ -14,13 +14,13 @@ from controller.run.state import RunState
 from controller.tracking.display import Display
 from controller.tracking.plots import write_report
 from controller.tracking.recorder import Recorder
-from controller.tracking.summary import ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
 from controller.trainer import Trainer
 from controller.workers.launcher import GroupFailed
 from splitppo.config import ConfigError
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import StorageFailed
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
+from splitppo.run_folder.summary import ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from controller.tracking.display import open_display
 from controller.tracking.logs import log_to
 from controller.tracking.record.run_record import RunRecord
 from controller.tracking.recorder import Recorder
-from controller.tracking.summary import Summary, WeightsDigests
 from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
@@ -47,6 +46,7 @@ from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.machine.host_memory import host_memory
 from splitppo.rpc.errors import Place, WireError
+from splitppo.run_folder.summary import Summary, WeightsDigests
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)

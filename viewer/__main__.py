@@ -27,9 +27,9 @@ try:
     import uvicorn
 
     from splitppo.machine.standard_streams import open_standard_streams
+    from splitppo.run_folder.files import Unreadable
     from viewer.app import make_app
     from viewer.connections import BACKLOG, Connection
-    from viewer.files import Unreadable
     from viewer.one_file import export
     from viewer.run import Run, find_runs
 except ModuleNotFoundError as missing:

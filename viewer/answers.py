@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from splitppo.run_folder.files import Unreadable, finite
 from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
+from splitppo.run_folder.rollouts import read_row, read_scalars
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
 from viewer.distributions import MAX_STEPS as MAX_STRIPS
-from viewer.files import Unreadable, finite
 from viewer.logs import log_at
 from viewer.run import Run
 from viewer.spans import TRACE
-from viewer.step_files import read_row, read_scalars
 from viewer.tokens import derived
 
 MAX_COLUMNS = 200

@@ -14,8 +14,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from splitppo.run_folder.files import Unreadable
 from viewer.answers import ANSWERS, Answer, integer, since
-from viewer.files import Unreadable
 from viewer.guard import Guard
 from viewer.live import dump, events
 from viewer.run import Run

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from controller.tracking.record.histogram import histogram
-from viewer.files import RunDir
-from viewer.step_files import read_drawn
+from splitppo.run_folder.files import RunDir
+from splitppo.run_folder.histogram import histogram
+from splitppo.run_folder.rollouts import read_drawn
 from viewer.summaries import StepFiles, by_position, limits_of, mapping, recorded_histogram
 
 MAX_STEPS = 300

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from splitppo.run_folder.append_log import json_value
-from viewer.files import Unreadable
+from splitppo.run_folder.files import Unreadable
 from viewer.run import Run
 
 POLL_S = 0.5

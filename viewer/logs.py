@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
-from viewer.files import RunDir, Unreadable
+from splitppo.run_folder.files import RunDir, Unreadable
 from viewer.redaction import redacted
 
 MAX_LINES = 60

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from splitppo.run_folder.files import RunDir, finite, follower
 from splitppo.run_folder.step_file import METRICS_FILE
-from viewer.files import RunDir, finite, follower
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

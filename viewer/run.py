@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.run_folder.events import EVENTS_FILE
+from splitppo.run_folder.files import RunDir, Unreadable, finite, follower
 from splitppo.run_folder.metrics import ACCURACY, SCORE
 from viewer.distributions import Distributions
-from viewer.files import RunDir, Unreadable, finite, follower
 from viewer.metrics import Float32s, Metrics
 from viewer.redaction import redacted
 from viewer.spans import Spans

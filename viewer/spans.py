@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from splitppo.run_folder.files import MAX_LINE_BYTES, MAX_LINES_BYTES, RunDir, Unreadable, finite
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_spans import PHASES, Steps
 from splitppo.run_folder.trace import POOLS, spans_of
-from viewer.files import MAX_LINE_BYTES, MAX_LINES_BYTES, RunDir, Unreadable, finite
 from viewer.metrics import MAX_NAME, MAX_STEP
 
 TRACE = "trace.json"

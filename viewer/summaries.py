@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from controller.tracking.record.histogram import QUANTILES
-from viewer.files import RunDir, Unreadable, finite
-from viewer.step_files import read_footer
+from splitppo.run_folder.files import RunDir, Unreadable, finite
+from splitppo.run_folder.histogram import QUANTILES
+from splitppo.run_folder.rollouts import read_footer
 
 MAX_FOOTERS = 20_000
 MAX_BINS = 100

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from viewer.step_files import Float64s
+from splitppo.run_folder.rollouts import Float64s
 
 COUNTS = 1
 

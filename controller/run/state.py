@@ -9,9 +9,10 @@ from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization, RunningMoments
 from controller.tracking.step_record import StepRecord
-from controller.validation.improvement import Best, Stagnation
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.improvement import Stagnation, best_after
+from controller.validation.result import ValidationResult
 from splitppo.config import Config
+from splitppo.run_folder.summary import Accuracy, Best
 
 
 class RunState(BaseModel, frozen=True, extra="forbid"):
@@ -131,7 +132,7 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
                 "validation_after": validation.accuracy,
                 "validated_step": step,
                 "validation_sampling": _sampling(config),
-                "best": Best.after(self.best, metric, mode, step, metrics) if metric else None,
+                "best": best_after(self.best, metric, mode, step, metrics) if metric else None,
                 "stagnation": Stagnation.after(self.stagnation, config.evaluation.early_stop, metrics),
             }
         )

@@ -17,14 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.tracking.plain_text import clock
-from controller.tracking.summary import Summary
-from controller.validation.result import Accuracy
 from rewards.samples import sample_text
 from splitppo.config import Config
 from splitppo.config.phase_plan import phase_plan
 from splitppo.our_commands import our_command
 from splitppo.printable import printable
 from splitppo.run_folder.metrics import ACCURACY, KL, SCORE, STEP_S, declared
+from splitppo.run_folder.summary import Accuracy, Summary
 
 _REFRESH_S = 0.1
 _RECENT_STEPS = 20

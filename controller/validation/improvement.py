@@ -8,30 +8,22 @@ from pydantic import BaseModel, Field
 
 from splitppo.config import ConfigError
 from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
+from splitppo.run_folder.summary import Best
 
 
-class Best(BaseModel, frozen=True, extra="forbid"):
-    """The step with the best validation among the steps that have a checkpoint, and the metric's value at that step."""
+def best_after(
+    before: Best | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
+) -> Best | None:
+    """Compares the validation of `step` with `before`, the best one so far, and returns the better one.
 
-    metric: str
-    mode: MetricMode
-    step: int = Field(ge=1)
-    value: float = Field(description="value of the metric at that step")
-
-    @classmethod
-    def after(
-        cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
-    ) -> Self | None:
-        """Compares the validation of `step` with `before`, the best one so far, and returns the better one as a `Best`.
-
-        `before` is ignored if it was found by another metric or mode. Step 0 cannot be the best, because it has no
-        checkpoint.
-        """
-        value = _value(metrics, metric, "checkpoint.best_metric")
-        comparable = before if before is not None and (before.metric, before.mode) == (metric, mode) else None
-        if step > 0 and _is_better(value, comparable.value if comparable else None, mode):
-            return cls(metric=metric, mode=mode, step=step, value=value)
-        return comparable
+    `before` is ignored if it was found by another metric or mode. Step 0 cannot be the best, because it has no
+    checkpoint.
+    """
+    value = _value(metrics, metric, "checkpoint.best_metric")
+    comparable = before if before is not None and (before.metric, before.mode) == (metric, mode) else None
+    if step > 0 and _is_better(value, comparable.value if comparable else None, mode):
+        return Best(metric=metric, mode=mode, step=step, value=value)
+    return comparable
 
 
 class Stagnation(BaseModel, frozen=True, extra="forbid"):

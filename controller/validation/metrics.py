@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.scores import Scores, is_numeric
-from controller.validation.result import Accuracy
+from splitppo.run_folder.summary import Accuracy
 
 _NUM_BOOTSTRAPS = 1000
 _BOOTSTRAP_SEED = 42

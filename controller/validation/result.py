@@ -5,17 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
 from controller.ppo.scores import Scores
 from splitppo.run_folder.spans import Span
-
-
-class Accuracy(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The accuracies of one validation, overall and per data source, each in [0, 1]."""
-
-    overall: float = Field(description="mean over all validation responses")
-    by_source: dict[str, float] = Field(default_factory=dict, description="mean per data source")
+from splitppo.run_folder.summary import Accuracy
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from splitppo.run_folder.files import RunDir, Unreadable
 from splitppo.secret_names import HIDDEN, SECRET_KEY
-from viewer.files import RunDir, Unreadable
 from viewer.redaction import redacted
 
 MAX_BYTES = 1 << 20

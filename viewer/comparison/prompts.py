@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from viewer.files import RunDir, Unreadable
-from viewer.step_files import read_fixed
+from splitppo.run_folder.files import RunDir, Unreadable
+from splitppo.run_folder.rollouts import read_fixed
 
 MAX_VALIDATIONS = 200
 MAX_CHARACTERS = 200_000

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.files import Unreadable
 from viewer.answers import ANSWERS, Answer, facts
 from viewer.comparison.prompts import fixed_prompts
-from viewer.files import Unreadable
 from viewer.live import dump
 from viewer.one_file.page import one_page
 from viewer.run import Run, find_runs

@@ -17,7 +17,6 @@ from controller.commands.doctor.probe import examine
 from controller.models.shape import Kind, UnknownShape, read_model_shape
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.folder import NONCE_PREFIX, RunFolder, differences, is_held
-from controller.tracking.summary import Summary
 from controller.workers.worker_groups import configured_addresses
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
@@ -27,6 +26,7 @@ from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
+from splitppo.run_folder.summary import Summary
 
 T = TypeVar("T")
 

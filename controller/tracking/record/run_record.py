@@ -14,7 +14,6 @@ from typing import Any
 
 import tokenizers
 
-from controller.tracking.record.live import IDLE, LiveFile
 from controller.tracking.record.rollout_store import RolloutStore
 from controller.tracking.record.worker import RecordWorker
 from controller.tracking.step_record import StepRecord
@@ -25,6 +24,7 @@ from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
 from splitppo.run_folder.events import append_event
+from splitppo.run_folder.live import IDLE, LiveFile
 from splitppo.run_folder.metrics import SCORE
 from splitppo.run_folder.spans import Span
 from splitppo.v1 import worker_pb2

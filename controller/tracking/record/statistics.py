@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float64s, Mask
-from controller.tracking.record.histogram import histogram, short
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import explained_share
+from splitppo.run_folder.histogram import histogram, short
 
 _NUM_POSITIONS = 16
 _NUM_LEVELS = 10

@@ -21,9 +21,8 @@ from tokenizers import models, pre_tokenizers
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.session import run_session
-from controller.tracking.summary import Summary, ThisStart, Validation
-from controller.validation.result import Accuracy
 from splitppo.config import Config, ConfigError, dump_config
+from splitppo.run_folder.summary import Accuracy, Summary, ThisStart, Validation
 from tests.support.fake_gpus import put_gpus
 from tests.support.fake_services import make_config
 from tests.support.groups import is_alive, wait_until

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from splitppo.config import dump_config
+from splitppo.run_folder.files import RunDir, Unreadable
 from tests.support.configs import load
 from tests.support.viewed_runs import Shape, make_run
 from tests.support.viewer_client import ask
 from viewer.comparison.config import HIDDEN, MAX_BYTES, MAX_KEYS, read_config
-from viewer.files import RunDir, Unreadable
 
 
 def read(folder: Path, content: str) -> dict[str, str]:

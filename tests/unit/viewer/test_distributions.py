@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from splitppo.run_folder.files import RunDir
 from tests.support.viewed_runs import Shape, add_step, make_run
 from tests.support.viewer_client import ask
 from viewer.distributions import MAX_STEPS, Distributions
-from viewer.files import RunDir
 from viewer.summaries import limits_of, recorded_histogram
 
 pytestmark = pytest.mark.slow

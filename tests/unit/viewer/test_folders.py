@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from splitppo.run_folder import files, rollouts
+from splitppo.run_folder.files import RunDir, Unreadable, finite
 from tests.support.viewed_runs import Shape, add_step, go_back, make_run, write_live
 from tests.support.viewer_client import TOKEN, Answer, ask, send_to
-from viewer import files, step_files
 from viewer.__main__ import main
 from viewer.app import make_app
-from viewer.files import RunDir, Unreadable, finite
 from viewer.run import Run, find_runs
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_of_very_many_lines_the_first_are_taken_and_the_others_counted(
 async def test_a_text_that_is_stored_once_for_many_rows_is_not_unfolded_beyond_the_limit(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_files, "MAX_TABLE_BYTES", 1 << 24)
+    monkeypatch.setattr(rollouts, "MAX_TABLE_BYTES", 1 << 24)
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (1 << 22)]))  # 1 GiB
     file = run / "rollouts" / "train" / "1.parquet"
     pq.write_table(pa.table({"row": range(256), "data_source": texts}), file, compression="zstd", store_schema=False)
@@ -119,7 +119,7 @@ async def test_a_text_that_is_stored_once_for_many_rows_is_not_unfolded_beyond_t
 async def test_a_list_with_more_values_than_a_page_may_get_is_a_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(step_files, limit, 10_000)
+    monkeypatch.setattr(rollouts, limit, 10_000)
     pq.write_table(pa.table({"row": [0], "score": [np.zeros(10_000)]}), run / "rollouts" / "train" / "1.parquet")
     answer = await ask([run], "/api/runs/0/train/1")
     assert answer.status == 422

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from viewer.files import RunDir
+from splitppo.run_folder.files import RunDir
 from viewer.metrics import MAX_METRICS, Metrics
 
 

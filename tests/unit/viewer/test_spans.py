@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from splitppo.run_folder.files import MAX_LINE_BYTES
 from splitppo.run_folder.metrics import FIGURES
 from splitppo.run_folder.step_spans import Steps
 from splitppo.run_folder.trace import read_trace
 from tests.support.viewed_runs import Shape, add_event, make_run
 from tests.support.viewed_traces import T0, spans_of, write_trace
 from tests.support.viewer_client import ask
-from viewer.files import MAX_LINE_BYTES
 from viewer.spans import MAX_STEP_SPANS
 
 SHAPE = Shape(steps=3, prompts=2, samples=2, with_trace=True)

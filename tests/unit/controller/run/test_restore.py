@@ -14,13 +14,13 @@ import pytest
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
-from controller.validation.improvement import Best
 from controller.workers.command import CommandReply
 from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
 from splitppo.manifest import Manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, Unavailable, WireError
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.summary import Best
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.checkpoints import flip, write_part
 from tests.support.fake_services import make_config

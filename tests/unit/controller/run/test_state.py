@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.state import RunState
 from controller.tracking.step_record import StepRecord
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
+from splitppo.run_folder.summary import Accuracy
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
 from tests.support.seeds import shifted

@@ -11,14 +11,13 @@ import pytest
 from rich.console import Console
 
 from controller.tracking.display import Display, open_display, sparkline
-from controller.tracking.summary import Summary, ThisStart, Validation
-from controller.validation.result import Accuracy
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config.subsections.phases import Phase
 from splitppo.our_commands import our_command
 from splitppo.printable import printable
+from splitppo.run_folder.summary import Accuracy, Summary, ThisStart, Validation
 
 SAMPLE = {
     "data_source": "sort_letters",

@@ -18,13 +18,13 @@ from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.display import Display, open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_record import StepRecord
-from controller.tracking.summary import Overlap
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import read_metrics
+from splitppo.run_folder.summary import Accuracy, Overlap
 from splitppo.run_folder.trace import read_trace
 from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.worker_pb2 import CommandResult

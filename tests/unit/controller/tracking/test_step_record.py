@@ -11,7 +11,7 @@ import pytest
 from controller.ppo.experience import assemble_experience
 from controller.ppo.scores import objects
 from controller.tracking.step_record import StepRecord, metrics_line
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic
 from controller.workers.command import CommandReply
 from rewards.samples import Failure
@@ -20,6 +20,7 @@ from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.run_folder.metrics import check_declared
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.summary import Accuracy
 from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from controller.tracking.summary import Overlap, Summary, ThisStart, Validation, WeightsDigests
-from controller.validation.result import Accuracy
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.summary import Accuracy, Overlap, Summary, ThisStart, Validation, WeightsDigests
 
 
 def test_a_summary_is_read_back_equal(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from controller.validation.improvement import Best, Stagnation
+from controller.validation.improvement import Stagnation, best_after
 from splitppo.config import ConfigError
 from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
@@ -15,7 +15,7 @@ def best_steps(values: list[float], mode: MetricMode) -> list[int | None]:
     """The best step after each validation, of steps 0, 1, ..."""
     best, found = None, []
     for step, value in enumerate(values):
-        best = Best.after(best, "val/accuracy", mode, step, {"val/accuracy": value})
+        best = best_after(best, "val/accuracy", mode, step, {"val/accuracy": value})
         found.append(best.step if best else None)
     return found
 
@@ -39,11 +39,11 @@ def test_the_best_step_is_the_first_of_equals_and_never_step_0() -> None:
 
 def test_what_was_best_by_another_metric_or_mode_does_not_count() -> None:
     metrics = {"val/accuracy": 0.5, "val-core/a/acc/mean@1": 0.1}
-    before = Best.after(None, "val/accuracy", "max", 1, metrics)
-    other = Best.after(before, "val-core/a/acc/mean@1", "max", 2, metrics)
+    before = best_after(None, "val/accuracy", "max", 1, metrics)
+    other = best_after(before, "val-core/a/acc/mean@1", "max", 2, metrics)
     assert other is not None
     assert (other.step, other.value) == (2, 0.1)
-    turned = Best.after(before, "val/accuracy", "min", 3, {"val/accuracy": 0.9})
+    turned = best_after(before, "val/accuracy", "min", 3, {"val/accuracy": 0.9})
     assert turned is not None
     assert turned.step == 3
 
@@ -79,6 +79,6 @@ def test_a_metric_that_validation_does_not_give_is_refused_with_those_that_it_gi
     metrics = {"val/accuracy": 0.5, "val-core/a/acc/mean@1": 0.1}
     gives = "it gives val-core/a/acc/mean@1, val/accuracy"
     with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: validation gives no 'val-aux/x'; {gives}$"):
-        Best.after(None, "val-aux/x", "max", 1, metrics)
+        best_after(None, "val-aux/x", "max", 1, metrics)
     with pytest.raises(ConfigError, match=f"^evaluation.early_stop.metric: validation gives no 'val-aux/x'; {gives}$"):
         Stagnation.after(None, EarlyStopConfig(metric="val-aux/x"), metrics)

@@ -24,7 +24,6 @@ from controller.commands.doctor.facts import Code, Facts, Finding, GroupFacts, R
 from controller.commands.doctor.findings import find
 from controller.commands.doctor.report import as_json, as_text
 from controller.run.folder import RunFolder
-from controller.tracking.summary import Summary, ThisStart
 from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, load_config
@@ -34,6 +33,7 @@ from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
+from splitppo.run_folder.summary import Summary, ThisStart
 from splitppo.v1 import batch_pb2, worker_pb2
 from tests.support import disks, models
 from tests.support.certificates import TOKEN, secure

@@ -17,10 +17,11 @@ from controller.conversations.conversation import Conversation
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.record.rollout_file import METADATA_KEY, TOKEN_LISTS, train_file, val_file, without_tokens
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
+from splitppo.run_folder.summary import Accuracy
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 from tests.support.scores import make_scores
 from tests.support.seeds import shifted

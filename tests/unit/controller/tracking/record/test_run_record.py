@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from controller.tracking.display import open_display
-from controller.tracking.record.live import LiveFile
 from controller.tracking.record.run_record import RunRecord
 from controller.tracking.recorder import Recorder
-from controller.validation.result import Accuracy, ValidationResult
+from controller.validation.result import ValidationResult
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
 from splitppo.run_folder.events import append_event
+from splitppo.run_folder.live import LiveFile
 from splitppo.run_folder.spans import Span
+from splitppo.run_folder.summary import Accuracy
 from splitppo.v1 import worker_pb2
 from tests.support.recorded import byte_tokenizer, random_experience, record_config
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.tracking.record.histogram import histogram
 from controller.tracking.record.statistics import auc, explained_variance, step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.step_metrics import learning_metrics
+from splitppo.run_folder.histogram import histogram
 from tests.support.recorded import random_experience, record_config
 from tests.support.seeds import shifted
 

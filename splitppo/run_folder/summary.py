@@ -7,8 +7,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from controller.validation.improvement import Best
-from controller.validation.result import Accuracy
 from splitppo.atomic_write import write_atomically
 
 ExitReason = Literal["completed", "interrupted", "failed", "bad_input"]
@@ -16,6 +14,22 @@ ExitReason = Literal["completed", "interrupted", "failed", "bad_input"]
 
 class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A part of summary.json."""
+
+
+class Accuracy(_Part):
+    """The accuracies of one validation, overall and per data source, each in [0, 1]."""
+
+    overall: float = Field(description="mean over all validation responses")
+    by_source: dict[str, float] = Field(default_factory=dict, description="mean per data source")
+
+
+class Best(BaseModel, frozen=True, extra="forbid"):
+    """The step with the best validation among the steps that have a checkpoint, and the metric's value at that step."""
+
+    metric: str
+    mode: Literal["max", "min"] = Field(description="which values are better")
+    step: int = Field(ge=1)
+    value: float = Field(description="value of the metric at that step")
 
 
 class Validation(_Part):

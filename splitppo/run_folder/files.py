@@ -1,4 +1,4 @@
-"""Opens files inside a run folder: by names that this package knows, never through a link, never beyond a size."""
+"""Opens files of a run folder that somebody else may have made: never through a link, never beyond a size."""
 
 import json
 import os

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from viewer.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
+from splitppo.run_folder.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 
 FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
