@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 # What ends a run with a sentence: it cannot go on as it was configured.
 _ENDINGS = (EnvironmentsFailed, GroupsRanOut, RolloutMismatch, ScoringFailed)
 
+# "starting": the inputs are accepted, and the groups are awaited and restored.
+Phase = Literal["preparing", "starting", "training", "closing"]
+
 # Keys of the section `run` that end a run.
 _LIMITS = ("total_steps", "total_epochs", "stop_after_step")
 
@@ -84,15 +87,19 @@ class Session:
         self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake, record=self._record)
         self._trainer: Trainer | None = None
         self._restored = RunState.initial(config)
-        self._phase: Literal["preparing", "training", "closing"] = "preparing"
+        self._phase: Phase = "preparing"
 
     async def run(self) -> int:
-        """Trains, and returns the exit status. In every case the groups are ended and summary.json is written."""
+        """Trains, and returns the exit status. In every case the groups are ended and summary.json is written.
+
+        A start whose inputs are refused leaves no new run folder.
+        """
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number, task)
         polling = asyncio.create_task(self._record.poll(lambda: self._groups.clients))
+        is_refused = False
         try:
             await self._train()
             self._outcome.reason = "completed" if self._outcome.signal is None else "interrupted"
@@ -100,6 +107,7 @@ class Session:
             self._outcome.reason = "interrupted"
             task.uncancel()
         except (ConfigError, GroupFailed, WireError, OSError, *_ENDINGS) as error:
+            is_refused = isinstance(error, ConfigError) and self._phase == "preparing"
             self._outcome.fail(error)
         except Exception:
             log.exception("the run failed")
@@ -115,6 +123,8 @@ class Session:
             # Both may be cut short by a signal.
             await asyncio.to_thread(self._record.close, self._outcome.reason, status)
             await asyncio.to_thread(self._trackers.finish)
+            if is_refused:
+                self._folder.remove_if_new()
         return status
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
@@ -143,40 +153,46 @@ class Session:
 
     async def _train(self) -> None:
         """Loads and checks what the run needs, then trains from the step at which the run resumes."""
-        config = self._config
-        folder = self._folder
-        point = RestorePoint(config, folder.checkpoints)
+        point = RestorePoint(self._config, self._folder.checkpoints)
         self._restored = point.state
         self._outcome.resumed_at_step = point.step
+        inputs = await self._read_inputs()
+        config = self._config = inputs.with_last_step(self._config)
+        if self._is_completed(inputs):
+            self._folder.put_config_back()
+            return
+        step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
+        self._say_what_starts(inputs, point.step)
+        rewards = RewardManager(config.reward, inputs.scored_sources(config), self._folder.path / "judge.jsonl")
+        rows = inputs.prompts.table.rows
+        async with rewards, open_environments(config, inputs.tokenizer, rows) as environments:
+            self._phase = "starting"
+            scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
+            await self._train_recovering(partial(self._train_from, point, inputs, scorer, environments))
+
+    async def _read_inputs(self) -> Inputs:
+        """Checks and loads what the run needs; groups that start here load their models meanwhile."""
+        config = self._config
         vocab_size = check_setup(config)
         gpus = visible_gpus(config)
         if gpus:  # without any, the ranks know whether there is a device of another kind
             check_devices(config, gpus)
         if self._completed_summary() is None:
-            await self._groups.launch()  # the models are loaded while the prompts are read
-        inputs = read_inputs(config, vocab_size)
-        config = self._config = inputs.with_last_step(config)
-        if self._is_completed(inputs):
-            folder.put_config_back()
-            return
-        step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
-        self._record.start(
-            inputs.tokenizer.backend, total_steps=config.last_step, resumed_at=point.step, changes=folder.changes
-        )
-        for change in folder.changes:
+            await self._groups.launch()
+        return read_inputs(config, vocab_size)
+
+    def _say_what_starts(self, inputs: Inputs, step: int) -> None:
+        """Tells record and display how the run starts, after `step`, and warns of what may make it slow or fail."""
+        config = self._config
+        changes = self._folder.changes
+        self._record.start(inputs.tokenizer.backend, total_steps=config.last_step, resumed_at=step, changes=changes)
+        for change in changes:
             log.info("changed since the last start: %s", change)
-        self._display.start(batch_plan(config), config, step=point.step)
-        for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config))):
+        self._display.start(batch_plan(config), config, step=step)
+        gpus = visible_gpus(config)
+        misfit = memory_plan(config, gpus, host_memory().total).misfit if gpus else None  # an estimate ends no run
+        for warning in filter(None, (crowding(config, permitted_cores()), fp32_on_gpus(config), misfit)):
             log.warning("%s", warning)
-        if gpus and (misfit := memory_plan(config, gpus, host_memory().total).misfit):  # an estimate ends no run
-            log.warning("%s", misfit)
-        sources = inputs.scored_sources(config)
-        answers = folder.path / "judge.jsonl"
-        rewards = RewardManager(config.reward, sources, answers)
-        rows = inputs.prompts.table.rows
-        async with rewards, open_environments(config, inputs.tokenizer, rows) as environments:
-            scorer = Scorer(inputs.tokenizer, rewards, inputs.reward_tokenizer, stop=config.rollout.stop)
-            await self._train_recovering(partial(self._train_from, point, inputs, scorer, environments))
 
     def _completed_summary(self) -> Summary | None:
         """Returns the summary of an earlier start that completed the run with the step that this one resumes at.
@@ -301,7 +317,7 @@ class Session:
                 record.remove(after=recorder.last_step)
             raise
         finally:
-            self._phase = "preparing"
+            self._phase = "starting"
         if (stagnation := self._trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
             log.info("%s", stagnation.reason)
         self._outcome.digests = WeightsDigests(**await self._groups.weights_digests())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
+from controller.tracking.logs import CONTROLLER_LOG
 from controller.workers.clients import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
+_EPOCH_FILE = "controller.epoch"
 # The longest time for which a starting controller waits until `is_held` in other processes has given the lock back.
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
@@ -60,7 +62,7 @@ def read_epoch(record: Path) -> tuple[str, int]:
     got = repr(content[:80].decode(errors="replace")) if content else "an empty file"
     raise ConfigError(
         f'{record}: expected {{"run_id": "...", "epoch": N}}, got {got}; write into it the last run id and epoch that'
-        f" {record.parent / 'logs' / 'controller_0.log'} names, since workers refuse an epoch that goes back"
+        f" {record.parent / 'logs' / CONTROLLER_LOG} names, since workers refuse an epoch that goes back"
     )
 
 
@@ -120,6 +122,7 @@ class RunFolder:
         self.config_file = self.path / "config.yaml"
         self.checkpoints = CheckpointStore(self.path / "checkpoints")
         self.config = config
+        self._made: list[Path] = []  # the run folder and those above it that this start has made
         self._published_by = [config]  # this start and the last one
         self.changes: list[str] = []
         self._config_before = b""
@@ -127,25 +130,49 @@ class RunFolder:
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
+        missing = [folder for folder in (self.path, *self.path.absolute().parents) if not folder.exists()]
         with self._errors_named(), ExitStack() as lock:
-            for folder in ("logs", "services", "checkpoints"):
-                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            for name in ("logs", "services", "checkpoints"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
             lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
             if not _hold(lock_file):
                 raise ConfigError(f"run.dir: another controller is running in {self.path}")
-            self._check_config()
-            self.lease = self._take_lease()
+            if not (self.path / _EPOCH_FILE).exists():  # else another controller has started here meanwhile
+                self._made = missing
+            try:
+                self._check_config()
+                self.lease = self._take_lease()
+            except (ConfigError, OSError):
+                self.remove_if_new()
+                raise
             self.checkpoints.run_id = self.lease.run_id
             self._lock = lock.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, ConfigError):
+            self.remove_if_new()
         self.release()
 
     def release(self) -> None:
         """Unlocks the run folder and removes this start's nonce file. The next controller removes nonces left over."""
         with self._lock, suppress(OSError):
             (self.path / self.lease.nonce).unlink(missing_ok=True)
+
+    def remove_if_new(self) -> None:
+        """Removes the folder of a start that is refused, and what it made above, if there was none before this start.
+
+        A folder stays in which groups that somebody else has started write their logs.
+        """
+        logs = (self.path / "logs").glob("*")
+        is_used = self.config.services.launch == "external" and any(log.name != CONTROLLER_LOG for log in logs)
+        if not self._made or is_used:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # another run may have its folder there by now
+            for parent in self._made[1:]:
+                parent.rmdir()
+        self._made = []
 
     def remove_published_weights(self) -> None:
         """Removes the versions of the policy that this start and the last one have published, as far as possible."""
@@ -269,7 +296,7 @@ class RunFolder:
 
     def _take_lease(self) -> Caller:
         """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""
-        record = self.path / "controller.epoch"
+        record = self.path / _EPOCH_FILE
         run_id = secrets.token_hex(8)
         epoch = 0
         if record.exists():

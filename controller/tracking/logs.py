@@ -5,6 +5,8 @@ from pathlib import Path
 
 from controller.tracking.display import Display
 
+CONTROLLER_LOG = "controller_0.log"  # in the folder logs of a run
+
 
 class _DisplayHandler(logging.Handler):
     def __init__(self, display: Display) -> None:
@@ -19,7 +21,7 @@ class _DisplayHandler(logging.Handler):
 def log_to(run_dir: Path, display: Display) -> None:
     """Sends log records from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
-        logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8", errors="backslashreplace"),
+        logging.FileHandler(run_dir / "logs" / CONTROLLER_LOG, encoding="utf-8", errors="backslashreplace"),
         _DisplayHandler(display),
     ]
     logging.raiseExceptions = False  # a full disk must not fill the terminal with tracebacks

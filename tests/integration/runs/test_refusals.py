@@ -1,4 +1,4 @@
-"""Wrong input costs one sentence and exit status 2; no process stays, and no file is lost."""
+"""Wrong input costs one sentence and exit status 2; no process and no new run folder stays, and no file is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_mistake_costs_one_sentence(config: dict[str, Any], tmp_path: Path, se
         controller.wait_nothing_is_left()
     assert sentence in controller.output
     assert "Traceback" not in controller.output
-    assert controller.output.strip().splitlines()[-1].startswith("error: ") or "bad_input" in controller.output
+    assert controller.output.strip().splitlines()[-1].startswith("error: ")
+    assert not controller.folder.path.exists()
 
 
 def test_a_folder_that_is_no_model_is_refused_by_name(config: dict[str, Any], tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_rank_that_cannot_load_its_model_is_heard_in_one_sentence(
         controller.wait_nothing_is_left()
     assert f"error: critic.model: {without_weights} has no weights" in controller.output
     assert "Traceback" not in controller.output
-    assert controller.folder.summary["exit_reason"] == "bad_input"
+    assert not controller.folder.path.exists()
 
 
 def test_the_folder_of_another_config_is_refused_with_the_difference(
