@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from controller.conversations.driver import OpenConversations, conversations_of
 from controller.conversations.environments import Environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
+from controller.sampling.talk import OpenConversations, conversations_of
 from environments.pool import EnvironmentProcesses
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
 from splitppo.batch import Batch, Column

@@ -21,10 +21,10 @@ from controller.run.end import RunEnd
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
+from controller.sampling.keep import GroupsRanOut
 from controller.scoring.scorer import Scorer, ScoringFailed
-from controller.step.kept_groups import GroupsRanOut
 from controller.step.log_prob_check import RolloutMismatch
-from controller.step.lookahead import step_rollouts
+from controller.step.look_ahead import step_rollouts
 from controller.tracking.display import open_display
 from controller.tracking.logs import log_to
 from controller.tracking.record.run_record import RunRecord

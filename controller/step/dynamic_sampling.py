@@ -17,11 +17,11 @@ from controller.data.prompts import NO_ROWS, Answered, PromptBatch, PromptSource
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.run.end import RunEnd
+from controller.sampling.keep import Groups, KeptGroups
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts, Origin
-from controller.step.generation import SampledRollouts
-from controller.step.kept_groups import Groups, KeptGroups
 from controller.step.parts import PartCalls, PendingRollouts, RolloutPart, of_controller
+from controller.step.rollouts import SampledRollouts
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot

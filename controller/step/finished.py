@@ -19,7 +19,7 @@ from controller.conversations.conversation import Conversation
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores, Text, objects
-from controller.step.kept_groups import Groups
+from controller.sampling.keep import Groups
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import ConfigError

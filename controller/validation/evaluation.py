@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import check_lost, conversation_metrics
-from controller.conversations.driver import OneTurn, conversations_of
 from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
+from controller.sampling.stream import Share, deal
+from controller.sampling.talk import OneTurn, conversations_of
+from controller.sampling.versions import OnReply, Sampler
 from controller.schedule import run_calls
 from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.clients import sampling_params
 from controller.workers.command import CommandReply
-from controller.workers.sampler import OnReply, Sampler
-from controller.workers.share import Share, deal
 from rewards.source import FailureLimit
 from splitppo.batch import Batch, join_parts
 from splitppo.clock import unix_s

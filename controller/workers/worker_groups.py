@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
+from controller.sampling.versions import Sampler, raise_error
 from controller.workers.clients import ActorClient, Caller, CriticClient, RewardClient, RolloutClient, WorkerClient
 from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
 from controller.workers.launcher import GroupFailed, LocalGroup, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
-from controller.workers.sampler import Sampler, raise_error
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import ROLES, RoleName
 from splitppo.config.worker_digest import worker_digest

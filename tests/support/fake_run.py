@@ -10,11 +10,11 @@ from typing import Any
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
-from controller.step.lookahead import step_rollouts
+from controller.sampling.versions import Sampler
+from controller.step.look_ahead import step_rollouts
 from controller.tracking.recorder import Recorder
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
-from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
 from splitppo.run_folder.step_file import read_metrics

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from controller.data.prompts import Answered, PromptDataset
+from controller.sampling.keep import GroupsRanOut
 from controller.step.dynamic_sampling import StepRollouts
-from controller.step.kept_groups import GroupsRanOut
 from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from controller.run.checkpoint_store import ROLLOUTS
+from controller.sampling.keep import GroupsRanOut
 from controller.step.finished import FinishedRollouts
-from controller.step.kept_groups import GroupsRanOut
 from controller.step.log_prob_check import RolloutMismatch
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, Schedule

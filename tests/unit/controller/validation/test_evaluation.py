@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from controller.sampling.versions import Sampler
 from controller.validation.evaluation import Evaluator
-from controller.workers.sampler import Sampler
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
 from tests.support.call_log import CallLog

@@ -10,7 +10,7 @@ import pytest
 
 from controller.conversations.conversation import Conversation
 from controller.ppo.scores import Scores, objects
-from controller.step.kept_groups import Groups, GroupsRanOut, KeptGroups, metric_values
+from controller.sampling.keep import Groups, GroupsRanOut, KeptGroups, metric_values
 from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import ConfigError

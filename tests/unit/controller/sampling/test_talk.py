@@ -27,14 +27,14 @@ from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
 from controller.ppo.scores import objects
+from controller.sampling.keep import Groups
+from controller.sampling.versions import Sampler
 from controller.step.context import StepContext
 from controller.step.dynamic_sampling import KeptRollouts
-from controller.step.generation import SampledRollouts
-from controller.step.kept_groups import Groups
 from controller.step.log_prob_check import LogProbCheck
+from controller.step.rollouts import SampledRollouts
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
-from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from environments.messages import Answer
 from rewards.samples import Scored

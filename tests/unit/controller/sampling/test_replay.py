@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from controller.conversations.driver import conversations_of
-from controller.step.generation import SampledRollouts
-from controller.workers.sampler import Sampler
+from controller.sampling.talk import conversations_of
+from controller.sampling.versions import Sampler
+from controller.step.rollouts import SampledRollouts
 from controller.workers.worker_groups import Workers
 from environments.messages import Answer
 from environments.record import Record
 from rewards.samples import Scored
 from splitppo.rpc.errors import Place, Unavailable
 from tests.support.talking import TalkingRollout
-from tests.unit.controller.conversations.test_driver import Run, says, user
+from tests.unit.controller.sampling.test_talk import Run, says, user
 
 
 class Random:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from controller.conversations.conversation import Conversation
 from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch, response_seeds
+from controller.sampling.stream import Replies, Share
 from controller.workers.concurrency import gather_calls
-from controller.workers.share import Replies, Share
 from environments.messages import Answer
 from environments.pool import Episode
 from environments.record import StepRecord

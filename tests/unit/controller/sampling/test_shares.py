@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.workers.sampler import Sampler
-from controller.workers.share import Share, deal, goes_to_rollout_group
+from controller.sampling.stream import Share, deal, goes_to_rollout_group
+from controller.sampling.versions import Sampler
 from splitppo.batch import Batch
 from splitppo.v1.batch_pb2 import (
     SLOT_KIND_CANDIDATES,

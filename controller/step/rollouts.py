@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import mask_lost
-from controller.conversations.driver import conversations_of
 from controller.data.prompts import NO_ROWS, Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
+from controller.sampling.stream import Share, deal
+from controller.sampling.talk import conversations_of
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.parts import RolloutPart, in_order, of_controller
 from controller.workers.clients import sampling_params
-from controller.workers.share import Share, deal
 from splitppo.batch import Batch, row_order
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SLOT_KIND_GREEDY, Slot

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from controller.data.prompts import NO_ROWS
+from controller.sampling.versions import Sampler
 from controller.step.context import StepContext
-from controller.step.generation import SampledRollouts
 from controller.step.log_prob_check import LogProbCheck
 from controller.step.parts import RolloutPart, in_order
+from controller.step.rollouts import SampledRollouts
 from controller.tracking.step_record import StepRecord
-from controller.workers.sampler import Sampler
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place, Unavailable

@@ -11,11 +11,11 @@ from math import inf
 
 from controller.data.prompts import PromptSource
 from controller.run.end import RunEnd
+from controller.sampling.keep import GroupsRanOut
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.dynamic_sampling import KeptRollouts, StepRollouts
 from controller.step.finished import FinishedRollouts
-from controller.step.kept_groups import GroupsRanOut
 from controller.step.probe import Probe
 from controller.tracking.step_record import StepRecord
 from splitppo.clock import unix_s

@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.sampling.versions import OnReply, Sampler
 from controller.workers.clients import SamplerClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import gather_calls
-from controller.workers.sampler import OnReply, Sampler
 from splitppo.batch import Batch, Column
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot

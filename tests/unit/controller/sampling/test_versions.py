@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from controller.sampling.versions import Sampler
 from controller.workers.command import CommandReply
-from controller.workers.sampler import Sampler
 from splitppo.config import ConfigError
 from splitppo.rpc.errors import (
     DataLoss,
