@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,13 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
-from controller.sampling.talk import OpenConversations, conversations_of
+from controller.sampling.talk import OpenTurns, Talk
+from controller.workers.concurrency import gather_calls
 from environments.pool import EnvironmentProcesses
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
-from splitppo.batch import Batch, Column
+from splitppo.batch import Column
 from splitppo.config.load import validate
+from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.conversation_pb2 import Turn, TurnReply, TurnsEnded
 
 NUM_TURNS = 4
@@ -49,9 +50,9 @@ class Game:
 
 
 class InstantSampler:
-    """The client of a group that says the next turn of each response at once; `conversations` hears of it."""
+    """The client of a group that says the next turn of each response at once; `turns` gets it."""
 
-    conversations: OpenConversations
+    turns: OpenTurns
 
     async def reply(self, _slot: object, replies: Iterable[TurnReply]) -> None:
         """Says the turns that follow the replies."""
@@ -60,7 +61,7 @@ class InstantSampler:
     def say(self, turns: Iterable[tuple[int, int]]) -> None:
         """Says turns, given by place and number, in one event."""
         tokens = range(1, 1 + TURN_TOKENS)
-        self.conversations.on_turns(TurnsEnded(turns=[Turn(place=p, turn=n, tokens=tokens) for p, n in turns]))
+        self.turns.end(TurnsEnded(turns=[Turn(place=p, turn=n, tokens=tokens) for p, n in turns]))
 
 
 async def measure(num_responses: int, folder: Path) -> tuple[float, float, Counter[int]]:
@@ -84,23 +85,22 @@ async def measure(num_responses: int, folder: Path) -> tuple[float, float, Count
     rows = tuple(PromptRow(f"row {place}", "go", "game", "", {}) for place in places)
     prompts = Column.from_rows([[1, 2]] * num_responses, np.dtype("<i4"))
     asked = PromptBatch(places, prompts, ("go",) * num_responses, rows)
-    seeded = Batch(num_responses, {"seeds": Column(places, np.ones(num_responses, np.int32))})
     async with EnvironmentProcesses(config.rollout.multi_turn, config.reward.code, tool_format=None) as processes:
         tokens = TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length)
         own = Environments(config, processes, tokenizer, tokens)
-        sampler = InstantSampler()
+        sampler: Any = InstantSampler()
         wall_s = time.perf_counter()
         cpu_s = time.process_time()
-        async with conversations_of(own, asked, run_seed=1, step=1) as conversations:
-            assert conversations.converse is not None
-            share: Any = SimpleNamespace(client=sampler, slot=None, places=places.astype(np.int32), seeded=seeded)
-            replies: Any = conversations.converse(share)
-            sampler.conversations = replies
+        talk = Talk.about(own, asked, run_seed=1, step=1)
+        assert talk is not None
+        async with talk:
+            turns = OpenTurns(sampler, Slot(), num_responses)
+            sampler.turns = turns
             sampler.say((place, 1) for place in places.tolist())
-            await replies.run()
+            conversations = await gather_calls(*(talk.converse(place, place, turns) for place in places.tolist()))
         cpu_s = time.process_time() - cpu_s
         wall_s = time.perf_counter() - wall_s
-        return cpu_s, wall_s, Counter(one.num_turns for one in conversations.at(places.tolist()))
+        return cpu_s, wall_s, Counter(one.num_turns for one in conversations)
 
 
 def main() -> None:

@@ -28,8 +28,9 @@ from controller.data.tokenizer import load_tokenizer
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
+from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer
-from controller.step.dynamic_sampling import StepRollouts
+from controller.step.rollouts import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.trainer import Trainer
@@ -114,9 +115,9 @@ async def run_block(
     config: Config, folder: RunFolder, workers: Workers, prompts: PromptDataset, scorer: Scorer
 ) -> None:
     """Trains a few steps from the initial models with the trainer that users run."""
-    # Its versions of the policy are those of this block.
-    rollout = workers.sampler.rollout if "rollout" in config.samplers else None
-    workers = replace(workers, sampler=replace(workers.sampler, config=config, rollout=rollout))
+    if "rollout" not in config.samplers:
+        workers = replace(workers, rollout=None)
+    sampling = SamplingGroups.of(config, workers)  # its versions of the policy are those of this block
     if not config.uses_critic:
         workers = replace(workers, critic=None)
     clients = workers.clients
@@ -125,9 +126,10 @@ async def run_block(
     trainer = Trainer(
         config,
         workers,
+        sampling,
         StepRollouts(prompts),
         scorer,
-        Evaluator(config, workers.sampler, None, scorer),
+        Evaluator(config, sampling, None, scorer),
         CheckpointWriter(folder.checkpoints, clients, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config),

@@ -43,8 +43,9 @@ from controller.ppo.scores import Scores, objects
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
+from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer
-from controller.step.dynamic_sampling import StepRollouts
+from controller.step.rollouts import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.trainer import Trainer
@@ -227,12 +228,15 @@ async def measure(
     before_bytes = resident_bytes("VmRSS")
     recorder = Recorder(config, folder.path, open_display(Silent()))
     recorder.restart_at(0, workers.clients, None)
-    evaluator = Evaluator(config, workers.sampler, None, scorer)
+    sampling = SamplingGroups.of(config, workers)
+    evaluator = Evaluator(config, sampling, None, scorer)
     checkpoints = CheckpointWriter(
         folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
     )
     rollouts = StepRollouts(prompts)
-    trainer = Meter(config, workers, rollouts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
+    trainer = Meter(
+        config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, RunState.initial(config)
+    )
     await trainer.fit()
     recorder.release_all()
     ends_s = [*trainer.cpu_s[1:], time.process_time()]

@@ -22,6 +22,7 @@ from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
 from controller.sampling.keep import GroupsRanOut
+from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer, ScoringFailed
 from controller.step.log_prob_check import RolloutMismatch
 from controller.step.look_ahead import step_rollouts
@@ -78,9 +79,7 @@ class Session:
         self._outcome = RunOutcome(folder, self._display)
         log_to(folder.path, self._display)
         log.info("run %s, epoch %d", folder.lease.run_id, folder.lease.epoch, extra=FILE_ONLY)
-        self._groups = WorkerGroups(
-            config, folder.config_file, folder.lease, self._on_progress, on_rollout_lost=self._restart_rollout
-        )
+        self._groups = WorkerGroups(config, folder.config_file, folder.lease, self._on_progress)
         self._restarts = RestartBudget(config.services.max_restarts, config.services.restart_backoff_s)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
         self._record = RunRecord(config, folder.path, run_id=folder.lease.run_id, epoch=folder.lease.epoch)
@@ -288,7 +287,9 @@ class Session:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
-        evaluator = Evaluator(config, workers.sampler, inputs.val_prompts, scorer, environments)
+        watch = partial(self._groups.watch, ("rollout",))
+        sampling = SamplingGroups.of(config, workers, environments, watch=watch, restart=self._restart_rollout)
+        evaluator = Evaluator(config, sampling, inputs.val_prompts, scorer)
         record = None if environments is None else environments.record
 
         def on_commit(step: int) -> None:
@@ -301,7 +302,7 @@ class Session:
         )
         rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
         self._trainer = Trainer(
-            config, workers, rollouts, scorer, evaluator, checkpoints, recorder, point.state, environments
+            config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, point.state
         )
         self._phase = "training"
         try:

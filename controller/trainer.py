@@ -9,17 +9,17 @@ With `rollout.stream_groups`, values and scores of the responses that end first 
 from dataclasses import dataclass
 from functools import partial
 
-from controller.conversations.environments import Environments
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd
 from controller.run.state import RunState
+from controller.sampling.stream import SamplingGroups
 from controller.schedule import run_calls
 from controller.scoring.scorer import Scorer
 from controller.step.calls import StepCalls
 from controller.step.context import StepContext
-from controller.step.dynamic_sampling import StepRollouts
 from controller.step.log_prob_check import LogProbCheck
+from controller.step.rollouts import StepRollouts
 from controller.step.updates import StepUpdates
 from controller.tracking.recorder import Recorder
 from controller.validation.evaluation import Evaluator
@@ -34,20 +34,20 @@ class Trainer:
 
     config: Config
     workers: Workers
+    sampling: SamplingGroups
     rollouts: StepRollouts
     scorer: Scorer
     evaluator: Evaluator
     checkpoints: CheckpointWriter
     recorder: Recorder
     state: RunState
-    environments: Environments | None = None
 
     def __post_init__(self) -> None:
         self.schedule = self.config.run.schedule
         self.end = RunEnd.of(self.config, self.rollouts.prompts)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(timer=lambda: self.recorder.timed("stall_critic"))
-        self.workers.sampler.after_critic_update = self.critic_update.wait
+        self.sampling.devices.after_critic_update = self.critic_update.wait
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
 
     @property
@@ -87,8 +87,7 @@ class Trainer:
         config = self.state.config_at_step(self.config)
         record = self.recorder.begin(self.state.step)
         join = self.critic_update.join
-        environments = self.environments
-        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, join, environments)
+        step = StepContext(config, self.workers, self.sampling, self.scorer, self.log_prob_check, record, join)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
         await run_calls(self.schedule, look_ahead, partial(self.learn, calls))

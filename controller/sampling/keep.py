@@ -1,11 +1,15 @@
-"""Decides for dynamic sampling which groups a step keeps, when it has enough groups, and when it must give up.
+"""Dynamic sampling: rounds of sampling until a step has enough groups from which it can learn.
 
 Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so that the policy
 learns nothing from it. P prompts, n samples of each.
+
+A round samples and scores the responses to one batch of prompts. This module decides which groups of a round are kept,
+whether there is another round, and when to give up.
 """
 
 import math
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,20 +47,19 @@ class Groups:
 class KeptGroups:
     """Collects the groups that a step keeps in the rounds of dynamic sampling, until it has `num_prompts` groups.
 
-    A round, or generation, samples responses to one batch of prompts. Groups beyond `num_prompts` are not used.
-    `generations_per_epoch` rounds take each prompt once. `answered` has all prompts that were taken, with the scores
-    of their responses.
+    Groups beyond `num_prompts` are not used. `rounds_per_epoch` rounds take each prompt once. `answered` has all
+    prompts that were taken, with the scores of their responses.
     """
 
-    def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, generations_per_epoch: int) -> None:
+    def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, rounds_per_epoch: int) -> None:
         self._config = config
         self._num_prompts = num_prompts
         self._step = step
-        self._generations_per_epoch = max(1, generations_per_epoch)
-        self._kept: list[Groups] = []  # for each generation
+        self._rounds_per_epoch = max(1, rounds_per_epoch)
+        self._kept: list[Groups] = []  # for each round
         self.answered: list[Answered] = []
         self._alike: Counter[float] = Counter()  # the number of groups by the value that all of their samples have
-        self._num_barren = 0  # the last generations in a row in which no group was kept
+        self._num_barren = 0  # the last rounds in a row in which no group was kept
 
     @property
     def is_full(self) -> bool:
@@ -64,7 +67,7 @@ class KeptGroups:
         return self._num_kept >= self._num_prompts
 
     @property
-    def num_generations(self) -> int:
+    def num_rounds(self) -> int:
         """The number of rounds of dynamic sampling (batches of prompts) that the step has needed so far."""
         return len(self.answered)
 
@@ -96,9 +99,9 @@ class KeptGroups:
         """
         limit = self._config.max_num_gen_batches
         key = "algorithm.filter_groups.max_num_gen_batches"
-        if limit and self.num_generations >= limit:
-            raise GroupsRanOut(self._why(f"{limit} generations ({key})", f"raise {key} or data.gen_batch_size"))
-        if not limit and self._num_barren >= self._generations_per_epoch:
+        if limit and self.num_rounds >= limit:
+            raise GroupsRanOut(self._why(f"{limit} rounds ({key})", f"raise {key} or data.gen_batch_size"))
+        if not limit and self._num_barren >= self._rounds_per_epoch:
             after = "a whole data epoch without any group that differs"
             raise GroupsRanOut(self._why(after, "take other prompts (data.train_files, data.filters)"))
 
@@ -119,7 +122,7 @@ class KeptGroups:
         groups = "training/filter_groups"
         num_drawn = self._num_kept + self._num_dropped
         return {
-            "train/num_gen_batches": float(self.num_generations),
+            "train/num_gen_batches": float(self.num_rounds),
             f"{groups}/evicted_samples": float(self._num_dropped),
             f"{groups}/evicted_right": float(sum(count for value, count in self._alike.items() if value >= 1.0)),
             f"{groups}/evicted_wrong": float(sum(count for value, count in self._alike.items() if value <= 0.0)),
@@ -143,6 +146,20 @@ class KeptGroups:
     @property
     def _num_dropped(self) -> int:
         return self._alike.total()
+
+
+async def keep_differing(kept: KeptGroups, sample_round: Callable[[int, NDArray[np.int64]], Awaitable[Groups]]) -> None:
+    """Samples round after round until enough groups are kept.
+
+    `sample_round` samples and scores the round of a number, from 1; it gets the row indices of all prompts that were
+    taken before, so that a prompt that comes again gets other seeds.
+
+    Raises:
+        GroupsRanOut: see `KeptGroups.check`.
+    """
+    while not kept.is_full:
+        kept.check()
+        kept.add(await sample_round(kept.num_rounds + 1, kept.drawn_rows))
 
 
 def metric_values(scores: Scores, metric: str) -> Float64s:

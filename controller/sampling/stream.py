@@ -1,48 +1,286 @@
-"""Deals prompts to the worker groups that sample, and has each group sample the responses to its share of them.
+"""Has responses sampled, as one stream of parts: training, baselines, validation and the probe all read `sample`.
 
 P prompts with n samples each; B = P x n responses, ordered by prompt, then sample.
+
+`sample` deals the prompts to the groups that sample. Each group gets its prompts with their seeds (PutBatch), samples
+the responses (Generate), and gives them back part by part, those first that have ended first (GetBatch). With
+environments, every response is a conversation, which talk.py leads meanwhile.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.sampling.versions import OnReply, Sampler
-from controller.workers.clients import SamplerClient
+from controller.conversations.conversation import Conversation, mask_lost
+from controller.conversations.environments import Environments
+from controller.data.prompts import PromptBatch
+from controller.sampling.devices import Devices
+from controller.sampling.talk import OpenTurns, Talk
+from controller.sampling.versions import HeldVersion, PublishedVersions, Restart, Watch, nothing_to_watch, raise_error
+from controller.schedule import run_calls
+from controller.workers.clients import ActorClient, RolloutClient, SamplerClient
 from controller.workers.command import CommandReply
-from controller.workers.concurrency import gather_calls
-from splitppo.batch import Batch, Column
+from controller.workers.concurrency import task_group
+from controller.workers.worker_groups import Workers
+from splitppo.batch import Array, Batch, Column, concatenate, row_order
+from splitppo.config import Config, Schedule
+from splitppo.run_folder.spans import Parts, Span
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
-from splitppo.v1.conversation_pb2 import Conversation, TurnsEnded
 
-# Called with finished responses: the columns that were asked for, and `places`, their indices among all B responses.
-OnRows = Callable[[Batch], None]
+T = TypeVar("T")
+# What a later update needs of rollouts that the actor's group has not sampled itself.
+UPDATE_COLUMNS = ("responses", "rollout_log_probs", "seeds")
 
 
-class Replies(Protocol):
-    """Answers the turns of responses that one group samples in one attempt: each response is then a conversation.
+@dataclass(frozen=True, eq=False)
+class SamplingGroups:
+    """The worker groups that sample, and what they need for it.
 
     Attributes:
-        request: what the Generate request asks for.
-        rows: the rows to sample, one for each response, in place of `Share.seeded`.
+        actor: the client of the actor's group, whose weights are always those of its own step.
+        rollout: the client of the rollout group; None if the actor's group alone samples.
+        share: the share of the prompts that the rollout group answers, from 0 to 1; the actor's group has the rest.
+        schedule: whether both groups may sample at the same time.
+        published: the versions of the policy in files.
+        held: the version that the rollout group holds; None without such a group.
+        devices: the turns of groups that share devices.
+        environments: what the policy talks with; None if every response has one turn.
     """
 
-    request: Conversation
-    rows: Batch
+    actor: ActorClient
+    rollout: RolloutClient | None
+    share: float
+    schedule: Schedule
+    published: PublishedVersions
+    held: HeldVersion | None
+    devices: Devices
+    environments: Environments | None = None
 
-    def on_turns(self, ended: TurnsEnded) -> None:
-        """Takes turns that have ended; the same turn may be told several times."""
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        workers: Workers,
+        environments: Environments | None = None,
+        *,
+        watch: Watch = nothing_to_watch,
+        restart: Restart = raise_error,
+    ) -> Self:
+        """Makes the sampling groups of connected workers; `watch` and `restart` are of the rollout group."""
+        rollout = workers.rollout
+        share = config.rollout.share
+        assert share != "auto", "load resolves it"
+        published = PublishedVersions(config, workers.actor, has_reader=rollout is not None)
+        return cls(
+            actor=workers.actor,
+            rollout=rollout,
+            share=0.0 if rollout is None else share,
+            schedule=config.run.schedule,
+            published=published,
+            held=None if rollout is None else HeldVersion(config, rollout, published, watch, restart),
+            devices=Devices(are_shared=rollout is not None and config.rollout_shares_devices),
+            environments=environments,
+        )
 
-    async def run(self) -> None:
-        """Sends a reply to every turn that takes one, until all conversations are over."""
 
-    async def finished(self, places: NDArray[np.int32]) -> None:
-        """Waits until the conversations at these places of the whole batch are over."""
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The responses that are asked for: to which prompts, from which version of the policy, and where they are kept.
+
+    Attributes:
+        prompts: the P prompts, each once.
+        seeded: the prompts with n seeds each (`PromptBatch.to_batch`).
+        version: the step whose weights sample.
+        params: temperature, limits and the like.
+        slot: the slot in which the groups keep the responses.
+        num_parts: the number of parts, of all groups together, in which the responses come.
+        columns: the columns that the caller needs.
+        work: the name of the work in the timeline.
+        talk: the conversations of the responses; None if every response has one turn.
+    """
+
+    prompts: PromptBatch
+    seeded: Batch
+    version: int
+    params: SamplingParams
+    slot: Slot
+    num_parts: int = 1
+    columns: Sequence[str] = ("responses",)
+    work: str = "gen"
+    talk: Talk | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """n, the number of responses to each prompt."""
+        return int(self.seeded["seeds"].lengths[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some responses of a batch that ended one after another, and are fetched, scored and sent on together.
+
+    Attributes:
+        slot: the slot in which the workers keep the rows: a part of the batch's slot, or the whole slot if this is the
+            only part.
+        places: [num_rows] ascending, the indices of the rows in the batch, which is ordered by prompt, then sample.
+        prompts: the prompt of each row.
+        rollouts: prompts and responses; with the column `places` if there are other parts.
+        conversations: what happened in the conversation of each row; empty if every response has one turn.
+    """
+
+    slot: Slot
+    places: Array
+    prompts: PromptBatch
+    rollouts: Batch
+    conversations: Sequence[Conversation] = ()
+
+    @classmethod
+    def join(cls, slot: Slot, parts: "Sequence[Part]") -> "Part":
+        """Joins all parts of a batch into one part of the batch's slot, in the order of the prompts."""
+        order = order_of(parts)
+        conversations = [one for part in parts for one in part.conversations]
+        return cls(
+            slot=slot,
+            places=np.arange(len(order)),
+            prompts=PromptBatch.join([part.prompts for part in parts]).take(order),
+            rollouts=in_order([part.rollouts for part in parts], order),
+            conversations=[conversations[index] for index in order] if conversations else (),
+        )
+
+
+def order_of(parts: Iterable[Part]) -> NDArray[np.int64]:
+    """Returns for each row of the batch its index in the joined parts, [B]; `parts` are all parts of the batch."""
+    return row_order(np.concatenate([part.places for part in parts]))
+
+
+def in_order(columns: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
+    """Joins the rows of all parts, and sorts them into the order of the prompts by `order_of` the parts."""
+    joined = concatenate(columns)
+    return joined if len(columns) == 1 else joined.take(order)
+
+
+class GrowingList(Generic[T]):
+    """A list that grows until it is complete; several callers may iterate over it, each from the beginning."""
+
+    def __init__(self, items: Iterable[T] = (), *, is_complete: bool = False) -> None:
+        self._items = list(items)
+        self._is_complete = is_complete
+        self._has_grown = asyncio.Event()
+
+    @property
+    def items(self) -> Sequence[T]:
+        """The items that are there by now."""
+        return self._items
+
+    def append(self, item: T) -> None:
+        """Adds an item, and wakes all who wait for it."""
+        self._items.append(item)
+        self._wake()
+
+    def complete(self) -> None:
+        """Ends the list: who has had all of its items waits for no others."""
+        self._is_complete = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._has_grown.set()
+        self._has_grown = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """Yields the items, each as soon as it is there."""
+        number = 0
+        while number < len(self._items) or not self._is_complete:
+            if number == len(self._items):
+                await self._has_grown.wait()
+                continue
+            yield self._items[number]
+            number += 1
+
+
+class SamplingRecord(Protocol):
+    """Records what the groups and the environments do while they sample."""
+
+    @property
+    def step(self) -> int:
+        """The step to which the work belongs."""
+
+    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
+        """Records an engine's work on a command; `parts` has the places of the responses of each part."""
+
+    def add_environments(self, spans: Sequence[Span]) -> None:
+        """Records the times in which environments were at work."""
+
+
+async def sample(
+    groups: SamplingGroups, asked: Asked, record: SamplingRecord, *, on_actor: asyncio.Event | None = None
+) -> AsyncGenerator[Part, None]:
+    """Has responses sampled, and yields them in parts, each as soon as it has arrived; the only way to sample.
+
+    The parts are numbered as they arrive, over all groups. Only calls that compute row by row work on parts, so that
+    their results are the same in any order. At the end, the actor's group has all rows of a step's own slot
+    (SLOT_KIND_EXPERIENCE) there, whichever group has sampled them. `on_actor` is set as soon as the actor's group has
+    all rows that it will have, which may be before the last part is fetched.
+
+    If the rollout group is lost, the same responses are sampled again; those that were fetched before stay as they are,
+    because other groups may have computed with them. Whoever reads no further closes the generator.
+    """
+    sampling = _Sampling(groups, asked, record, on_actor or asyncio.Event())
+    running = asyncio.create_task(sampling.run())
+    try:
+        async for part in sampling.parts:
+            yield part
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The responses that one worker group samples: all responses to some prompts of a batch.
+
+    Attributes:
+        client: the gRPC client of the group.
+        seeded: the prompts, each with its seeds.
+        places: [num_rows] ascending, the indices of the responses among those of the whole batch.
+        slot: the slot in which the group keeps the responses.
+        num_parts: the number of parts in which the responses come.
+    """
+
+    client: SamplerClient
+    seeded: Batch
+    places: NDArray[np.int32]
+    slot: Slot
+    num_parts: int
+
+
+def deal(groups: SamplingGroups, asked: Asked) -> list[Share]:
+    """Divides prompts among the groups that sample; returns the shares that have prompts, the actor's first.
+
+    The responses come in about `num_parts` parts in all. If several groups sample the rollouts of a step, each keeps
+    its own in a slot of its own kind, because the slot of the step has the rollouts of all groups.
+    """
+    slot = asked.slot
+    num_samples = asked.num_samples
+    num_prompts = asked.seeded.num_rows
+    chosen_P = goes_to_rollout_group(asked.seeded["prompts"].lengths, groups.share)
+    is_divided = 0 < chosen_P.sum() < num_prompts
+    kind = SLOT_KIND_SHARE if is_divided and slot.kind == SLOT_KIND_EXPERIENCE else slot.kind
+    shares = []
+    for client, prompts in ((groups.actor, np.flatnonzero(~chosen_P)), (groups.rollout, np.flatnonzero(chosen_P))):
+        if client is not None and len(prompts):
+            places = (prompts[:, None] * num_samples + np.arange(num_samples)).reshape(-1).astype(np.int32)
+            own_slot = Slot(kind=kind, step=slot.step, part=slot.part)
+            own_parts = max(1, round(asked.num_parts * len(prompts) / num_prompts))
+            shares.append(Share(client, asked.seeded.take(prompts), places, own_slot, own_parts))
+    return shares
 
 
 def goes_to_rollout_group(lengths_P: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
@@ -56,113 +294,144 @@ def goes_to_rollout_group(lengths_P: NDArray[np.int32], share: float) -> NDArray
     return chosen_P
 
 
-@dataclass(eq=False)
-class Share:
-    """The responses that one worker group samples: all responses to some prompts of a batch.
+class _Sampling:
+    """One call of `sample`: the groups sample their shares, and `parts` grows with each part that is fetched."""
 
-    Attributes:
-        client: the gRPC client of the group.
-        seeded: the prompts, each with its seeds.
-        places: [num_rows] ascending, the indices of the responses among those of the whole batch.
-        slot: the slot in which the group keeps the responses.
-        num_parts: the number of parts in which the responses come.
-    """
+    def __init__(self, groups: SamplingGroups, asked: Asked, record: SamplingRecord, on_actor: asyncio.Event) -> None:
+        self.parts: GrowingList[Part] = GrowingList()
+        self._groups = groups
+        self._asked = asked
+        self._record = record
+        self._on_actor = on_actor
+        self._prompts_B = asked.prompts.repeated(asked.num_samples)
+        self._shares = deal(groups, asked)
+        # The actor's group has not sampled all rows that it must have in the end.
+        self._actor_lacks_rows = asked.slot.kind == SLOT_KIND_EXPERIENCE and not self._has_actor_all
+        self._columns = asked.columns
+        if self._actor_lacks_rows:
+            self._columns = list(dict.fromkeys((*UPDATE_COLUMNS, *asked.columns)))
 
-    sampler: Sampler
-    client: SamplerClient
-    seeded: Batch
-    places: NDArray[np.int32]
-    slot: Slot
-    num_parts: int
+    @property
+    def _has_actor_all(self) -> bool:
+        return [share.client for share in self._shares] == [self._groups.actor]
 
-    def __post_init__(self) -> None:
-        self.fetched: list[NDArray[np.int32]] = []  # the places of each part
+    @property
+    def _is_one_part(self) -> bool:
+        return [share.num_parts for share in self._shares] == [1]
 
-    async def sample(
-        self,
-        version: int,
-        sampling: SamplingParams,
-        columns: Sequence[str],
-        *,
-        on_reply: OnReply,
-        on_rows: OnRows,
-        on_sampled: Callable[[], None] = lambda: None,
-        converse: Callable[["Share"], Replies] | None = None,
-    ) -> CommandReply:
-        """Has the responses sampled with the policy of `version`; returns the group's reply to the last attempt.
+    async def run(self) -> None:
+        """Samples all shares; afterwards the actor's group has what it must have."""
+        talk = self._asked.talk
+        try:
+            async with AsyncExitStack() as stack:
+                if talk is not None:
+                    await stack.enter_async_context(talk)
+                    self._prompts_B = talk.prompts_B
+                await run_calls(self._groups.schedule, *(partial(self._sample, share) for share in self._shares))
+            self._record.add_environments([] if talk is None else talk.spans(self._record.step))
+        finally:
+            self.parts.complete()
+        if self._actor_lacks_rows:
+            await self._put_to_actor()
+        self._on_actor.set()
 
-        `on_rows` gets the responses of each part as soon as they are fetched, `on_sampled` is called when the group has
-        sampled all. `converse` makes what answers the turns of an attempt, if the responses are conversations. If a
-        rollout group is lost, the same responses are sampled again; those that were fetched before
-        stay as they are, because other groups may have computed with them.
+    async def _put_to_actor(self) -> None:
+        parts = self.parts.items
+        columns = ("prompts", *self._columns)
+        rollouts = in_order([part.rollouts.select(columns) for part in parts], order_of(parts))
+        await self._groups.actor.put_batch(self._asked.slot, rollouts)
+
+    async def _sample(self, share: Share) -> None:
+        """Has a share sampled with the version that is asked for."""
+        groups = self._groups
+        version = self._asked.version
+        fetched: list[NDArray[np.int32]] = []  # the places of each part, also of an earlier attempt
+        attempt = partial(self._attempt, share, fetched)
+        if share.client is groups.actor:
+            await groups.published.publish_once(version, self._record.add_reply)  # before the actor's group is busy
+            reply = await attempt()
+        else:
+            assert groups.held is not None, "only the rollout group is no actor"
+            async with groups.devices.turn_of(share.client.role):
+                reply = await groups.held.call(version, self._record.add_reply, attempt)
+        parts = () if self._is_one_part else [places.tolist() for places in fetched]
+        self._record.add_reply(share.client.role, self._asked.work, reply, parts=parts)
+
+    async def _attempt(self, share: Share, fetched: list[NDArray[np.int32]]) -> CommandReply:
+        """Has a share sampled once, and its parts fetched meanwhile; returns the reply to Generate.
+
+        Rows at places that an earlier attempt has `fetched` are not handed on again.
         """
+        talk = self._asked.talk
+        turns = OpenTurns(share.client, share.slot, len(share.places))
+        ended = [asyncio.Event() for _ in range(share.num_parts)]
+        await share.client.put_batch(share.slot, share.seeded if talk is None else self._one_row_each(share))
+        async with task_group() as tasks:
+            talks: list[asyncio.Task[Conversation]] = []
+            if talk is not None:
+                numbered = enumerate(share.places.tolist())
+                talks = [tasks.create_task(talk.converse(place, row, turns)) for row, place in numbered]
+            generating = tasks.create_task(self._generate(share, ended, turns))
+            tasks.create_task(self._fetch(share, ended, talks, fetched))
+        return generating.result()
 
-        async def attempt() -> CommandReply:
-            replies = None if converse is None else converse(self)
-            await self.client.put_batch(self.slot, self.seeded if replies is None else replies.rows)
-            ended = [asyncio.Event() for _ in range(self.num_parts)]
-            calls = [generate(ended, replies), self._fetch(ended, columns, on_rows, replies)]
-            reply: CommandReply = (await gather_calls(*calls, *(() if replies is None else (replies.run(),))))[0]
-            return reply
+    def _one_row_each(self, share: Share) -> Batch:
+        """Returns the rows of a share as conversations: one for each response, with what its environment said first."""
+        seeds = share.seeded["seeds"].values
+        prompts = self._prompts_B.prompts.take(share.places.astype(np.int64))
+        return Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, np.ones(len(seeds), np.int32))})
 
-        async def generate(ended: Sequence[asyncio.Event], replies: Replies | None) -> CommandReply:
-            reply = await self.client.generate(
-                self.slot,
-                sampling,
-                base_step=version,
-                num_parts=self.num_parts,
-                sleep_after=self.sampler.takes_turns(self.client),
-                on_part=lambda part: ended[part - 1].set(),
-                conversation=None if replies is None else replies.request,
-                on_turns=(lambda _: None) if replies is None else replies.on_turns,
-            )
-            for event in ended:
-                event.set()
-            on_sampled()
-            return reply
-
-        return await self.sampler.sample(self.client, version, on_reply, attempt)
+    async def _generate(self, share: Share, ended: Sequence[asyncio.Event], turns: OpenTurns) -> CommandReply:
+        groups = self._groups
+        talk = self._asked.talk
+        reply = await share.client.generate(
+            share.slot,
+            self._asked.params,
+            base_step=self._asked.version,
+            num_parts=share.num_parts,
+            sleep_after=groups.devices.takes_turns(share.client.role),
+            on_part=lambda part: ended[part - 1].set(),
+            conversation=None if talk is None else talk.request,
+            on_turns=turns.end,
+        )
+        for event in ended:
+            event.set()
+        if share.client is groups.actor and not self._actor_lacks_rows:
+            self._on_actor.set()
+        return reply
 
     async def _fetch(
-        self, ended: Sequence[asyncio.Event], columns: Sequence[str], on_rows: OnRows, replies: Replies | None
+        self,
+        share: Share,
+        ended: Sequence[asyncio.Event],
+        talks: Sequence[asyncio.Task[Conversation]],
+        fetched: list[NDArray[np.int32]],
     ) -> None:
         """Fetches each part when it has ended, and hands on those rows that were not handed on before."""
-        known = np.concatenate([np.empty(0, np.int32), *self.fetched])
+        known = np.concatenate([np.empty(0, np.int32), *fetched])
         for part, event in enumerate(ended, start=1):
             await event.wait()
-            if self.num_parts == 1:
-                rows = await self.client.get_batch(self.slot, columns)
-                places = self.places
+            if share.num_parts == 1:
+                batch = await share.client.get_batch(share.slot, self._columns)
+                rows = np.arange(batch.num_rows)
             else:
-                slot = Slot(kind=self.slot.kind, step=self.slot.step, part=part)
-                rows = await self.client.get_batch(slot, [*columns, "places"])
-                places = self.places[rows["places"].values]
-            new = np.flatnonzero(~np.isin(places, known))
+                slot = Slot(kind=share.slot.kind, step=share.slot.step, part=part)
+                batch = await share.client.get_batch(slot, [*self._columns, "places"])
+                rows = batch["places"].values
+            new = np.flatnonzero(~np.isin(share.places[rows], known))
             if len(new):
-                if replies is not None:
-                    await replies.finished(places[new])
-                self.fetched.append(places[new])
-                placed = Batch(len(new), {"places": Column(places[new], np.ones(len(new), np.int32))})
-                on_rows(rows.select(columns).take(new).merge(placed))
+                conversations = [await talks[row] for row in rows[new].tolist()] if talks else []
+                places = share.places[rows[new]]
+                fetched.append(places)
+                self._add(places, batch.select(self._columns).take(new), conversations)
 
-
-def deal(sampler: Sampler, seeded: Batch, slot: Slot, num_parts: int = 1) -> list[Share]:
-    """Divides prompts among the groups that sample; returns the shares that have prompts, the actor's first.
-
-    Each prompt of `seeded` has equally many seeds. The responses come in about `num_parts` parts in all. If several
-    groups sample the rollouts of a step, each keeps its own in a slot of its own kind, because the slot of the step has
-    the rollouts of all groups.
-    """
-    num_prompts = seeded.num_rows
-    num_samples = int(seeded["seeds"].lengths[0])
-    chosen_P = goes_to_rollout_group(seeded["prompts"].lengths, sampler.share)
-    dealt = [(sampler.actor, np.flatnonzero(~chosen_P)), (sampler.rollout, np.flatnonzero(chosen_P))]
-    kind = SLOT_KIND_SHARE if 0 < chosen_P.sum() < num_prompts and slot.kind == SLOT_KIND_EXPERIENCE else slot.kind
-    shares = []
-    for client, prompts in dealt:
-        if client is not None and len(prompts):
-            places = (prompts[:, None] * num_samples + np.arange(num_samples)).reshape(-1).astype(np.int32)
-            own_slot = Slot(kind=kind, step=slot.step, part=slot.part)
-            own_parts = max(1, round(num_parts * len(prompts) / num_prompts))
-            shares.append(Share(sampler, client, seeded.take(prompts), places, own_slot, own_parts))
-    return shares
+    def _add(self, places: NDArray[np.int32], columns: Batch, conversations: Sequence[Conversation]) -> None:
+        """Adds responses that have arrived, as the next part."""
+        slot = self._asked.slot
+        prompts = self._prompts_B.take(places.astype(np.int64))
+        rollouts = Batch(len(places), {"prompts": prompts.prompts}).merge(mask_lost(columns, conversations))
+        if not self._is_one_part:
+            slot = Slot(kind=slot.kind, step=slot.step, part=len(self.parts.items) + 1)
+            numbers = Column(places, np.ones(len(places), np.int32))
+            rollouts = rollouts.merge(Batch(len(places), {"places": numbers}))
+        self.parts.append(Part(slot, places, prompts, rollouts, conversations))

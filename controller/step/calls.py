@@ -8,9 +8,8 @@ from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
 from controller.step.context import StepContext
-from controller.step.parts import Compute, PartCalls, PendingRollouts
+from controller.step.parts import Compute, PartCalls, PendingRollouts, RowsSentOnce, teacher_numbers
 from controller.step.rollouts import SampledRollouts
-from controller.step.sent_rows import RowsSentOnce, teacher_numbers
 from controller.workers.clients import WorkerClient
 from splitppo.batch import Batch
 

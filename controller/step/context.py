@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from controller.conversations.environments import Environments
+from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer
 from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.step_record import StepRecord
@@ -21,22 +21,22 @@ class StepContext:
     Attributes:
         config: the configuration of this step, with the values of its phase.
         workers: the clients of the worker groups.
+        sampling: the groups that sample, and what the policy talks with.
         scorer: scores responses by the reward functions.
         log_prob_check: decides whether the log-probs of this step are compared.
         record: metrics, times and spans of this step.
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
             nothing for this step.
-        environments: what the policy talks with; None if every response has one turn.
         num_ahead: the updates that still come before the update of this step: 0, or 1 for rollouts of the next step.
     """
 
     config: Config
     workers: Workers
+    sampling: SamplingGroups
     scorer: Scorer
     log_prob_check: LogProbCheck
     record: StepRecord
     after_critic_update: Callable[[], Awaitable[None]]
-    environments: Environments | None = None
     num_ahead: int = 0
 
     @property

@@ -14,9 +14,9 @@ from controller.run.end import RunEnd
 from controller.sampling.keep import GroupsRanOut
 from controller.schedule import run_calls
 from controller.step.context import StepContext
-from controller.step.dynamic_sampling import KeptRollouts, StepRollouts
 from controller.step.finished import FinishedRollouts
 from controller.step.probe import Probe
+from controller.step.rollouts import KeptRollouts, StepRollouts
 from controller.tracking.step_record import StepRecord
 from splitppo.clock import unix_s
 from splitppo.config import Config
@@ -82,7 +82,7 @@ class RolloutsAhead(StepRollouts):
         record = StepRecord(number, unix_s())
         following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
         finish = partial(self._finish_next, following, first_draw)
-        if workers.sampler.rollout is None:
+        if workers.rollout is None:
             await finish()
         else:
             probe = Probe(step, self.prompts.table)

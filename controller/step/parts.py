@@ -1,17 +1,18 @@
-"""Defines rollouts that arrive in parts, and the calls that score each part or compute a column once it has arrived."""
+"""Defines rollouts that are still arriving, and the calls that score each part or compute a column once it is there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.conversation import Conversation, check_lost, warn_of_no_rewards, without_lost
+from controller.conversations.conversation import check_lost, warn_of_no_rewards, without_lost
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
+from controller.sampling.stream import GrowingList, Part, in_order
 from controller.schedule import run_calls
 from controller.scoring.adjustments import (
     add_model_scores,
@@ -25,30 +26,11 @@ from controller.step.context import StepContext
 from controller.workers.clients import WorkerClient
 from controller.workers.command import CommandReply
 from rewards.source import FailureLimit
-from splitppo.batch import Array, Batch, concatenate
+from splitppo.batch import Batch
+from splitppo.config.sections.teacher import TeacherConfig
 from splitppo.v1.batch_pb2 import Slot
 
 Compute = Callable[..., Awaitable[CommandReply]]
-
-
-@dataclass(frozen=True, eq=False)
-class RolloutPart:
-    """Some responses of a batch that ended one after another, and are fetched, scored and sent on together.
-
-    Attributes:
-        slot: the slot in which the workers keep the rows: a part of the batch's slot, or the whole slot if this is the
-            only part.
-        places: [num_rows] ascending, the indices of the rows in the batch, which is ordered by prompt, then sample.
-        prompts: the prompt of each row.
-        rollouts: prompts and responses; with the column `places` if there are other parts.
-        conversations: what happened in the conversation of each row; empty if every response has one turn.
-    """
-
-    slot: Slot
-    places: Array
-    prompts: PromptBatch
-    rollouts: Batch
-    conversations: Sequence[Conversation] = ()
 
 
 class PendingRollouts(Protocol):
@@ -59,7 +41,8 @@ class PendingRollouts(Protocol):
         prompts: the prompts, each once for all of its samples.
         scores: the scores of the responses before any penalty; None if the responses were not scored yet.
         greedy_scores: [num_prompts], the scores of greedy responses; None if there are none yet.
-        on_actor: set when the actor has sampled all responses; the controller may not have them yet.
+        on_actor: set when the actor has all responses; the controller may not have them yet.
+        parts: the parts of the rollouts that have rows; it is complete once all have arrived.
     """
 
     slot: Slot
@@ -67,6 +50,7 @@ class PendingRollouts(Protocol):
     scores: Scores | None
     greedy_scores: Float32s | None
     on_actor: asyncio.Event
+    parts: GrowingList[Part]
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -75,9 +59,6 @@ class PendingRollouts(Protocol):
     async def generate(self) -> Batch:
         """Puts the responses into the actor's slot; returns prompts and responses, ordered by prompt, then sample."""
 
-    def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts of the rollouts that have rows, one after the other, each as soon as it has arrived."""
-
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
         """Returns each batch of prompts that the actor answered for the step, with the scores of the responses.
 
@@ -85,15 +66,31 @@ class PendingRollouts(Protocol):
         """
 
 
-def of_controller(rollouts: Batch) -> list[str]:
-    """Returns the names of the columns that the controller keeps of finished rollouts, in the form of a selection."""
-    return [name for name in ("prompts", "responses", "response_mask") if name in rollouts]
+class RowsSentOnce:
+    """Sends each part of the rollouts to a group once, although several models of the group need it."""
+
+    def __init__(self) -> None:
+        self._sent: set[int] = set()
+        self._sending = asyncio.Lock()
+
+    async def send(self, host: WorkerClient, teacher: TeacherConfig | None, part: Part) -> None:
+        """Sends prompts and responses of one part to a group, or waits until another call has sent them.
+
+        `teacher` is given if there are several teachers: each row then has the number of its own.
+        """
+        async with self._sending:
+            if part.slot.part not in self._sent:
+                names = ("prompts", "responses", "places")
+                rows = part.rollouts.select(name for name in names if name in part.rollouts)
+                if teacher is not None:
+                    rows = rows.merge(teacher_numbers(teacher, [row.data_source for row in part.prompts.rows]))
+                await host.put_batch(part.slot, rows)
+                self._sent.add(part.slot.part)
 
 
-def in_order(parts: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
-    """Joins the rows of all parts, and sorts them into the order of the prompts by `order` of `PendingRollouts`."""
-    joined = concatenate(parts)
-    return joined if len(parts) == 1 else joined.take(order)
+def teacher_numbers(teacher: TeacherConfig, data_sources: Iterable[str]) -> Batch:
+    """Returns the column `teachers` of rows of these data sources: the number of each row's teacher."""
+    return Batch.from_rows(teachers=[[teacher.number_of(source)] for source in data_sources])
 
 
 @dataclass(eq=False)
@@ -121,7 +118,7 @@ class PartCalls:
         self,
         host: WorkerClient,
         name: str,
-        send: Callable[[RolloutPart], Awaitable[None]],
+        send: Callable[[Part], Awaitable[None]],
         compute: Compute,
         columns: Sequence[str],
     ) -> Batch:
@@ -132,9 +129,9 @@ class PartCalls:
         """
         computed = []
         record = self.step.record
-        async for part in self.rollouts.parts():
+        async for part in self.rollouts.parts:
             await send(part)
-            async with self.step.workers.sampler.turn_of(host):
+            async with self.step.sampling.devices.turn_of(host.role):
                 if host is self.step.workers.critic:
                     async with self._preparing_critic:  # one call alone waits, so that the time counts once
                         await self.step.after_critic_update()
@@ -182,7 +179,7 @@ class PartCalls:
         parts: list[Scores] = []
         num_samples = 1 if self.is_baseline else config.rollout.n
         failures = FailureLimit(reward.max_error_rate * num_samples * self.rollouts.prompts.num_prompts)
-        async for part in self.rollouts.parts():
+        async for part in self.rollouts.parts:
             if earlier is not None:
                 scores = without_model_scores(earlier)
             else:
@@ -200,7 +197,7 @@ class PartCalls:
                 warn_of_no_rewards(scores, self.step.scorer.data_sources, f"step {self.step.number}")
         return scores
 
-    async def _score(self, part: RolloutPart, failures: FailureLimit, *, num_examine: int) -> Scores:
+    async def _score(self, part: Part, failures: FailureLimit, *, num_examine: int) -> Scores:
         with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
             return await self.step.scorer.score(
                 part.prompts,
@@ -219,7 +216,7 @@ class PartCalls:
         scorer = self.step.scorer
         are_longest = list[bool]()
 
-        async def send(part: RolloutPart) -> None:
+        async def send(part: Part) -> None:
             rows = await scorer.reward_rows(part.prompts, part.rollouts, part.conversations)
             are_longest.extend(length == scorer.max_reward_length for length in rows["reward_tokens"].lengths)
             await host.put_batch(part.slot, rows)

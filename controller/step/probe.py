@@ -1,13 +1,14 @@
 """Checks a version of the policy in the rollout group: a few sampled tokens must have the actor's log-probs."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from controller.data.prompts import PromptBatch
+from controller.sampling.stream import Asked, sample
 from controller.step.context import StepContext
 from controller.workers.clients import sampling_params
-from controller.workers.command import CommandReply
 from splitppo.batch import Batch
-from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
 _NUM_PROMPTS = 8
@@ -23,30 +24,29 @@ class Probe:
     """
 
     def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
+        assert step.sampling.rollout is not None, "the actor needs no probe"
         config = step.config
-        rollout = step.workers.sampler.rollout
-        assert rollout is not None, "the actor needs no probe"
         self._step = step
-        self._client = rollout
         self._slot = Slot(kind=SLOT_KIND_EVALUATION, step=step.base_step, part=_PART)
-        asked = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
-        self._seeded = asked.to_batch(config.run.seed, step.number, 1)
-        self._sampling: SamplingParams = sampling_params(config.rollout, config.data)
-        self._sampling.max_response_length = min(_NUM_TOKENS, self._sampling.max_response_length)
+        params = sampling_params(config.rollout, config.data)
+        params.max_response_length = min(_NUM_TOKENS, params.max_response_length)
+        some = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
+        self._asked = Asked(
+            prompts=some,
+            seeded=some.to_batch(config.run.seed, step.number, 1),
+            version=step.base_step,
+            params=params,
+            slot=self._slot,
+            columns=("responses", "rollout_log_probs"),
+            work="probe",
+        )
 
     async def sample(self) -> Batch:
         """Samples the responses to the first of the prompts; returns prompts, responses and rollout_log_probs."""
         step = self._step
-        sampler = step.workers.sampler
-        reply, rows = await sampler.sample(self._client, step.base_step, step.record.add_reply, self._attempt)
-        step.record.add_reply("rollout", "probe", reply)
-        return self._seeded.select(("prompts",)).merge(rows)
-
-    async def _attempt(self) -> tuple[CommandReply, Batch]:
-        client = self._client
-        await client.put_batch(self._slot, self._seeded)
-        reply = await client.generate(self._slot, self._sampling, base_step=self._step.base_step)
-        return reply, await client.get_batch(self._slot, ["responses", "rollout_log_probs"])
+        rollout_group = replace(step.sampling, share=1.0)
+        [part] = [part async for part in sample(rollout_group, self._asked, step.record)]
+        return part.rollouts
 
     async def compare(self, rows: Batch) -> None:
         """Compares the log-probs of the sampled rows with the actor's; the step gets metrics training/probe_....

@@ -1,37 +1,38 @@
-"""Has responses sampled in parts; finished parts can be scored while others are generated."""
+"""Makes the rollouts of a PPO step: the prompts that come next, and the responses that the step learns from.
+
+Without dynamic sampling these are the responses to the next batch of prompts. With it, prompts are taken until enough
+groups of samples differ in score. A group is a prompt with its responses; one batch of prompts with its responses is a
+round, which is scored before the next one begins. The kept groups depend on the weights, the next prompts and seeds
+only on how many prompts were taken before.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.conversations.conversation import mask_lost
-from controller.data.prompts import NO_ROWS, Answered, PromptBatch
+from controller.data.prompts import NO_ROWS, Answered, PromptBatch, PromptSource
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
-from controller.sampling.stream import Share, deal
-from controller.sampling.talk import conversations_of
-from controller.schedule import run_calls
+from controller.run.end import RunEnd
+from controller.sampling.keep import Groups, KeptGroups, keep_differing
+from controller.sampling.stream import UPDATE_COLUMNS, Asked, GrowingList, Part, in_order, order_of, sample
+from controller.sampling.talk import Talk
 from controller.step.context import StepContext
-from controller.step.parts import RolloutPart, in_order, of_controller
+from controller.step.finished import FinishedRollouts, Origin
+from controller.step.parts import PartCalls, PendingRollouts
 from controller.workers.clients import sampling_params
-from splitppo.batch import Batch, row_order
+from splitppo.batch import Batch
+from splitppo.config import Config
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SLOT_KIND_GREEDY, Slot
 
-_ALL_COLUMNS = ("responses", "rollout_log_probs", "seeds")
-
 
 class SampledRollouts:
-    """The responses that are sampled for a batch of prompts, in parts; a `PendingRollouts`.
-
-    If several groups sample, each has its own parts. The parts are numbered as they arrive. Only calls that compute row
-    by row work on parts, so that their results are the same in any order; `in_order` puts them into the order of the
-    prompts.
-    """
+    """The responses that are sampled for a batch of prompts of a step, in parts; a `PendingRollouts`."""
 
     def __init__(
         self,
@@ -44,36 +45,34 @@ class SampledRollouts:
         columns: Sequence[str] = ("responses",),
         is_greedy: bool = False,
     ) -> None:
-        """Prepares sampling; `earlier` is passed to `PromptBatch.to_batch`, `columns` are fetched from the samplers."""
-        self._actor = step.workers.actor
-        self._record = step.record
-        self._base_step = step.base_step
-        self._schedule = step.config.run.schedule
-        self._sampling = sampling_params(step.config.rollout, step.config.data)
-        num_samples = step.config.rollout.n
+        """Prepares sampling; `earlier` is passed to `PromptBatch.to_batch`, `columns` are those of the rollouts."""
+        config = step.config
+        environments = step.sampling.environments
+        params = sampling_params(config.rollout, config.data)
         if is_greedy:
-            num_samples = 1
-            limit = self._sampling.max_response_length
-            self._sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=limit)
-        seeded = prompts.to_batch(step.config.run.seed, step.number, num_samples, earlier=earlier)
-        self._shares = deal(step.workers.sampler, seeded, slot, num_parts)
-        self._is_whole = [share.num_parts for share in self._shares] == [1]
-        has_all = [share.client for share in self._shares] == [self._actor]
-        self._for_actor = slot.kind == SLOT_KIND_EXPERIENCE and not has_all
-        asked = prompts.repeated(num_samples)
-        run_seed = step.config.run.seed
+            params = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=params.max_response_length)
+        num_samples = 1 if is_greedy else config.rollout.n
+        seeded = prompts.to_batch(config.run.seed, step.number, num_samples, earlier=earlier)
         names = [f"{slot.kind}.{seed}" for seed in seeded["seeds"].values]
-        self._conversations = conversations_of(step.environments, asked, run_seed, step.number, names)
-        self._columns = (*(_ALL_COLUMNS if self._for_actor else columns), *self._conversations.columns)
+        prompts_B = prompts.repeated(num_samples)
+        self._step = step
         self._timing = "gen_max" if is_greedy else "gen"
+        self._asked = Asked(
+            prompts=prompts,
+            seeded=seeded,
+            version=step.base_step,
+            params=params,
+            slot=slot,
+            num_parts=num_parts,
+            columns=columns if environments is None else (*columns, "response_mask"),
+            talk=Talk.about(environments, prompts_B, config.run.seed, step.number, names),
+        )
         self.slot = slot
         self.prompts = prompts
         self.scores: Scores | None = None
         self.greedy_scores: Float32s | None = None
         self.on_actor = asyncio.Event()
-        self._parts: list[RolloutPart] = []
-        self._all_parts = False
-        self._news = asyncio.Event()
+        self.parts: GrowingList[Part] = GrowingList()
 
     @classmethod
     def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
@@ -83,15 +82,13 @@ class SampledRollouts:
         return cls(step, prompts, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number), num_parts=num_parts)
 
     @classmethod
-    def of_candidates(
-        cls, step: StepContext, prompts: PromptBatch, *, generation: int, earlier: NDArray[np.int64]
-    ) -> Self:
-        """Makes the rollouts of round `generation` (from 1) of dynamic sampling; the step keeps some of the rollouts.
+    def of_candidates(cls, step: StepContext, prompts: PromptBatch, *, number: int, earlier: NDArray[np.int64]) -> Self:
+        """Makes the rollouts of round `number` (from 1) of dynamic sampling; the step keeps some of the rollouts.
 
-        `earlier` are the row indices of the step's earlier generations. A prompt that is among them gets other seeds.
+        `earlier` are the row indices of the step's earlier rounds. A prompt that is among them gets other seeds.
         """
-        slot = Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=generation)
-        return cls(step, prompts, slot, earlier=earlier, columns=_ALL_COLUMNS)
+        slot = Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=number)
+        return cls(step, prompts, slot, earlier=earlier, columns=UPDATE_COLUMNS)
 
     @classmethod
     def greedy(cls, step: StepContext, prompts: PromptBatch) -> Self:
@@ -100,62 +97,144 @@ class SampledRollouts:
 
     async def generate(self) -> Batch:
         """Has the responses sampled; returns prompts and columns, ordered by prompt, then sample."""
-        with self._record.timed(self._timing):
-            async with self._conversations:
-                await run_calls(self._schedule, *(partial(self._sample, share) for share in self._shares))
-            self._record.add_environments(self._conversations.spans(self._record.step))
-            self._all_parts = True
-            self._news.set()
-            rollouts = in_order([part.rollouts.select(("prompts", *self._columns)) for part in self._parts], self.order)
-            if self._for_actor:
-                await self._actor.put_batch(self.slot, rollouts)
-                rollouts = rollouts.select(of_controller(rollouts))
-        self.on_actor.set()
-        return rollouts
-
-    async def _sample(self, share: Share) -> None:
-        may_compute = share.client is self._actor and not self._for_actor
-        reply = await share.sample(
-            self._base_step,
-            self._sampling,
-            self._columns,
-            on_reply=self._record.add_reply,
-            on_rows=self._add,
-            on_sampled=self.on_actor.set if may_compute else lambda: None,
-            converse=self._conversations.converse,
-        )
-        places = [part.tolist() for part in share.fetched]
-        self._record.add_reply(share.client.role, "gen", reply, parts=() if self._is_whole else places)
-
-    async def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields each part of the responses as soon as it has arrived. Several callers may iterate."""
-        number = 0
-        while number < len(self._parts) or not self._all_parts:
-            if number == len(self._parts):
-                await self._news.wait()
-                continue
-            yield self._parts[number]
-            number += 1
+        record = self._step.record
+        with record.timed(self._timing):
+            async for part in sample(self._step.sampling, self._asked, record, on_actor=self.on_actor):
+                self.parts.append(part)
+            self.parts.complete()
+            columns = ("prompts", *self._asked.columns)
+            return in_order([part.rollouts.select(columns) for part in self.parts.items], self.order)
 
     @property
     def order(self) -> NDArray[np.int64]:
-        return row_order(np.concatenate([part.places for part in self._parts]))
+        return order_of(self.parts.items)
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
         return [(self.prompts, scores_B)]
 
-    def _add(self, rows: Batch) -> None:
-        """Adds responses that have arrived, as the next part, and wakes those who wait for it."""
-        places = rows["places"].values
-        slot = self.slot
-        prompts = self._conversations.asked.take(places)
-        conversations = self._conversations.at(places.tolist())
-        rows = mask_lost(rows, conversations)
-        if self._is_whole:
-            rows = rows.select(self._columns)
+
+@dataclass(eq=False)
+class KeptRollouts:
+    """Rollouts of a step that are already sampled and scored; a `PendingRollouts` that has only one part.
+
+    Attributes:
+        all_answered: all prompts that were taken for the step, also dropped ones, with scores before penalties.
+    """
+
+    step: StepContext
+    groups: Groups
+    all_answered: Sequence[Answered]
+    greedy_scores: Float32s | None = None
+
+    def __post_init__(self) -> None:
+        rollouts = self.groups.rollouts
+        self.slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step.number)
+        self.on_actor = asyncio.Event()
+        self.prompts = self.groups.prompts
+        self.scores: Scores | None = self.groups.scores
+        self.order = np.arange(rollouts.num_rows)
+        self._kept = rollouts.select(name for name in ("prompts", "responses", "response_mask") if name in rollouts)
+        self.parts = GrowingList([self._only_part()], is_complete=True)
+
+    def _only_part(self) -> Part:
+        asked = self.prompts.repeated(len(self.order) // self.prompts.num_prompts)
+        talks = [talk for talk in self.groups.scores.conversations if talk is not None]
+        if talks:
+            rows = (replace(row, observation=talk.beginning) for row, talk in zip(asked.rows, talks, strict=True))
+            asked = replace(asked, rows=tuple(rows))
+        return Part(self.slot, self.order, asked, self._kept, talks)
+
+    async def generate(self) -> Batch:
+        """Puts the kept rollouts into the actor's slot for the step, and returns prompts and responses."""
+        with self.step.record.timed("gen"):
+            await self.step.workers.actor.put_batch(self.slot, self.groups.rollouts)
+        self.on_actor.set()
+        return self._kept
+
+    def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
+        """Returns `all_answered`."""
+        return self.all_answered
+
+
+class StepRollouts:
+    """Takes the prompts of each PPO step from the training data, and makes the rollouts that the step learns from.
+
+    Attributes:
+        prompts: the order of the prompts.
+        file_of_next: makes the content of the file with the next step's rollouts, if they are finished:
+            `RolloutsAhead`.
+
+    Raises:
+        GroupsRanOut: too few groups have samples that differ.
+        ConfigError: the scorer does not return the metric by which samples are compared.
+    """
+
+    def __init__(self, prompts: PromptSource) -> None:
+        self.prompts = prompts
+        self.file_of_next: Callable[[], bytes] | None = None
+        self._rounds_per_epoch = prompts.num_steps(1)
+
+    async def draw(self, step: StepContext, first_draw: int) -> PendingRollouts:
+        """Makes the rollouts of a step; `first_draw` is the number of the step's first batch of prompts."""
+        if step.config.algorithm.filter_groups.enable:
+            return KeptRollouts(step, *await self._differing(step, first_draw))
+        return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
+
+    async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
+        """Does nothing here; in `RolloutsAhead`, samples the next step's rollouts with the weights before `step`."""
+
+    async def before_update(self) -> None:
+        """Does nothing here; in `RolloutsAhead`, waits until `look_ahead` needs the models of this step no more."""
+
+    def check_next(self) -> None:
+        """Does nothing here; in `RolloutsAhead`, raises the error that kept `look_ahead` from filling the next step."""
+
+    async def finish(self, step: StepContext, first_draw: int) -> FinishedRollouts:
+        """Samples and scores the rollouts of a step with the actor's present weights, greedy rollouts included."""
+        config = step.config
+        greedy_scores = None
+        if config.algorithm.filter_groups.enable:
+            groups, answered = await self._differing(step, first_draw)
         else:
-            slot = Slot(kind=slot.kind, step=slot.step, part=len(self._parts) + 1)
-        rollouts = Batch(rows.num_rows, {"prompts": prompts.prompts}).merge(rows)
-        self._parts.append(RolloutPart(slot, places, prompts, rollouts, conversations))
-        self._news.set()
-        self._news = asyncio.Event()
+            groups = await self._round(step, first_draw, 1, NO_ROWS)
+            answered = [(groups.prompts, groups.scores.scores)]
+        if config.algorithm.needs_greedy_scores:
+            greedy = SampledRollouts.greedy(step, groups.prompts)
+            greedy_scores = await PartCalls(step, greedy, is_baseline=True).greedy_scores()
+        origin = Origin(step.number, step.base_step, step.record.epoch, step.record.metrics)
+        return FinishedRollouts(origin, groups, answered, greedy_scores)
+
+    async def _differing(self, step: StepContext, first_draw: int) -> tuple[Groups, Sequence[Answered]]:
+        """Samples and scores responses until those of `data.train_batch_size` prompts differ in their scores.
+
+        Returns the groups that the step learns from, and all prompts with their scores.
+        """
+        filters = step.config.algorithm.filter_groups
+        num_prompts = step.config.data.train_batch_size
+        kept = KeptGroups(filters, num_prompts, step.number, rounds_per_epoch=self._rounds_per_epoch)
+
+        async def sample_round(number: int, earlier: NDArray[np.int64]) -> Groups:
+            return await self._round(step, first_draw + number - 1, number, earlier)
+
+        with step.record.timed("dynamic_sampling"):
+            await keep_differing(kept, sample_round)
+            step.record.metrics |= kept.metrics()
+            return kept.first(), kept.answered
+
+    def _next_prompts(self, step: StepContext, draw: int) -> PromptBatch:
+        """Returns batch number `draw` of the training prompts, and records its data epoch as that of the step."""
+        prompts = self.prompts.batch_at(draw)
+        step.record.epoch = self.prompts.epoch_of(draw)
+        return prompts
+
+    async def _round(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
+        """Samples and scores responses to one batch of prompts: round `number` (from 1) of the step."""
+        config = step.config
+        filters = config.algorithm.filter_groups
+        prompts = self._next_prompts(step, draw)
+        candidates = SampledRollouts.of_candidates(step, prompts, number=number, earlier=earlier)
+        num_examine = config.reward.num_examine if number == 1 else 0
+        asks_model = filters.compares_scores or not filters.enable
+        calls = PartCalls(step, candidates, asks_model=asks_model, num_examine=num_examine)
+        rollouts, scores = await calls.generate_and_score()
+        return Groups(prompts, rollouts, scores)

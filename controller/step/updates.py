@@ -39,7 +39,7 @@ class StepUpdates:
         # The metrics of the experience are computed in a thread during the actor's update, to save the step this time.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self.step.record.learning)
         await self._update(self.step.workers.actor, send, update)
-        await self.step.workers.sampler.publish(self.step.number, self.step.record.add_reply)
+        await self.step.sampling.published.publish(self.step.number, self.step.record.add_reply)
         await measuring
         if not is_warm_up:
             self.step.record.update_columns = await update_columns(self.step, self.slot)

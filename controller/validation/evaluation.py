@@ -2,32 +2,45 @@
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from controller.conversations.conversation import check_lost, conversation_metrics
-from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
-from controller.sampling.stream import Share, deal
-from controller.sampling.talk import OneTurn, conversations_of
-from controller.sampling.versions import OnReply, Sampler
-from controller.schedule import run_calls
+from controller.sampling.stream import Asked, Part, SamplingGroups, sample
+from controller.sampling.talk import Talk
 from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.clients import sampling_params
 from controller.workers.command import CommandReply
 from rewards.source import FailureLimit
-from splitppo.batch import Batch, join_parts
 from splitppo.clock import unix_s
 from splitppo.config import Config
-from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Span, joined
-from splitppo.v1.actor_pb2 import SamplingParams
+from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
+
+
+@dataclass
+class _Work:
+    """Records the work of groups and environments for the validation of a step; a `SamplingRecord`."""
+
+    step: int
+    spans: list[Span] = field(default_factory=list)
+    timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
+        """Adds an engine's work: its spans, and the times that it measured."""
+        self.spans += reply.spans(pool, name, self.step, parts)
+        for timing, seconds in reply.timings_s.items():
+            self.timings_s[timing] += seconds
+
+    def add_environments(self, spans: Sequence[Span]) -> None:
+        """Adds the times in which environments were at work."""
+        self.spans += joined(spans, MAX_ENVIRONMENT_SPANS)
 
 
 @dataclass(eq=False)
@@ -35,10 +48,9 @@ class Evaluator:
     """Validates the policy with the actor's weights; `prompts` is None if there are no validation prompts."""
 
     config: Config
-    sampler: Sampler
+    sampling: SamplingGroups
     prompts: PromptBatch | None
     scorer: Scorer
-    environments: Environments | None = None
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
         """Returns True if a validation is due: before the run, every `evaluation.test_freq` steps, after the last step.
@@ -59,49 +71,44 @@ class Evaluator:
         assert self.prompts is not None
         started_s = time.perf_counter()
         evaluation = self.config.evaluation
+        max_error_rate = self.config.reward.max_error_rate
+        failures = FailureLimit(max_error_rate * evaluation.n * self.prompts.num_prompts)
+        work = _Work(step)
         parts: list[Scores] = []
-        lengths: list[NDArray[np.int32]] = []
-        timings_s: defaultdict[str, float] = defaultdict(float)
-        spans: list[Span] = []
-        sampling = sampling_params(evaluation, self.config.data)
-        failures = FailureLimit(self.config.reward.max_error_rate * evaluation.n * self.prompts.num_prompts)
-
-        def on_reply(pool: str, name: str, reply: CommandReply) -> None:
-            spans.extend(reply.spans(pool, name, step))
-            for timing, seconds in reply.timings_s.items():
-                timings_s[timing] += seconds
-
-        for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
-            slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
-            shares = deal(self.sampler, prompts.to_batch(self.config.run.seed, step, evaluation.n), slot)
-            # At step 0: environments begin in the same states in every validation.
-            talks = conversations_of(self.environments, prompts.repeated(evaluation.n), self.config.run.seed, 0)
-            calls = [partial(self._answers, share, sampling, on_reply, talks) for share in shares]
-            async with talks:
-                answers = await run_calls(self.config.run.schedule, *calls)
-            spans += joined(talks.spans(step), MAX_ENVIRONMENT_SPANS)
+        lengths = []
+        for number, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
+            answers = await self._answers(prompts, number, work)
+            lengths.append(answers.rollouts["responses"].lengths)
             scoring_s = unix_s()
-            examined = evaluation.num_examine if part == 0 else 0
-            asked = talks.asked
-            conversations = talks.at(range(talks.asked.num_prompts))
-            rollouts = join_parts(answers)
-            lengths.append(rollouts["responses"].lengths)
-            parts.append(await self.scorer.score(asked, rollouts, conversations, num_examine=examined, limit=failures))
-            spans.append(Span("scoring", "testing", step, scoring_s, unix_s()))
+            num_examine = evaluation.num_examine if number == 0 else 0
+            scores = await self.scorer.score(
+                answers.prompts, answers.rollouts, answers.conversations, num_examine=num_examine, limit=failures
+            )
+            work.spans.append(Span("scoring", "testing", step, scoring_s, unix_s()))
+            parts.append(scores)
         scores = Scores.join(parts)
-        check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
+        check_failures(scores, max_error_rate, f"the validation of step {step}")
         check_lost(scores, self.config.rollout.multi_turn.max_error_rate, f"the validation of step {step}")
         accuracy = accuracy_by_source(scores)
         metrics = validation_metrics(scores)
         turns = conversation_metrics(scores.conversations).items()
         metrics |= {f"val-aux/{name}": value for name, value in turns if name.startswith("num_turns")}
-        timings_s["testing"] = time.perf_counter() - started_s
-        return ValidationResult(accuracy, metrics, scores, timings_s, spans, np.concatenate(lengths))
+        work.timings_s["testing"] = time.perf_counter() - started_s
+        return ValidationResult(accuracy, metrics, scores, work.timings_s, work.spans, np.concatenate(lengths))
 
-    async def _answers(self, share: Share, sampling: SamplingParams, on_reply: OnReply, talks: OneTurn) -> Batch:
-        rows: list[Batch] = []
-        reply = await share.sample(
-            share.slot.step, sampling, ("responses",), on_reply=on_reply, on_rows=rows.append, converse=talks.converse
+    async def _answers(self, prompts: PromptBatch, number: int, work: _Work) -> Part:
+        """Has the answers to one batch of the validation prompts sampled; returns them in the order of the prompts."""
+        evaluation = self.config.evaluation
+        run_seed = self.config.run.seed
+        slot = Slot(kind=SLOT_KIND_EVALUATION, step=work.step, part=number)
+        asked = Asked(
+            prompts=prompts,
+            seeded=prompts.to_batch(run_seed, work.step, evaluation.n),
+            version=work.step,
+            params=sampling_params(evaluation, self.config.data),
+            slot=slot,
+            work="testing",
+            # At step 0: environments begin in the same states in every validation.
+            talk=Talk.about(self.sampling.environments, prompts.repeated(evaluation.n), run_seed, 0),
         )
-        on_reply(share.client.role, "testing", reply)
-        return rows[0]
+        return Part.join(slot, [part async for part in sample(self.sampling, asked, work)])

@@ -1,23 +1,30 @@
 """Runs asyncio calls together or in the background; errors are raised unwrapped, and no task is left behind."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 
-async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Runs coroutines at the same time; returns results in order. The first error cancels the others and is raised."""
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Gives an `asyncio.TaskGroup` whose first error cancels the other tasks and is raised unwrapped."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
+            yield group
     except BaseExceptionGroup as failures:
         error: BaseException = failures
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from None
+
+
+async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Runs coroutines at the same time; returns results in order. The first error cancels the others and is raised."""
+    async with task_group() as group:
+        tasks = [group.create_task(call) for call in calls]
     return [task.result() for task in tasks]
 
 

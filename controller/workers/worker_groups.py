@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
-from controller.sampling.versions import Sampler, raise_error
 from controller.workers.clients import ActorClient, Caller, CriticClient, RewardClient, RolloutClient, WorkerClient
 from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
@@ -42,7 +40,7 @@ class Workers:
     Attributes:
         trained: the clients of groups that train and save a model, actor first.
         clients: the clients of all groups, actor first.
-        sampler: the group that samples responses.
+        rollout: the client of the group that samples in the actor's place; None if the actor's group alone samples.
         reference: the client of the group that hosts the reference model; None if KL is not used.
         reward_model: the client of the group that hosts the reward model; None if there is no reward model.
         teacher: the client of the group that hosts the teachers; None if there is no teacher.
@@ -52,7 +50,7 @@ class Workers:
     critic: CriticClient | None
     trained: Sequence[ActorClient | CriticClient]
     clients: Sequence[WorkerClient]
-    sampler: Sampler
+    rollout: RolloutClient | None
     reference: WorkerClient | None
     reward_model: WorkerClient | None
     teacher: WorkerClient | None
@@ -64,25 +62,20 @@ class Workers:
         actor: ActorClient,
         critic: CriticClient | None,
         reward: RewardClient | None = None,
-        sampler: Sampler | None = None,
+        rollout: RolloutClient | None = None,
     ) -> Self:
-        """Makes a `Workers` of the clients; looks up in the configuration which groups host the frozen models.
-
-        `sampler` None: the actor samples.
-        """
-        sampler = sampler or Sampler(config, actor)
+        """Makes a `Workers` of the clients; looks up in the configuration which groups host the frozen models."""
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
-        clients = [client for client in (*hosts.values(), sampler.rollout) if client is not None]
+        clients = [client for client in (*hosts.values(), rollout) if client is not None]
         frozen = (hosts.get(host) for host in (config.reference_host, config.reward_model_host, config.teacher_host))
-        return cls(actor, critic, trained, clients, sampler, *frozen)
+        return cls(actor, critic, trained, clients, rollout, *frozen)
 
 
 class WorkerGroups:
     """Owns the gRPC channels to all worker groups and, if `services.launch` is local, the groups' processes.
 
-    `config` is resolved by the run folder; the ranks read it from `config_file`. `on_rollout_lost` has the
-    rollout group started again (`reopen`) after an error that was its loss, or raises the error.
+    `config` is resolved by the run folder; the ranks read it from `config_file`.
     """
 
     def __init__(
@@ -91,10 +84,8 @@ class WorkerGroups:
         config_file: Path,
         caller: Caller,
         on_progress: ProgressCallback,
-        on_rollout_lost: Callable[[Exception], Awaitable[None]] = raise_error,
     ) -> None:
         self._config = config
-        self._on_rollout_lost = on_rollout_lost
         self._caller = caller
         self._on_progress = on_progress
         services = config.services
@@ -153,10 +144,10 @@ class WorkerGroups:
             return kind(addresses[role], caller, self._limits, self._on_progress, self._credentials)
 
         actor = client(ActorClient)
-        watch = partial(self.watch, ("rollout",))
         assert actor is not None, "every run has an actor"
-        sampler = Sampler(self._config, actor, client(RolloutClient), watch=watch, restart=self._on_rollout_lost)
-        self._workers = Workers.of(self._config, actor, client(CriticClient), client(RewardClient), sampler)
+        self._workers = Workers.of(
+            self._config, actor, client(CriticClient), client(RewardClient), client(RolloutClient)
+        )
         # A group may have ended while another group started.
         await run_watched(self._greet(), self.watch(ROLES))
         return self._workers

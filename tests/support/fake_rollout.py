@@ -28,7 +28,7 @@ class FakeRollout(FakeSampler, RolloutClient):
         return await self._run("sync_weights", version, self.committed_step, lambda: self._commit(version))
 
     async def restart(self, error: Exception) -> None:
-        """Starts the group again, as the function of the same name of a `Sampler`."""
+        """Starts the group again, as `Restart` of its versions."""
         if not isinstance(error, RECOVERABLE):
             raise error
         await asyncio.sleep(0)

@@ -10,7 +10,8 @@ from typing import Any
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
-from controller.sampling.versions import Sampler
+from controller.sampling.stream import SamplingGroups
+from controller.sampling.versions import raise_error
 from controller.step.look_ahead import step_rollouts
 from controller.tracking.recorder import Recorder
 from controller.trainer import Trainer
@@ -72,10 +73,10 @@ def make_run(
     policy.committed_step = value.committed_step = at_step
     prompts = make_prompts(config)
     rollout = FakeRollout(log) if config.services.rollout else None
-    sampler = Sampler(config, policy, rollout, restart=rollout.restart) if rollout else None
     workers = Workers.of(
-        config, policy, value if config.uses_critic else None, reward if "reward" in config.roles else None, sampler
+        config, policy, value if config.uses_critic else None, reward if "reward" in config.roles else None, rollout
     )
+    sampling = SamplingGroups.of(config, workers, restart=rollout.restart if rollout else raise_error)
     value.finds_top_tokens = reward.finds_top_tokens = policy.finds_top_tokens = config.teacher.signal == "top_k"
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
@@ -83,9 +84,10 @@ def make_run(
     trainer = Trainer(
         config,
         workers,
+        sampling,
         step_rollouts(config, prompts, rollouts),
         scorer,
-        Evaluator(config, workers.sampler, make_table(2) if validates else None, scorer),
+        Evaluator(config, sampling, make_table(2) if validates else None, scorer),
         CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config).at_step(at_step),

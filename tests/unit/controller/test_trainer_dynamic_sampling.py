@@ -17,7 +17,7 @@ import pytest
 
 from controller.data.prompts import Answered, PromptDataset
 from controller.sampling.keep import GroupsRanOut
-from controller.step.dynamic_sampling import StepRollouts
+from controller.step.rollouts import StepRollouts
 from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot
@@ -44,7 +44,7 @@ class Actor(FakeActor):
         await super().put_batch(slot, batch)
 
     def asked(self, step: int) -> list[Batch]:
-        """Returns the prompts of each generation of a step."""
+        """Returns the prompts of each round of a step."""
         return [batch for slot, batch in self.batches if (slot.kind, slot.step) == (SLOT_KIND_CANDIDATES, step)]
 
     def kept(self, step: int) -> Batch:
@@ -164,14 +164,14 @@ async def test_overlap_generates_candidates_while_the_critic_still_updates(tmp_p
 async def test_what_is_kept_is_put_where_the_actor_would_have_left_it(tmp_path: Path) -> None:
     run, actor = run_of(tmp_path, run__total_steps=1)
     await run.trainer.fit()
-    num_generations = len(actor.asked(1))
+    num_rounds = len(actor.asked(1))
     assert run.actor.puts == [
-        *[(1, {"prompts", "seeds"})] * num_generations,
+        *[(1, {"prompts", "seeds"})] * num_rounds,
         (1, {"prompts", "responses", "rollout_log_probs", "seeds"}),
         (1, {"advantages"}),
     ]
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
-    assert run.log.names().count("actor.generate") == run.log.names().count("scorer.score") == num_generations
+    assert run.log.names().count("actor.generate") == run.log.names().count("scorer.score") == num_rounds
 
 
 async def test_the_reward_model_scores_candidates_once_where_they_are_compared_by_score(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(
     assert len(actor.asked(step)) == 2
     sentence = str(raised.value)
     assert sentence.startswith(
-        f"step {step} cannot be filled: after 2 generations (algorithm.filter_groups.max_num_gen_batches) it has "
+        f"step {step} cannot be filled: after 2 rounds (algorithm.filter_groups.max_num_gen_batches) it has "
     )
     assert " of 2 prompts (data.train_batch_size); " in sentence
     assert "were dropped because their samples are alike in 'score' (all at 0: " in sentence
@@ -248,7 +248,7 @@ async def test_the_run_ends_with_the_step_that_draws_the_last_prompts_of_its_epo
     await run.trainer.fit()
     done = run.trainer.state.step
     drawn = [len(actor.asked(step)) for step in range(1, done + 1)]
-    assert sum(drawn) >= 9 > sum(drawn[:-1])  # three generations are an epoch
+    assert sum(drawn) >= 9 > sum(drawn[:-1])  # three rounds are an epoch
     assert run.store.steps() == [done]
     assert run.trainer.state.validated_step == done
 

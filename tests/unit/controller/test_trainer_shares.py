@@ -73,7 +73,7 @@ def run_of(run_dir: Path, **changes: Any) -> FakeRun:
 
 def shared_run(run_dir: Path, devices: str, **changes: Any) -> tuple[FakeRun, FakeRollout]:
     run = run_of(run_dir, **{"rollout__share": 0.5, **DEVICES[devices], **changes})
-    rollout = run.trainer.workers.sampler.rollout
+    rollout = run.trainer.workers.rollout
     assert isinstance(rollout, FakeRollout)
     return run, rollout
 

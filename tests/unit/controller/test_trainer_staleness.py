@@ -182,7 +182,7 @@ async def test_a_rollout_group_that_is_lost_changes_nothing_of_what_is_learned(
     groups, _ = run_of(tmp_path / "group", run__total_steps=4, run__schedule=schedule, **KINDS[kind], **GROUP)
     groups.log.lose("rollout", "rollout.generate", at_step=3)
     await groups.trainer.fit()
-    rollout = groups.trainer.workers.sampler.rollout
+    rollout = groups.trainer.workers.rollout
     assert isinstance(rollout, FakeRollout)
     assert len(rollout.restarts) == 1
     assert learning(groups) == learning(actors)
@@ -221,7 +221,7 @@ async def test_the_update_waits_for_the_scores_of_a_reward_model_in_its_group(tm
 
 async def test_a_version_with_other_log_probs_than_the_actors_ends_the_run_before_the_update(tmp_path: Path) -> None:
     run, actor = run_of(tmp_path, run__total_steps=3, **GROUP)
-    rollout = run.trainer.workers.sampler.rollout
+    rollout = run.trainer.workers.rollout
     assert isinstance(rollout, FakeRollout)
     rollout.rollout_offsets[1] = 1.0  # the probe of the weights of step 1
     with pytest.raises(RolloutMismatch, match="the weights of step 1 in the rollout group"):

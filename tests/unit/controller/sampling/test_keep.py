@@ -29,7 +29,7 @@ def scored(*scores: float, extra: list[dict[str, Any]] | None = None, failure: F
 
 
 def groups(num_prompts: int = 1, epoch: int = 9, **config: Any) -> KeptGroups:
-    return KeptGroups(FilterGroupsConfig(enable=True, **config), num_prompts, 5, generations_per_epoch=epoch)
+    return KeptGroups(FilterGroupsConfig(enable=True, **config), num_prompts, 5, rounds_per_epoch=epoch)
 
 
 def add(kept: KeptGroups, scores: Scores, num_prompts: int) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from controller.sampling.talk import conversations_of
-from controller.sampling.versions import Sampler
+from controller.sampling.talk import Talk
 from controller.step.rollouts import SampledRollouts
-from controller.workers.worker_groups import Workers
 from environments.messages import Answer
 from environments.record import Record
 from rewards.samples import Scored
@@ -43,9 +40,7 @@ class Random:
 
 def recorded(folder: Path, environment: Random, **keys: Any) -> Run:
     run = Run(folder, environment, says(5, 6), **keys)
-    assert run.step.environments is not None
-    environments = replace(run.step.environments, record=Record(folder / "episodes"))
-    run.step = replace(run.step, environments=environments)
+    run.change(record=Record(folder / "episodes"))
     return run
 
 
@@ -71,8 +66,8 @@ async def test_greedy_responses_and_candidates_have_answers_of_their_own(tmp_pat
     await SampledRollouts.greedy(run.step, run.prompts).generate()
     assert environment.num_asked == 12 + 6
     rows = np.empty(0, np.int64)
-    await SampledRollouts.of_candidates(run.step, run.prompts, generation=1, earlier=rows).generate()
-    await SampledRollouts.of_candidates(run.step, run.prompts, generation=2, earlier=run.prompts.row_indices).generate()
+    await SampledRollouts.of_candidates(run.step, run.prompts, number=1, earlier=rows).generate()
+    await SampledRollouts.of_candidates(run.step, run.prompts, number=2, earlier=run.prompts.row_indices).generate()
     assert environment.num_asked == 18 + 24
     lines = [json.loads(line) for line in (tmp_path / "episodes" / "3.jsonl").read_text().splitlines()]
     assert len(lines) == len({line["response"] for line in lines}) == 4 + 2 + 8
@@ -82,8 +77,9 @@ async def test_greedy_responses_and_candidates_have_answers_of_their_own(tmp_pat
 
 async def test_what_belongs_to_no_step_is_not_written(tmp_path: Path) -> None:
     run = recorded(tmp_path, Random())
-    talks = conversations_of(run.step.environments, run.prompts, run_seed=1, step=0)
-    async with talks:
+    talk = Talk.about(run.step.sampling.environments, run.prompts, run_seed=1, step=0)
+    assert talk is not None
+    async with talk:
         pass
     assert not (tmp_path / "episodes").exists()
 
@@ -100,8 +96,7 @@ async def test_a_lost_group_samples_again_what_it_was_told(tmp_path: Path) -> No
 
     rollout = LostOnce(run.actor.log)
     rollout.speak = says(5, 6)  # type: ignore[method-assign]
-    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
-    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    run.sample_by(rollout)
     _, conversations = await run.rollouts()
     assert len(rollout.restarts) == 1
     assert [one.lost for one in conversations] == [""] * 4

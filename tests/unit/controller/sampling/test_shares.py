@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.sampling.stream import Share, deal, goes_to_rollout_group
-from controller.sampling.versions import Sampler
+from controller.sampling.stream import Asked, SamplingGroups, Share, deal, goes_to_rollout_group
+from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import (
     SLOT_KIND_CANDIDATES,
     SLOT_KIND_EVALUATION,
@@ -24,7 +25,7 @@ from splitppo.v1.batch_pb2 import (
 )
 from tests.support.call_log import CallLog
 from tests.support.fake_rollout import FakeRollout
-from tests.support.fake_services import FakeActor, make_config
+from tests.support.fake_services import FakeActor, make_config, make_table
 
 CONFIG = make_config(Path("run"), services__rollout={})
 LENGTHS = st.lists(st.integers(0, 8), min_size=1, max_size=40)
@@ -36,9 +37,15 @@ def chosen(lengths: list[int], share: float) -> list[bool]:
     return goes_to_rollout_group(np.array(lengths, np.int32), share).tolist()
 
 
-def sampler_of(share: float) -> Sampler:
+def groups_of(share: float, *, has_rollout: bool = True) -> SamplingGroups:
     log = CallLog()
-    return Sampler(CONFIG.changed("rollout", {"share": share}), FakeActor(log), FakeRollout(log))
+    config = CONFIG.changed("rollout", {"share": share})
+    rollout = FakeRollout(log) if has_rollout else None
+    return SamplingGroups.of(config, Workers.of(config, FakeActor(log), None, rollout=rollout))
+
+
+def asked_of(seeded: Batch, slot: Slot, num_parts: int = 1) -> Asked:
+    return Asked(make_table(1), seeded, version=6, params=SamplingParams(), slot=slot, num_parts=num_parts)
 
 
 def prompts_of(lengths: list[int], num_samples: int) -> Batch:
@@ -48,7 +55,7 @@ def prompts_of(lengths: list[int], num_samples: int) -> Batch:
 
 
 def deal_by_role(share: float, seeded: Batch, slot: Slot = STEP, num_parts: int = 1) -> dict[str, Share]:
-    return {part.client.role: part for part in deal(sampler_of(share), seeded, slot, num_parts)}
+    return {part.client.role: part for part in deal(groups_of(share), asked_of(seeded, slot, num_parts))}
 
 
 @given(LENGTHS, SHARES)
@@ -98,7 +105,7 @@ def again(dealt: dict[str, Share]) -> dict[str, Any]:
 @given(LENGTHS)
 def test_a_share_of_0_or_1_leaves_one_group_that_has_the_slot_of_the_step(lengths: list[int]) -> None:
     for share, role in ((0.0, "actor"), (1.0, "rollout")):
-        (part,) = deal(sampler_of(share), prompts_of(lengths, 2), STEP, 2)
+        (part,) = deal(groups_of(share), asked_of(prompts_of(lengths, 2), STEP, 2))
         assert (part.client.role, part.slot, part.num_parts) == (role, STEP, 2)
 
 
@@ -108,9 +115,9 @@ def test_a_single_prompt_is_the_actors_unless_the_rollout_group_has_all(share: f
 
 
 def test_without_a_rollout_group_the_actor_has_all() -> None:
-    sampler = Sampler(CONFIG.changed("rollout", {"share": 0.5}), FakeActor(CallLog()))
-    (part,) = deal(sampler, prompts_of([3, 1, 2], 2), STEP)
-    assert (part.client, part.places.tolist(), part.slot) == (sampler.actor, [*range(6)], STEP)
+    groups = groups_of(0.5, has_rollout=False)
+    (part,) = deal(groups, asked_of(prompts_of([3, 1, 2], 2), STEP))
+    assert (part.client, part.places.tolist(), part.slot) == (groups.actor, [*range(6)], STEP)
 
 
 @pytest.mark.parametrize("kind", [SLOT_KIND_CANDIDATES, SLOT_KIND_EVALUATION, SLOT_KIND_GREEDY])

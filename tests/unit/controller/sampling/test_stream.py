@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,14 @@ import pytest
 from numpy.typing import NDArray
 
 from controller.data.prompts import NO_ROWS
-from controller.sampling.versions import Sampler
+from controller.sampling.stream import Part, SamplingGroups, in_order, sample
 from controller.step.context import StepContext
 from controller.step.log_prob_check import LogProbCheck
-from controller.step.parts import RolloutPart, in_order
 from controller.step.rollouts import SampledRollouts
 from controller.tracking.step_record import StepRecord
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
-from splitppo.rpc.errors import Place, Unavailable
+from splitppo.rpc.errors import InvalidArgument, Place, Unavailable
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 from tests.support.call_log import DEADLINE_S, CallLog
 from tests.support.fake_rollout import FakeRollout
@@ -42,11 +42,11 @@ def make_step(run_dir: Path, num_parts: int, *, has_group: bool = False, share: 
     config, log = make_config(run_dir, rollout__stream_groups=num_parts, **services), CallLog()
     actor, rollout = FakeActor(log), Rollout(log)
     actor.committed_step = 2
-    sampler = Sampler(config, actor, rollout, restart=rollout.restart) if has_group else None
-    workers = Workers.of(config, actor, None, sampler=sampler)
+    workers = Workers.of(config, actor, None, rollout=rollout if has_group else None)
+    sampling = SamplingGroups.of(config, workers, restart=rollout.restart)
     check = LogProbCheck(config.rollout, first_step=3)
     record = StepRecord(3, started_s=0.0)
-    return StepContext(config, workers, FakeScorer(log), check, record, partial(asyncio.sleep, 0))
+    return StepContext(config, workers, sampling, FakeScorer(log), check, record, partial(asyncio.sleep, 0))
 
 
 def make_stream(run_dir: Path, num_parts: int) -> SampledRollouts:
@@ -57,7 +57,7 @@ def make_stream(run_dir: Path, num_parts: int) -> SampledRollouts:
 async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(tmp_path: Path, num_parts: int) -> None:
     stream = make_stream(tmp_path, num_parts)
     rollouts = await stream.generate()
-    parts = [part async for part in stream.parts()]
+    parts = list(stream.parts.items)
     assert [(part.slot.step, part.slot.part) for part in parts] == [(3, part) for part in range(1, num_parts + 1)]
     lengths = [int(length) for part in parts for length in part.rollouts["responses"].lengths]
     assert rollouts["responses"].lengths.tolist() != lengths  # they came in another order
@@ -69,7 +69,7 @@ async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(
 async def test_every_row_of_a_part_comes_with_its_prompt(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 3)
     await stream.generate()
-    async for part in stream.parts():
+    async for part in stream.parts:
         assert part.rollouts["places"].values.tolist() == part.places.tolist()
         assert part.prompts.row_indices.tolist() == PROMPTS.row_indices[part.places // 2].tolist()
         asked = [prompt.tolist() for prompt in part.prompts.prompts.rows()]
@@ -79,7 +79,7 @@ async def test_every_row_of_a_part_comes_with_its_prompt(tmp_path: Path) -> None
 async def test_one_part_is_the_whole_slot(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 1)
     rollouts = await stream.generate()
-    (part,) = [part async for part in stream.parts()]
+    (part,) = list(stream.parts.items)
     assert part.slot == Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
     assert part.prompts.row_indices.tolist() == np.repeat(PROMPTS.row_indices, 2).tolist()
     assert "places" not in part.rollouts
@@ -93,12 +93,12 @@ async def test_parts_without_rows_are_nobodys_work(tmp_path: Path) -> None:
     assert rollouts.num_rows == 10
     (span,) = step.record.spans
     assert [len(places) for places in span.parts] == [1] * 10
-    assert len([part async for part in stream.parts()]) == 10
+    assert len(list(stream.parts.items)) == 10
 
 
 async def test_whoever_waits_for_a_part_is_not_disturbed_by_others_that_give_up(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 1)
-    patient, other = (asyncio.create_task(anext(aiter(stream.parts()))) for _ in range(2))
+    patient, other = (asyncio.create_task(anext(aiter(stream.parts))) for _ in range(2))
     await asyncio.sleep(0)
     other.cancel()
     await asyncio.sleep(0)
@@ -130,9 +130,9 @@ async def test_parts_that_were_fetched_stay_and_the_others_get_the_rest_of_the_r
     tmp_path: Path, part: int
 ) -> None:
     step = make_step(tmp_path, 3, has_group=True)
-    stream, rollout = SampledRollouts.of_step(step, PROMPTS), step.workers.sampler.rollout
+    stream, rollout = SampledRollouts.of_step(step, PROMPTS), step.workers.rollout
     assert isinstance(rollout, Rollout)
-    fetched: list[RolloutPart] = []
+    fetched: list[Part] = []
 
     async def lose(number: int) -> None:
         """Before the group hands on this part, and once those before it are fetched."""
@@ -141,9 +141,9 @@ async def test_parts_that_were_fetched_stay_and_the_others_get_the_rest_of_the_r
             raise Unavailable("the group is lost", Place(role="rollout"))
 
     rollout.log.hooks["rollout.part"] = lose
-    parts = aiter(stream.parts())
+    parts = aiter(stream.parts)
     rollouts = await stream.generate()
-    found = [part async for part in stream.parts()]
+    found = list(stream.parts.items)
     assert len(rollout.restarts) == 1
     assert [number for what, _, number in rollout.log.events if what == "ready"] == [*range(1, part), 1, 2, 3]
     assert all(before is after for before, after in zip(fetched, found, strict=False))
@@ -163,7 +163,7 @@ PLACES = {"actor": set(range(10)) - OF_ROLLOUT, "rollout": OF_ROLLOUT}
 
 def two_samplers(run_dir: Path, num_parts: int = 1) -> tuple[StepContext, FakeActor, Rollout]:
     step = make_step(run_dir, num_parts, has_group=True, share=0.5)
-    actor, rollout = step.workers.actor, step.workers.sampler.rollout
+    actor, rollout = step.workers.actor, step.workers.rollout
     assert isinstance(actor, FakeActor)
     assert isinstance(rollout, Rollout)
     return step, actor, rollout
@@ -175,7 +175,7 @@ def values_of(rows: Batch) -> dict[str, list[list[float]]]:
 
 async def parts_of(stream: SampledRollouts) -> list[list[int]]:
     """Checks the parts of complete rollouts, and returns the places of each."""
-    parts = [part async for part in stream.parts()]
+    parts = list(stream.parts.items)
     assert [part.slot for part in parts] == [
         Slot(kind=SLOT_KIND_EXPERIENCE, step=3, part=number) for number in range(1, len(parts) + 1)
     ]
@@ -197,7 +197,7 @@ async def test_whichever_group_is_faster_the_actor_gets_all_rows_in_the_order_of
         stream, go_on = SampledRollouts.of_step(step, PROMPTS), actor.log.hold(f"{slower}.generate", at_step=3)
         generating = asyncio.create_task(stream.generate())
         await actor.log.until("end", f"{faster}.generate", 3)
-        assert set((await anext(aiter(stream.parts()))).places.tolist()) <= PLACES[faster]
+        assert set((await anext(aiter(stream.parts))).places.tolist()) <= PLACES[faster]
         assert not stream.on_actor.is_set()
         go_on.set()
         rollouts = await generating
@@ -219,7 +219,7 @@ async def test_whichever_group_is_faster_the_actor_gets_all_rows_in_the_order_of
 async def test_a_lost_rollout_group_samples_its_share_again_and_the_actor_does_not(tmp_path: Path, part: int) -> None:
     step, actor, rollout = two_samplers(tmp_path, num_parts=4)
     stream = SampledRollouts.of_step(step, PROMPTS)
-    parts, fetched = aiter(stream.parts()), list[list[int]]()
+    parts, fetched = aiter(stream.parts), list[list[int]]()
 
     async def lose(number: int) -> None:
         """Once the parts before it are fetched, also those of the actor."""
@@ -239,7 +239,7 @@ async def test_a_lost_rollout_group_samples_its_share_again_and_the_actor_does_n
 
 KINDS: dict[str, Callable[[StepContext], SampledRollouts]] = {
     "greedy": lambda step: SampledRollouts.greedy(step, PROMPTS),
-    "candidates": lambda step: SampledRollouts.of_candidates(step, PROMPTS, generation=2, earlier=NO_ROWS),
+    "candidates": lambda step: SampledRollouts.of_candidates(step, PROMPTS, number=2, earlier=NO_ROWS),
 }
 
 
@@ -263,3 +263,41 @@ async def test_the_actor_computes_once_it_has_sampled_its_share_of_the_greedy_ro
     assert not generating.done()
     go_on.set()
     await generating
+
+
+async def test_the_actor_is_busy_only_once_the_version_is_published_which_it_is_once_for_both(tmp_path: Path) -> None:
+    step, actor, _ = two_samplers(tmp_path)
+    go_on = actor.log.hold("actor.publish_weights", at_step=2)
+    generating = asyncio.create_task(SampledRollouts.of_step(step, PROMPTS).generate())
+    await actor.log.until("begin", "actor.publish_weights", 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert actor.log.names() == ["actor.publish_weights"]
+    go_on.set()
+    await generating
+    assert sorted(actor.log.names()) == [
+        *("actor.generate", "actor.publish_weights", "rollout.generate", "rollout.sync_weights")
+    ]
+
+
+async def test_whoever_stops_reading_leaves_nothing_running(tmp_path: Path) -> None:
+    step, actor, _ = two_samplers(tmp_path, num_parts=4)
+    before = asyncio.all_tasks()
+    actor.log.hold("rollout.generate", at_step=3)
+    asked = SampledRollouts.of_step(step, PROMPTS)._asked
+    async with contextlib.aclosing(sample(step.sampling, asked, step.record)) as parts:
+        await anext(parts)
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_error_of_a_group_is_raised_where_the_parts_are_read(tmp_path: Path) -> None:
+    step, actor, _ = two_samplers(tmp_path, num_parts=4)
+
+    async def fail(_: int) -> None:
+        raise InvalidArgument("no", Place(role="actor"))
+
+    actor.log.hooks["actor.part"] = fail
+    before = asyncio.all_tasks()
+    with pytest.raises(InvalidArgument):
+        await SampledRollouts.of_step(step, PROMPTS).generate()
+    assert asyncio.all_tasks() == before

@@ -28,11 +28,10 @@ from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
 from controller.ppo.scores import objects
 from controller.sampling.keep import Groups
-from controller.sampling.versions import Sampler
+from controller.sampling.stream import SamplingGroups
 from controller.step.context import StepContext
-from controller.step.dynamic_sampling import KeptRollouts
 from controller.step.log_prob_check import LogProbCheck
-from controller.step.rollouts import SampledRollouts
+from controller.step.rollouts import KeptRollouts, SampledRollouts
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
 from controller.workers.worker_groups import Workers
@@ -81,14 +80,16 @@ class Run:
         self.actor.speak = speak  # type: ignore[method-assign]
         self.actor.committed_step = 2
         turn_tokens = TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length)
+        workers = Workers.of(config, self.actor, None)
+        own = Environments(config, self.environments, tokenizer, turn_tokens)
         self.step = StepContext(
             config,
-            Workers.of(config, self.actor, None),
+            workers,
+            SamplingGroups.of(config, workers, own),
             FakeScorer(self.actor.log),
             LogProbCheck(config.rollout, first_step=3),
             StepRecord(3, started_s=0.0),
             partial(asyncio.sleep, 0),
-            Environments(config, self.environments, tokenizer, turn_tokens),
         )
         rows = [PromptRow(f"row {row}", f"go {row}", "a", "truth", {"row": row}) for row in range(2)]
         texts = [str(row.prompt) for row in rows]
@@ -97,11 +98,24 @@ class Run:
         self.prompts = PromptBatch(np.arange(2), prompts, tuple(texts), tuple(rows))
         self.tokenizer = tokenizer
 
+    def change(self, **changes: Any) -> None:
+        """Gives the environments of the step other fields."""
+        own = self.step.sampling.environments
+        assert own is not None
+        self.step = replace(self.step, sampling=replace(self.step.sampling, environments=replace(own, **changes)))
+
+    def sample_by(self, rollout: TalkingRollout) -> None:
+        """Has a rollout group sample the step, which is started again when it is lost."""
+        workers = Workers.of(self.step.config, self.actor, None, rollout=rollout)
+        own = self.step.sampling.environments
+        sampling = SamplingGroups.of(self.step.config, workers, own, restart=rollout.restart)
+        self.step = replace(self.step, workers=workers, sampling=sampling)
+
     async def rollouts(self) -> tuple[Batch, list[Conversation]]:
         """Samples; returns the rollouts and the conversations, by prompt, then sample."""
         stream = SampledRollouts.of_step(self.step, self.prompts)
         rollouts = await stream.generate()
-        parts = [part async for part in stream.parts()]
+        parts = stream.parts.items
         conversations = [one for part in parts for one in part.conversations]
         places = np.concatenate([part.places for part in parts])
         return rollouts, [conversations[index] for index in np.argsort(places)]
@@ -161,7 +175,7 @@ async def test_rollouts_of_an_earlier_step_still_have_their_conversations(tmp_pa
     rollouts, conversations = await run.rollouts()
     scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations))
     kept = KeptRollouts(run.step, Groups(run.prompts, rollouts, scores), [])
-    [part] = [part async for part in kept.parts()]
+    [part] = kept.parts.items
     assert [row.begun_prompt for row in part.prompts.rows] == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
     assert part.conversations == conversations
 
@@ -312,9 +326,7 @@ async def test_messages_that_the_chat_template_refuses_lose_the_conversation(tmp
             raise ValueError("roles must alternate")
 
     run = Run(tmp_path, twice, says(4))
-    assert run.step.environments is not None
-    refusing = Refusing(run.tokenizer, 100)
-    run.step = replace(run.step, environments=replace(run.step.environments, turn_tokens=refusing))
+    run.change(turn_tokens=Refusing(run.tokenizer, 100))
     rollouts, conversations = await run.rollouts()
     assert {one.lost for one in conversations} == {
         "what followed turn 1 cannot be said to the model: roles must alternate"
@@ -332,8 +344,7 @@ async def test_an_attempt_after_the_loss_of_a_group_begins_new_conversations(tmp
             await super().reply(slot, replies)
 
     rollout = LostOnce(run.actor.log)
-    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
-    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    run.sample_by(rollout)
     _, conversations = await run.rollouts()
     assert len(rollout.restarts) == 1
     assert len(run.environments.begun) == 8
@@ -353,8 +364,7 @@ async def test_a_response_that_is_sampled_again_has_the_facts_of_its_own_convers
 
     rollout = LostOnce(run.actor.log)
     rollout.speak = says(4)  # type: ignore[method-assign]
-    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
-    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    run.sample_by(rollout)
     _, conversations = await run.rollouts()
     assert [one.turn_ends for one in conversations] == [(2, 6, 10)] * 4
 
@@ -374,8 +384,7 @@ async def test_an_environment_that_begins_otherwise_in_another_attempt_is_lost(t
 
     run.environments._converse = other
     rollout = LostOnce(run.actor.log)
-    sampler = Sampler(run.step.config, run.actor, rollout, restart=rollout.restart)
-    run.step = replace(run.step, workers=Workers.of(run.step.config, run.actor, None, sampler=sampler))
+    run.sample_by(rollout)
     _, conversations = await run.rollouts()
     assert [one.lost for one in conversations] == [
         f"row {row}: the environment began otherwise than before" for row in (0, 0, 1, 1)

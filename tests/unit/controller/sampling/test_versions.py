@@ -1,4 +1,4 @@
-"""The group that samples: it has the version that a caller names, also after it was lost."""
+"""Versions of the policy: the rollout group holds the version that a caller names, also after it was lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from controller.sampling.versions import Sampler
+from controller.sampling.versions import HeldVersion, PublishedVersions
 from controller.workers.command import CommandReply
 from splitppo.config import ConfigError
 from splitppo.rpc.errors import (
@@ -22,13 +22,12 @@ from splitppo.rpc.errors import (
     WireError,
     WrongStep,
 )
-from tests.support.call_log import DEADLINE_S, CallLog
+from tests.support.call_log import CallLog
 from tests.support.fake_rollout import FakeRollout
-from tests.support.fake_services import FakeActor, FakeCritic, make_config
+from tests.support.fake_services import FakeActor, make_config
 
 GROUP: dict[str, Any] = {"services__rollout": {}}
 STALE: dict[str, Any] = {"rollout__staleness": 1, "algorithm__rollout_correction__rollout_is": "token"}
-ON_CRITICS_CORES: dict[str, Any] = {"services__critic__cpus": [1], "services__rollout": {"cpus": [1]}}
 PUBLISH, SYNC = "actor.publish_weights", "rollout.sync_weights"
 
 
@@ -36,14 +35,15 @@ def lost(role: str = "rollout") -> Unavailable:
     return Unavailable("the group is lost", Place(role=role))
 
 
-class Samplers:
-    """A sampler with a rollout group, what its groups were asked for, and what it has recorded."""
+class Group:
+    """A rollout group and the versions that it can hold, what both groups were asked for, and what was recorded."""
 
     def __init__(self, run_dir: Path, **changes: Any) -> None:
         self.log = CallLog()
         self.actor, self.rollout = FakeActor(self.log), FakeRollout(self.log)
         self.config = make_config(run_dir, **{**GROUP, **changes})
-        self.sampler = Sampler(self.config, self.actor, self.rollout, restart=self.rollout.restart)
+        self.published = PublishedVersions(self.config, self.actor, has_reader=True)
+        self.held = HeldVersion(self.config, self.rollout, self.published, restart=self.rollout.restart)
         self.replies: list[tuple[str, str]] = []
 
     @property
@@ -55,7 +55,7 @@ class Samplers:
         self.replies.append((pool, name))
 
     async def hold(self, version: int) -> None:
-        await self.sampler.hold(self.rollout, version, self.note)
+        await self.held.hold(version, self.note)
 
     async def sample(self, version: int, *outcomes: WireError | str) -> str:
         """Makes one attempt after the other end in these ways."""
@@ -68,7 +68,7 @@ class Samplers:
                 raise outcome
             return outcome
 
-        answer = await self.sampler.sample(self.rollout, version, self.note, attempt)
+        answer = await self.held.call(version, self.note, attempt)
         assert not left
         return answer
 
@@ -84,11 +84,11 @@ class Samplers:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Samplers:
-    return Samplers(tmp_path)
+def group(tmp_path: Path) -> Group:
+    return Group(tmp_path)
 
 
-async def test_a_version_is_published_once_and_loaded_once_per_connection(group: Samplers) -> None:
+async def test_a_version_is_published_once_and_loaded_once_per_connection(group: Group) -> None:
     await group.hold(0)
     await group.hold(0)
     assert group.loads == [(PUBLISH, 0), (SYNC, 0)]
@@ -98,10 +98,10 @@ async def test_a_version_is_published_once_and_loaded_once_per_connection(group:
     assert group.loads[2:] == [(SYNC, 0)]
 
 
-async def test_the_named_version_is_loaded_although_a_newer_one_is_published(group: Samplers) -> None:
+async def test_the_named_version_is_loaded_although_a_newer_one_is_published(group: Group) -> None:
     await group.hold(0)
     group.actor.committed_step = 1
-    await group.sampler.publish(1, group.note)
+    await group.published.publish(1, group.note)
     await group.rollout.restart(lost())
     await group.hold(0)
     assert group.rollout.committed_step == 0
@@ -116,7 +116,7 @@ async def test_the_named_version_is_loaded_although_a_newer_one_is_published(gro
 async def test_the_version_before_stays_as_long_as_it_may_be_needed(
     tmp_path: Path, changes: dict[str, Any], published: list[tuple[int, int]]
 ) -> None:
-    group = Samplers(tmp_path, **changes)
+    group = Group(tmp_path, **changes)
     await group.hold(0)
     group.actor.committed_step = 3
     await group.hold(3)
@@ -125,27 +125,27 @@ async def test_the_version_before_stays_as_long_as_it_may_be_needed(
 
 async def test_without_a_rollout_group_nothing_is_published(tmp_path: Path) -> None:
     actor = FakeActor(CallLog())
-    sampler = Sampler(make_config(tmp_path), actor)
-    await sampler.publish(0, lambda *_: None)
-    assert await sampler.sample(actor, 0, lambda *_: None, lambda: asyncio.sleep(0, "answer")) == "answer"
+    published = PublishedVersions(make_config(tmp_path), actor, has_reader=False)
+    await published.publish(0, lambda *_: None)
+    await published.publish_once(0, lambda *_: None)
     assert actor.published == []
 
 
-async def test_a_lost_group_is_started_again_and_asked_again(group: Samplers) -> None:
+async def test_a_lost_group_is_started_again_and_asked_again(group: Group) -> None:
     assert await group.sample(0, lost(), PeerDied("", Place(role="rollout", rank=1)), "answer") == "answer"
     assert len(group.rollout.restarts) == 2
     assert group.loads == [(PUBLISH, 0), *[(SYNC, 0)] * 3]
 
 
-async def test_a_group_that_is_lost_while_it_loads_is_started_again(group: Samplers) -> None:
+async def test_a_group_that_is_lost_while_it_loads_is_started_again(group: Group) -> None:
     group.fails(SYNC, lost())
     assert await group.sample(0, "answer") == "answer"
     assert group.loads == [(PUBLISH, 0), *[(SYNC, 0)] * 2]
 
 
 async def test_a_group_that_has_ended_is_noticed_while_nothing_fails(tmp_path: Path) -> None:
-    log, has_ended = CallLog(), asyncio.Event()
-    rollout = FakeRollout(log)
+    group = Group(tmp_path)
+    rollout, has_ended = group.rollout, asyncio.Event()
     has_ended.set()
 
     async def watch() -> NoReturn:
@@ -161,12 +161,12 @@ async def test_a_group_that_has_ended_is_noticed_while_nothing_fails(tmp_path: P
             await asyncio.Event().wait()
         return "answer"
 
-    sampler = Sampler(make_config(tmp_path, **GROUP), FakeActor(log), rollout, watch=watch, restart=restart)
-    assert await sampler.sample(rollout, 0, lambda *_: None, attempt) == "answer"
+    held = HeldVersion(group.config, rollout, group.published, watch=watch, restart=restart)
+    assert await held.call(0, group.note, attempt) == "answer"
     assert len(rollout.restarts) == 1
 
 
-async def test_callers_that_lose_the_group_together_restart_it_once(group: Samplers) -> None:
+async def test_callers_that_lose_the_group_together_restart_it_once(group: Group) -> None:
     barrier = asyncio.Barrier(3)
     losses = [lost() for _ in range(3)]
 
@@ -177,21 +177,21 @@ async def test_callers_that_lose_the_group_together_restart_it_once(group: Sampl
             raise error
         return group.rollout.committed_step
 
-    answers = await asyncio.gather(*(group.sampler.sample(group.rollout, 0, group.note, attempt) for _ in range(3)))
+    answers = await asyncio.gather(*(group.held.call(0, group.note, attempt) for _ in range(3)))
     assert answers == [0, 0, 0]
     assert len(group.rollout.restarts) == 1
     assert group.loads == [(PUBLISH, 0), *[(SYNC, 0)] * 2]
 
 
 @pytest.mark.parametrize("error", [lost("actor"), InvalidArgument("", Place(role="rollout")), Dirty("")])
-async def test_other_errors_and_those_of_other_groups_are_the_callers(group: Samplers, error: WireError) -> None:
+async def test_other_errors_and_those_of_other_groups_are_the_callers(group: Group, error: WireError) -> None:
     with pytest.raises(type(error)) as raised:
         await group.sample(0, error)
     assert raised.value is error
     assert group.rollout.restarts == []
 
 
-async def test_the_loss_of_the_actor_while_it_publishes_is_the_callers(group: Samplers) -> None:
+async def test_the_loss_of_the_actor_while_it_publishes_is_the_callers(group: Group) -> None:
     group.fails(PUBLISH, error := lost("actor"))
     with pytest.raises(Unavailable) as raised:
         await group.sample(0, "answer")
@@ -199,18 +199,17 @@ async def test_the_loss_of_the_actor_while_it_publishes_is_the_callers(group: Sa
 
 
 async def test_a_restart_that_is_not_allowed_ends_the_call(tmp_path: Path) -> None:
-    log = CallLog()
-    rollout = FakeRollout(log)
-    sampler = Sampler(make_config(tmp_path, **GROUP), FakeActor(log), rollout)
+    group = Group(tmp_path)
+    held = HeldVersion(group.config, group.rollout, group.published)
 
     async def attempt() -> None:
         raise lost()
 
     with pytest.raises(Unavailable):
-        await sampler.sample(rollout, 0, lambda *_: None, attempt)
+        await held.call(0, group.note, attempt)
 
 
-async def test_a_damaged_version_is_published_once_more(group: Samplers) -> None:
+async def test_a_damaged_version_is_published_once_more(group: Group) -> None:
     group.fails(SYNC, DataLoss("a bit is wrong"))
     await group.hold(0)
     assert group.loads == [(PUBLISH, 0), (SYNC, 0)] * 2
@@ -219,9 +218,9 @@ async def test_a_damaged_version_is_published_once_more(group: Samplers) -> None
 
 @pytest.mark.parametrize("is_later", [False, True], ids=["damaged again", "the actor is at a later step"])
 async def test_a_version_that_stays_damaged_sends_all_groups_back_to_their_checkpoint(
-    group: Samplers, *, is_later: bool
+    group: Group, *, is_later: bool
 ) -> None:
-    await group.sampler.publish(0, group.note)
+    await group.published.publish(0, group.note)
     group.fails(SYNC, DataLoss("a bit is wrong"), DataLoss("again"))
     if is_later:
         group.fails(PUBLISH, WrongStep("step 1"))
@@ -237,13 +236,13 @@ async def test_a_version_that_stays_damaged_sends_all_groups_back_to_their_check
 async def test_a_folder_that_the_groups_do_not_share_is_named_by_its_key(
     tmp_path: Path, changes: dict[str, Any], key: str
 ) -> None:
-    group = Samplers(tmp_path, **changes)
+    group = Group(tmp_path, **changes)
     group.fails(SYNC, NotFound("version 0 is not there"))
     with pytest.raises(ConfigError, match=f"version 0 is not there; expected a folder {key} that"):
         await group.sample(0, "answer")
 
 
-async def test_a_version_that_was_not_loaded_is_not_held(group: Samplers) -> None:
+async def test_a_version_that_was_not_loaded_is_not_held(group: Group) -> None:
     await group.hold(0)
     group.actor.committed_step = 1
     group.fails(SYNC, InvalidArgument("another model"))
@@ -251,92 +250,3 @@ async def test_a_version_that_was_not_loaded_is_not_held(group: Samplers) -> Non
         await group.hold(1)
     await group.hold(0)
     assert group.loads[-1] == (SYNC, 0)
-
-
-# Both groups sample.
-
-
-async def test_the_actor_is_busy_only_once_the_version_is_published_which_it_is_once_for_both(group: Samplers) -> None:
-    go_on, begun = group.log.hold(PUBLISH, at_step=0), list[str]()
-
-    async def attempt() -> None:
-        begun.append("actor")
-
-    sampling = asyncio.create_task(group.sampler.sample(group.actor, 0, group.note, attempt))
-    other = asyncio.create_task(group.sample(0, "answer"))
-    await group.log.until("begin", PUBLISH, 0)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert begun == []
-    go_on.set()
-    await asyncio.gather(sampling, other)
-    await group.sampler.sample(group.actor, 0, group.note, attempt)
-    assert begun == ["actor", "actor"]
-    assert group.loads == [(PUBLISH, 0), (SYNC, 0)]
-
-
-@pytest.mark.parametrize("changes", [GROUP, ON_CRITICS_CORES], ids=["own cores", "the critic's cores"])
-async def test_only_on_the_critics_devices_the_group_waits_for_its_update_and_holds_it_up(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    group, takes_turns = Samplers(tmp_path, **changes), changes is ON_CRITICS_CORES
-    critic, is_updated, others = FakeCritic(group.log), asyncio.Event(), list[str]()
-    group.sampler.after_critic_update = is_updated.wait  # type: ignore[assignment]
-
-    async def compute(client: FakeActor | FakeCritic) -> None:
-        async with group.sampler.turn_of(client):
-            others.append(client.role)
-
-    sampled = group.log.hold(SYNC, at_step=0)
-    sampling = asyncio.create_task(group.sample(0, "answer"))
-    if takes_turns:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert group.loads == []
-        is_updated.set()
-    await group.log.until("begin", SYNC, 0)
-    computing = [asyncio.create_task(compute(client)) for client in (critic, group.actor)]
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert others == (["actor"] if takes_turns else ["critic", "actor"])
-    sampled.set()
-    await asyncio.gather(sampling, *computing)
-    assert sorted(others) == ["actor", "critic"]
-    assert is_updated.is_set() == takes_turns
-
-
-async def test_the_turn_ends_with_the_last_attempt_also_if_it_fails(tmp_path: Path) -> None:
-    group, order = Samplers(tmp_path, **ON_CRITICS_CORES), list[str]()
-    errors = [lost(), InvalidArgument("", Place(role="rollout"))]
-
-    async def attempt() -> None:
-        order.append("rollout")
-        await asyncio.sleep(0)
-        raise errors.pop(0)
-
-    async def compute() -> None:
-        async with group.sampler.turn_of(FakeCritic(group.log)):
-            order.append("critic")
-
-    sampling = asyncio.create_task(group.sampler.sample(group.rollout, 0, group.note, attempt))
-    await group.log.until("begin", PUBLISH, 0)
-    computing = asyncio.create_task(compute())
-    with pytest.raises(InvalidArgument):
-        await sampling
-    await computing
-    assert order == ["rollout", "rollout", "critic"]
-    assert len(group.rollout.restarts) == 1
-
-
-async def test_a_failed_update_of_the_critic_is_the_error_of_who_waits_and_nothing_is_sampled(tmp_path: Path) -> None:
-    group = Samplers(tmp_path, **ON_CRITICS_CORES)
-
-    async def update() -> None:
-        raise lost("critic")
-
-    group.sampler.after_critic_update = update
-    with pytest.raises(Unavailable):
-        await group.sample(0)
-    assert group.loads == group.rollout.restarts == []
-    async with asyncio.timeout(DEADLINE_S), group.sampler.turn_of(group.rollout):
-        pass

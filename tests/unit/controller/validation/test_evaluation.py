@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.sampling.versions import Sampler
+from controller.sampling.stream import SamplingGroups
 from controller.validation.evaluation import Evaluator
+from controller.workers.worker_groups import Workers
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
 from tests.support.call_log import CallLog
@@ -22,7 +23,8 @@ def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> t
     actor = FakeActor(log)
     actor.committed_step = 4
     config = make_config(tmp_path, **changes)
-    return Evaluator(config, Sampler(config, actor), make_table(num_prompts), FakeScorer(log)), actor
+    sampling = SamplingGroups.of(config, Workers.of(config, actor, None))
+    return Evaluator(config, sampling, make_table(num_prompts), FakeScorer(log)), actor
 
 
 async def test_every_prompt_is_answered_n_times_in_parts(tmp_path: Path) -> None:
@@ -81,7 +83,8 @@ async def test_a_policy_of_another_step_is_refused(tmp_path: Path) -> None:
 def test_without_validation_prompts_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
     log = CallLog()
     config = make_config(tmp_path, evaluation__val_before_train=True)
-    evaluator = Evaluator(config, Sampler(config, FakeActor(log)), None, FakeScorer(log))
+    sampling = SamplingGroups.of(config, Workers.of(config, FakeActor(log), None))
+    evaluator = Evaluator(config, sampling, None, FakeScorer(log))
     assert not any(evaluator.is_due(step, is_last=step == 3) for step in (0, 1, 3))
 
 
@@ -91,7 +94,8 @@ async def test_two_groups_that_sample_have_a_share_of_the_prompts_each(tmp_path:
     alone, _ = make_evaluator(tmp_path, **changes)
     evaluator, actor = make_evaluator(tmp_path, **changes, services__rollout={}, rollout__share=0.5)
     rollout = FakeRollout(actor.log)
-    evaluator.sampler = Sampler(evaluator.config, actor, rollout)
+    workers = Workers.of(evaluator.config, actor, None, rollout=rollout)
+    evaluator.sampling = SamplingGroups.of(evaluator.config, workers)
     result, expected = await evaluator.evaluate(4), await alone.evaluate(4)
     assert result.scores.scores.tolist() == expected.scores.scores.tolist()
     assert result.scores.prompt_indices.tolist() == expected.scores.prompt_indices.tolist()
