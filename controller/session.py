@@ -47,6 +47,7 @@ from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.machine.host_memory import host_memory
 from splitppo.rpc.errors import Place, WireError
+from splitppo.run_folder.processes import write_processes
 from splitppo.run_folder.summary import Summary, WeightsDigests
 from splitppo.v1 import worker_pb2
 
@@ -252,7 +253,7 @@ class Session:
             except (*LOST_GROUP, GroupFailed) as again:
                 error = again
         self._recorder.count_restart()
-        self._folder.write_processes(self._groups.clients)
+        write_processes(self._folder.path, [client.group for client in self._groups.clients])
         self._record.groups_up(self._groups.clients)
         self._record.rollout_restarted(sentence(error))
 
@@ -277,7 +278,7 @@ class Session:
         folder = self._folder
         recorder = self._recorder
         workers = await self._groups.connect()
-        folder.write_processes(workers.clients)
+        write_processes(folder.path, [client.group for client in workers.clients])
         incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)
         spans = await point.restore(self._groups)
         self._record.groups_up(workers.clients, point.step)

@@ -12,14 +12,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
 from controller.tracking.logs import CONTROLLER_LOG
-from controller.workers.clients import Caller, WorkerClient
+from controller.workers.clients import Caller
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
 from splitppo.config.keys import may_change
@@ -307,18 +307,6 @@ class RunFolder:
         write_atomically(record, json.dumps({"run_id": lease.run_id, "epoch": lease.epoch}))
         write_atomically(self.path / lease.nonce, "")
         return lease
-
-    def write_processes(self, clients: Iterable[WorkerClient]) -> None:
-        """Writes processes.json: every process of every group, with role, rank, pid, host and address."""
-        columns = ("role", "rank", "pid", "host", "address", "instance_id")
-        rows = [
-            (client.role, process.rank, process.pid, process.host, client.address, client.worker.instance_id)
-            for client in clients
-            for process in client.worker.processes
-        ]
-        controller = ("controller", 0, os.getpid(), os.uname().nodename, None, None)  # nobody calls it
-        content = [dict(zip(columns, row, strict=True)) for row in (*rows, controller)]
-        write_atomically(self.path / "processes.json", json.dumps(content, indent=2))
 
 
 def _line(key: str, old: Any, new: Any) -> str:

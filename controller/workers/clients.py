@@ -50,6 +50,7 @@ from splitppo.rpc.errors import (
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.rpc.wire_format import MAX_REQUEST_BYTES, divide
+from splitppo.run_folder.processes import Group, Rank
 from splitppo.v1 import (
     actor_pb2,
     actor_pb2_grpc,
@@ -170,6 +171,12 @@ class WorkerClient:
     async def close(self) -> None:
         """Closes the client's gRPC channel; commands that run in the worker continue."""
         await self._channel.close(None)
+
+    @property
+    def group(self) -> Group:
+        """The processes of the group, as it has told them in its answer to `handshake`."""
+        ranks = [Rank(process.rank, process.pid, process.host) for process in self.worker.processes]
+        return Group(self.role, self.address, self.worker.instance_id, ranks)
 
     @property
     def connection(self) -> int:

@@ -8,14 +8,11 @@ groups end even if the controller is killed.
 
 import asyncio
 import contextlib
-import json
 import logging
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import Any
 
 import psutil
 
@@ -24,13 +21,14 @@ from controller.workers.template import TEMPLATE, Template, TemplateFailed, Torc
 from splitppo.config import Config
 from splitppo.config.compiled import compile_keys
 from splitppo.config.section import RoleName
-from splitppo.end_reason import BAD_INPUT_EXIT, FirstEnd, how_it_ended, read_first_end
 from splitppo.machine.children.forks import Forked
 from splitppo.machine.children.tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, how_it_ended, read_first_end
+from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +60,6 @@ class GroupFailed(Exception):
         self.was_killed = was_killed
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The address and the processes of a started worker group, as its rank 0 has announced them in a file."""
-
-    role: RoleName
-    address: str
-    instance_id: str
-    processes: Sequence[dict[str, Any]]
-
-
 class LocalGroup:
     """One worker group on this machine: a torchrun process, and the ranks that torchrun starts.
 
@@ -85,11 +73,11 @@ class LocalGroup:
         self, role: RoleName, config: Config, config_file: Path, template: Template, secrets: Mapping[str, str]
     ) -> None:
         self.role: RoleName = role
-        self.endpoint: Endpoint | None = None
+        self.endpoint: Group | None = None
         self._service = config.services.of(role)
         self._compile_keys = compile_keys(config, role)
         self._start_timeout_s = config.services.start_timeout_s
-        self._announcement = config.run.dir / "services" / f"{role}.json"
+        self._run_dir = config.run.dir
         self._logs = config.run.dir / "logs"
         self._torchrun_log = self._logs / f"{role}_torchrun.log"
         self._first_end_file = config.run.dir / "services" / f"{role}.end.json"
@@ -120,19 +108,19 @@ class LocalGroup:
         was.
         """
         living = {rank.pid for rank in self._living_ranks()}
-        ended = [process["rank"] for process in self._announced_ranks() if process["pid"] not in living]
+        ended = [process.rank for process in self._announced_ranks() if process.pid not in living]
         if len(ended) == 1 and not self.has_ended:
-            return int(ended[0])
+            return ended[0]
         await self._ended_within(LOST_RANK_TIMEOUT_S)
         first = self._first_end()
         return first.rank if first else None
 
     async def rank_0_ended(self) -> None:
         """Waits until rank 0 has ended, at most ANSWER_LIMIT_S: until then it may answer why the group ends."""
-        rank_0 = {process["pid"] for process in self._announced_ranks() if process["rank"] == 0}
+        rank_0 = {process.pid for process in self._announced_ranks() if process.rank == 0}
         await wait_gone([rank for rank in self._living_ranks() if rank.pid in rank_0], ANSWER_LIMIT_S)
 
-    def _announced_ranks(self) -> Sequence[dict[str, Any]]:
+    def _announced_ranks(self) -> Sequence[Rank]:
         return self.endpoint.processes if self.endpoint else ()
 
     def _first_end(self) -> FirstEnd | None:
@@ -154,7 +142,7 @@ class LocalGroup:
         if self._torchrun is None or (has_come_up and self.has_ended):
             self._start_torchrun()
 
-    async def start(self) -> Endpoint:
+    async def start(self) -> Group:
         """Starts the group unless it runs (`launch`), and waits until its rank 0 takes calls; GroupFailed if not."""
         self.launch()
         if self.endpoint is None:
@@ -169,14 +157,14 @@ class LocalGroup:
                     what += f": its template has not forked it; {self._torchrun.said_of_template}"
                     raise GroupFailed(f"the {self.role} group {what}", role=self.role) from error
                 raise self._failure(what) from error
-            self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
+            self._ranks = find_processes(process.pid for process in self.endpoint.processes)
         return self.endpoint
 
     def _start_torchrun(self) -> None:
         self.endpoint = None
         self._ranks = []
         self._num_oom_kills = num_oom_kills()
-        for file in (self._announcement, self._first_end_file):
+        for file in (announcement(self._run_dir, self.role), self._first_end_file):
             file.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         for old_log in self._logs.glob(f"{self.role}_[0-9]*.log"):
@@ -209,12 +197,12 @@ class LocalGroup:
             keys = ", ".join(self._compile_keys)
             log.info("the %s group compiles layers (%s): a minute or more, less from a cache", self.role, keys)
 
-    async def _announced(self) -> Endpoint:
-        while not (announcement := read_log(self._announcement)):  # a group that ends removes the file
+    async def _announced(self) -> Group:
+        while (group := Group.announced(self._run_dir, self.role)) is None:  # a group that ends removes the file
             if self.has_ended:
                 raise self._failure("ended at start")
             await asyncio.sleep(POLL_INTERVAL_S)
-        return Endpoint(**json.loads(announcement))
+        return group
 
     def _failure(self, what: str) -> GroupFailed:
         """Makes the error of a failed group: the sentence of a rank that refused its input, else its last log lines."""
@@ -350,13 +338,13 @@ class LocalLauncher:
         for role in self._first:
             self.groups[role].launch()
 
-    async def start(self) -> dict[RoleName, Endpoint]:
+    async def start(self) -> dict[RoleName, Group]:
         """Starts every group that does not run, waits until all groups take calls; returns the endpoints by role.
 
         Groups that measure the memory of a GPU that another group uses are started when all others take calls.
         """
         self.launch()
-        endpoints: dict[RoleName, Endpoint] = {}
+        endpoints: dict[RoleName, Group] = {}
         for roles in (self._first, self._last):
             started = await gather_calls(*(self.groups[role].start() for role in roles))
             endpoints |= zip(roles, started, strict=True)

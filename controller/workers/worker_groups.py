@@ -16,11 +16,11 @@ from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import ROLES, RoleName
 from splitppo.config.worker_digest import worker_digest
-from splitppo.end_reason import read_end_reason
 from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
 from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
+from splitppo.run_folder.end_reason import read_end_reason
 from splitppo.run_folder.spans import Span
 
 log = logging.getLogger(__name__)

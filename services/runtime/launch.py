@@ -1,6 +1,5 @@
 """Runs one rank of a service, from the parsing of the command line over the command loop to the exit of the process."""
 
-import json
 import logging
 import os
 import sys
@@ -37,18 +36,18 @@ from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from services.runtime.state.worker import Worker
 from splitppo import failpoints
-from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.compiled import check_compiler
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, threads_of_rank
 from splitppo.config_error import sentence_of
-from splitppo.end_reason import BAD_INPUT_EXIT, write_end_reason
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_server_credentials
 from splitppo.rpc.errors import Place, WireError
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, write_end_reason
+from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
 
@@ -247,8 +246,8 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
     if credentials == PLAINTEXT:
         risk = f"any user of this machine can give orders to the {context.role_name}"
         log.warning("neither services.security.tls nor a token is set: %s", risk)
-    announcement = context.config.run.dir / "services" / f"{context.role_name}.json"
-    announcement.unlink(missing_ok=True)
+    file = announcement(context.config.run.dir, context.role_name)
+    file.unlink(missing_ok=True)
     address = server.start()
 
     def answer_and_stop(error: WireError) -> None:
@@ -257,21 +256,16 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
         write_end_reason(context.config.run.dir, context.role_name, worker.instance_id, error.message)
         server.stop()
         with suppress(OSError):  # a reader of the announcement finds no service at its address
-            announcement.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     leader.failure.on_failure = answer_and_stop
     drain_on_signal(worker.drain)
-    content = {
-        "role": context.role_name,
-        "address": address,
-        "instance_id": worker.instance_id,
-        "processes": [{"rank": rank.rank, "pid": rank.pid, "host": rank.host} for rank in worker.processes],
-    }
-    write_atomically(announcement, json.dumps(content, indent=1))
+    ranks = [Rank(process.rank, process.pid, process.host) for process in worker.processes]
+    Group(context.role_name, address, worker.instance_id, ranks).announce(context.config.run.dir)
     show_progress_on_stderr()
     log.info("ready on %s, instance %s", address, worker.instance_id)
     leader.serve()
-    announcement.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
     server.stop()
 
 

@@ -25,6 +25,7 @@ from splitppo.config.worker_digest import worker_digest, worker_sections
 from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
+from splitppo.run_folder.processes import PROCESSES_FILE, Group, announcement, read_processes
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.summary import Summary
 
@@ -53,7 +54,7 @@ async def examine_run(config: Config) -> Facts:
         group = facts.groups[role] = GroupFacts(address, worker_digest(config, role))
         if not group.address:
             group.failure_code = "not_announced"
-            group.failure = f"it has not announced itself in {_announcement(config, role)}"
+            group.failure = f"it has not announced itself in {announcement(config.run.dir, role)}"
         group.stopped_pids = _stopped_pids(config.run.dir, role)
     if credentials is not None:
         await _examine_groups(facts, credentials)
@@ -130,30 +131,19 @@ def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
         sentence = f"the groups of this run are on {host}, and listen on that machine alone (services.launch: local)"
         facts.mistakes.append(Finding("other_machine", "run", sentence, f"ask the same there, on {host}"))
         return {}
-    return {role: str(_read_json(_announcement(config, role), dict).get("address", "")) for role in config.roles}
-
-
-def _announcement(config: Config, role: RoleName) -> Path:
-    return config.run.dir / "services" / f"{role}.json"
+    announced = {role: Group.announced(config.run.dir, role) for role in config.roles}
+    return {role: "" if group is None else group.address for role, group in announced.items()}
 
 
 def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
-    """Returns the pids, by rank, of the role's processes on this machine that a signal has stopped.
-
-    The file processes.json of the run folder lists the processes.
-    """
-    here = [row for row in _processes(run_dir, role) if row.get("host") == os.uname().nodename]
-    return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
+    """Returns the pids, by rank, of the role's processes on this machine that a signal has stopped."""
+    here = [process for process in read_processes(run_dir, role) if process.host == os.uname().nodename]
+    return {process.rank: process.pid for process in here if is_stopped(process.pid)}
 
 
 def _controllers_host(run_dir: Path) -> str:
     """Returns the host name of the controller from the run folder's processes.json; "" if no controller is listed."""
-    return next((str(row.get("host", "")) for row in _processes(run_dir, "controller")), "")
-
-
-def _processes(run_dir: Path, role: str) -> list[dict[str, Any]]:
-    rows = _read_json(run_dir / "processes.json", list)
-    return [row for row in rows if isinstance(row, dict) and row.get("role") == role]
+    return next((process.host for process in read_processes(run_dir, "controller")), "")
 
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
@@ -224,7 +214,7 @@ def _disk_of(folder: Path) -> Any:
 def _has_new_epoch(run_dir: Path) -> bool:
     """Returns True if a controller is starting: it has taken over the run folder and not yet written processes.json."""
     record = run_dir / "controller.epoch"
-    processes = run_dir / "processes.json"
+    processes = run_dir / PROCESSES_FILE
     if not record.exists():
         return False
     return not processes.exists() or processes.stat().st_mtime_ns < record.stat().st_mtime_ns

@@ -77,11 +77,8 @@ class RunRecord:
         """
         new = [client for client in clients if self._instances.get(client.role) != client.worker.instance_id]
         for client in new:
-            self._instances[client.role] = instance = client.worker.instance_id
-            processes = client.worker.processes
-            pids = [process.pid for process in processes]
-            host = processes[0].host if processes else ""
-            self.event("group_up", role=client.role, instance_id=instance, pids=pids, host=host)
+            self._instances[client.role] = client.worker.instance_id
+            self.event("group_up", **client.group.event())
         if self._lost is not None and restored_step is not None:
             _, from_step, pause_s = self._lost
             kept = [client.role for client in clients if client not in new]

@@ -21,9 +21,9 @@ from torch.distributed.distributed_c10d import Store
 from services.runtime.context import Members, RankContext
 from services.runtime.failures.error_policy import is_peer_loss
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
-from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT
 from splitppo.user_file import describe
 
 log = logging.getLogger(__name__)

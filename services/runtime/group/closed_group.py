@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from services.runtime.failures.oom_kill import OomWatch
 from services.runtime.group.forked_ranks import ForkedRank, start_forked
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
-from splitppo.end_reason import FirstEnd, how_it_ended, write_first_end
+from splitppo.run_folder.end_reason import FirstEnd, how_it_ended, write_first_end
 
 _FAILED = 1
 _BAD_INPUT = 2

@@ -13,9 +13,9 @@ from splitppo.config.section import RoleName
 from splitppo.config.threads import threads_of_rank
 from splitppo.config.worker_digest import worker_digest
 from splitppo.config_error import sentence_of
-from splitppo.end_reason import BAD_INPUT_EXIT
 from splitppo.machine.cores import permitted_cores
 from splitppo.machine.standard_streams import open_standard_streams
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT
 
 CLOSED_TORCHRUN = ("-m", "services.runtime.group.torchrun")
 

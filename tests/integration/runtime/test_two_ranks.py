@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitppo.end_reason import read_end_reason
 from splitppo.machine.children.tree import find_processes
 from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
+from splitppo.run_folder.end_reason import read_end_reason
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config

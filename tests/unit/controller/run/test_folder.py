@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import subprocess
 import sys
 import threading
@@ -20,9 +19,8 @@ from controller.run.state import RunState
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
-from splitppo.v1.worker_pb2 import HandshakeResponse, Process
-from tests.support.call_log import CallLog
-from tests.support.fake_services import FakeActor, make_config
+from splitppo.run_folder.processes import write_processes
+from tests.support.fake_services import make_config
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +191,7 @@ def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_
 def test_the_page_about_run_folders_names_every_file_that_a_start_makes(run_dir: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "run-folder.md").read_text()
     with RunFolder(make_config(run_dir)) as folder:
-        folder.write_processes([])
+        write_processes(run_dir, [])
         made = {path.name for path in run_dir.iterdir()} - {folder.lease.nonce}
     assert not [name for name in made if f"`{name}`" not in page and f"`{name}/" not in page]
 
@@ -381,19 +379,6 @@ def test_a_nonce_that_a_crash_has_left_is_removed(run_dir: Path) -> None:
     (run_dir / "nonce-0123").touch()
     with RunFolder(make_config(run_dir)) as folder:
         assert [file.name for file in run_dir.glob("nonce-*")] == [folder.lease.nonce]
-
-
-def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) -> None:
-    actor = FakeActor(CallLog())
-    ranks = [Process(rank=rank, pid=100 + rank, host="here") for rank in range(2)]
-    actor.address, actor.worker = "127.0.0.1:5000", HandshakeResponse(instance_id="abc", processes=ranks)
-    with RunFolder(make_config(run_dir)) as folder:
-        folder.write_processes([actor])
-    rows = json.loads((run_dir / "processes.json").read_text())
-    known = {"role": "actor", "address": "127.0.0.1:5000", "instance_id": "abc", "host": "here"}
-    assert rows[:2] == [{**known, "rank": 0, "pid": 100}, {**known, "rank": 1, "pid": 101}]
-    assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
-    assert all(row.keys() == rows[0].keys() for row in rows)
 
 
 def test_a_run_of_a_version_that_had_other_names_goes_on(run_dir: Path) -> None:

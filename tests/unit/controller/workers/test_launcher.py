@@ -19,6 +19,7 @@ from splitppo.config import ConfigError
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
 from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.run_folder.processes import Rank
 from tests.support.fake_services import make_config
 from tests.support.groups import PROJECT, is_alive, wait_until
 
@@ -107,7 +108,7 @@ async def test_groups_are_found_where_their_rank_0_announced_them(launch: Launch
         "actor": "here:actor",
         "critic": "here:critic",
     }
-    assert endpoints["actor"].processes == [{"rank": 0, "pid": int(endpoints["actor"].instance_id)}]
+    assert endpoints["actor"].processes == [Rank(0, int(endpoints["actor"].instance_id))]
 
 
 async def test_an_estimator_without_critic_starts_no_critic(launch: Launch) -> None:
@@ -313,7 +314,7 @@ async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
     launcher = launch(SERVE_BY_A_RANK)
     endpoints = await launcher.start()
     assert not any(group.is_gone for group in launcher.groups.values())
-    os.kill(endpoints["critic"].processes[0]["pid"], signal.SIGKILL)
+    os.kill(endpoints["critic"].processes[0].pid, signal.SIGKILL)
     wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
     assert not launcher.groups["actor"].is_gone
     assert await launcher.groups["critic"].lost_rank() == 0
@@ -323,7 +324,7 @@ async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
 async def test_a_stopped_rank_ends_with_its_group_also_if_torchrun_has_ended_before(launch: Launch, end: str) -> None:
     launcher = launch(SERVE_BY_A_RANK, algorithm__adv_estimator="grpo")
     endpoint = (await launcher.start())["actor"]
-    rank = endpoint.processes[0]["pid"]
+    rank = endpoint.processes[0].pid
     os.kill(rank, signal.SIGSTOP)
     os.kill(int(endpoint.instance_id), signal.SIGKILL)
     while not launcher.groups["actor"].has_ended:  # noqa: ASYNC110 - nobody tells of it

@@ -13,9 +13,9 @@ from controller.workers.launcher import GroupFailed
 from controller.workers.worker_groups import WorkerGroups
 from splitppo import __version__
 from splitppo.config import ConfigError
-from splitppo.end_reason import write_end_reason
 from splitppo.rpc.errors import NotIntroduced, PeerDied, Place, Unavailable, WireError, WrongState
 from splitppo.rpc.software_version import why_versions_differ
+from splitppo.run_folder.end_reason import write_end_reason
 from splitppo.v1 import worker_pb2
 from tests.support.fake_services import make_config
 from tests.support.fake_worker import CALLER, Connect, FakeWorker

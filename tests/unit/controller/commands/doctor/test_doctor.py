@@ -33,6 +33,7 @@ from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
+from splitppo.run_folder.processes import Group
 from splitppo.run_folder.summary import Summary, ThisStart
 from splitppo.v1 import batch_pb2, worker_pb2
 from tests.support import disks, models
@@ -284,8 +285,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def announce(run_dir: Path, role: str, address: str) -> None:
-    (run_dir / "services").mkdir(exist_ok=True)
-    (run_dir / "services" / f"{role}.json").write_text(json.dumps({"role": role, "address": address}))
+    Group(role, address, "instance", []).announce(run_dir)
 
 
 async def test_a_local_run_is_found_by_its_folder_with_its_token(serve: Serve, run_dir: Path) -> None:

@@ -21,6 +21,7 @@ from splitppo.config import Config
 from splitppo.rpc.errors import Place
 from splitppo.run_folder.events import append_event
 from splitppo.run_folder.live import LiveFile
+from splitppo.run_folder.processes import Group, Rank
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.summary import Accuracy
 from splitppo.v1 import worker_pb2
@@ -63,8 +64,8 @@ class Run:
 
 
 def client(role: str, instance_id: str) -> Any:
-    process = worker_pb2.Process(rank=0, pid=7, host="here")
-    return SimpleNamespace(role=role, worker=SimpleNamespace(instance_id=instance_id, processes=[process]))
+    group = Group(role, "here:1", instance_id, [Rank(0, 7, "here")])
+    return SimpleNamespace(role=role, worker=SimpleNamespace(instance_id=instance_id), group=group)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.end_reason import read_end_reason, write_end_reason
+from splitppo.run_folder.end_reason import read_end_reason, write_end_reason
 
 FILE = Path("services") / "actor.failure.json"
 
