@@ -85,10 +85,11 @@ def config_page(page: str) -> str:
         "",
         "Made by `python -m tools.docs`; [config.md](../config.md) has all.",
     ]
+    printed: dict[str, str] = {}
     for name in names:
         kind = Config.model_fields[name].annotation
         assert isinstance(kind, type), name
-        lines += _section(name, kind)
+        lines += _section(name, kind, printed)
     return "\n".join(lines) + "\n"
 
 
@@ -96,24 +97,43 @@ def _first_line(kind: Any) -> str:
     return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
 
 
-def _section(path: str, section: type[BaseModel]) -> list[str]:
-    """Returns the keys of a section in a table, then its own sections."""
-    rows = []
+def _section(path: str, section: type[BaseModel], printed: dict[str, str]) -> list[str]:
+    """Returns the keys of a section in a table, then its own sections.
+
+    Args:
+        path: the name of the section.
+        section: its class.
+        printed: the rows that the page has already, with the section in which each stands; those of this one are added.
+            Keys that an earlier section has with the same meaning are named there only.
+    """
+    rows = {}
     inner = []
     meanings = descriptions(section)
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            inner += _section(f"{path}.{name}".lstrip("."), kind)
+            inner += _section(f"{path}.{name}".lstrip("."), kind, printed)
         else:
             default = "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
             meaning = f"{' '.join(meanings.get(name, '').split())}{_bounds(field)}"
-            rows.append(f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |")
+            rows[name] = f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |"
             if entry := _entry(kind):
-                inner += _section(f"{path}.{name}[]", entry)
-    title = ["", f"## {path}", "", inspect.cleandoc(section.__doc__ or "")] if path else []
-    table = ["", "| key | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []
-    return [*title, *table, *inner]
+                inner += _section(f"{path}.{name}[]", entry, printed)
+    same = {name: printed[row] for name, row in rows.items() if row in printed}
+    new = [row for row in rows.values() if row not in printed]
+    printed.update(dict.fromkeys(new, path))
+    title = ["", f"## {path}", "", inspect.cleandoc(section.__doc__ or "")]
+    table = ["", "| key | type | default | meaning |", "|---|---|---|---|", *new] if new else []
+    return [*title, *table, *_as_in(same), *inner]
+
+
+def _as_in(same: Mapping[str, str]) -> list[str]:
+    """Returns a paragraph for each section that has keys of this one: keys, by the section in which they stand."""
+    lines = []
+    for path in dict.fromkeys(same.values()):
+        keys = ", ".join(f"`{name}`" for name, other in same.items() if other == path)
+        lines += ["", *textwrap.wrap(f"As in [{path}](#{path.replace('.', '')}): {keys}.", 120)]
+    return lines
 
 
 @cache
