@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -10,38 +11,38 @@ from typing import Any
 
 _HEAD = """# Architectures
 
-This page answers, for people who bring a model: can it be trained here, how is that known, and what is refused?
+| question | short answer |
+|---|---|
+| Can my model be trained? | any causal language model of transformers can be tried; most were compared: the table |
+| How is that known? | every start proves its forward against transformers, and ends with exit code 2 if it differs |
+| Without a run? | `python -m services.actor --config my.yaml --check` (`services.critic`, ...) proves the models |
+| What is refused? | `-` in the table; vision-language models; noise that cannot be switched off |
 
-Any causal language model of transformers can be tried. No list decides: at every start each group **proves its
-forward**. A few short rows of fixed token ids go through the model's own forward, each row alone, with the whole logits
-and with attention of transformers. The engine's log-probs, values or scores of these rows, packed or padded as in
-training, must be the same, also in training mode, in which some models add noise. So must the log-probs of a few tokens
-that the backend `hf` decodes. If they are not, the group ends with exit code 2 and one sentence with the architecture
-and the difference, before anything is sampled.
+At every start each group sends a few short rows of fixed token ids through the model's own forward, each row alone,
+with the whole logits and with attention of transformers. The engine's log-probs, values or scores of these rows,
+packed or padded as in training, must be the same, also in training mode, and so must the log-probs of a few tokens
+that the backend `hf` decodes. Else the group ends with one sentence, before anything is sampled.
 
 * **The bound.** In fp32 log-probs must agree to 1e-4 nats, values and scores to 1e-4 of their spread. In bf16 a model
-  differs from itself: the same rows with eager attention, with sdpa, and beside padding. The engine differs from it as
-  much (0.9 to 1.2 times, in ten families of random models). Three times that mean difference and four times the
-  greatest are allowed, and the rounding of the logits; at most 0.15 and 2 nats.
+  differs from itself (with other attention, beside padding), and the engine as much from it: three times that mean
+  difference and four times the greatest are allowed, and the rounding of the logits; at most 0.15 and 2 nats.
 * **What it costs.** One pass of the engine over four rows, and one of the model's own forward over each of them; in
-  bf16 five more passes, and one more of a model that is trained. `--check` of the controller says how many
-  floating-point operations that is for your models. Ranks that divide the weights gather them once for each pass.
-* **Without a run.** `python -m services.actor --config my.yaml --check` (and `services.critic`, ...) loads the models
-  of that group in one process, one after another, and proves them. The controller's `--check` has no torch.
+  bf16 five more passes, and one more of a model that is trained. The controller's `--check` says how many
+  floating-point operations that is.
+* **Compiled layers** (`actor.compile`) are proved without compiled code and with it
+  ([operations.md](operations.md#compiled-layers)).
 * **Sampling** with vLLM is held to the trainer by the check of the first step
   ([rollout_correction.md](rollout_correction.md#the-check)).
-
-Short rows do not reach windows, chunks, and rotary factors that change with length. `python -m tools.architectures`
-compares every architecture with small ones of these, from random weights in fp32: log-probs and gradients, packed and
-padded, values, scores, and what `hf` samples. Its reference is the model's own forward, row by row. With
-`--mutations 200` it changes fields of the configurations at random: multipliers, caps, windows, kinds of layers.
-
-* **longrope** (Phi-3): rows of more tokens than `original_max_position_embeddings` are rotated by other factors. Such
-  rows are computed apart from shorter ones, so log-probs do not depend on micro-batches. They cannot be sampled: the
-  first tokens of a response would be sampled with other factors than those they are learned with. So
-  `data.max_prompt_length + data.max_response_length` must not exceed that number, and `--check` says so.
+* **longrope** (Phi-3): rows of more tokens than `original_max_position_embeddings` are rotated by other factors, and
+  computed apart from shorter ones. They cannot be sampled, so `data.max_prompt_length + data.max_response_length` must
+  not exceed that number; `--check` says so.
 * **Attention sinks** and other additions to attention (gpt_oss): the model keeps its own attention, and rows are
   padded. `use_remove_padding: true` and `ulysses_sequence_parallel_size` are refused.
+
+Short rows do not reach windows, chunks, and rotary factors that change with length. `python -m tools.architectures`
+compares every architecture with small ones of these, from random weights in fp32, row by row: log-probs and gradients,
+packed and padded, values, scores, and what `hf` samples. `--mutations 200` changes fields of the configurations at
+random: multipliers, caps, windows, kinds of layers.
 
 """
 
@@ -83,12 +84,15 @@ The other {counts["other"]} could not be built small on a CPU; they are proved a
 
 def _table(lines: dict[str, dict[str, Any]]) -> Iterator[str]:
     names = _of_vllm()
-    yield "| `model_type` | packed | padded | critic | reward model | hf | vLLM | why not |"
-    yield "|---|---|---|---|---|---|---|---|"
+    alike: dict[str, list[str]] = {}
     for model_type, line in sorted(lines.items()):
         marks = [_mark(line["results"].get(use)) for use in ("packed", "padded", "critic", "reward", "hf")]
         has_vllm = "=" if _class_name(model_type) in names else "-"
-        yield f"| {model_type} | {' | '.join(marks)} | {has_vllm} | {_why(line)} |"
+        alike.setdefault(f"{' | '.join(marks)} | {has_vllm} | {_why(line)} |", []).append(model_type)
+    yield "| `model_type` | packed | padded | critic | reward model | hf | vLLM | why not |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result, model_types in sorted(alike.items(), key=lambda entry: -len(entry[1])):
+        yield f"| {', '.join(model_types)} | {result}"
 
 
 def _mark(result: str | None) -> str:
@@ -97,18 +101,32 @@ def _mark(result: str | None) -> str:
     return "=" if result == "exact" else "-" if result.startswith("refused") else "**wrong**"
 
 
+# Reasons as the engine gives them, and as the page groups them.
+_GROUPED = (
+    (r"rows of \w+ cannot be packed", "rows cannot be packed"),
+    (r"the engine cannot compute with [\w-]+ in padded rows: .*", "log-probs are not those of the model itself"),
+    (r"\d+ parameters: no small", "no small"),
+)
+
+
 def _why(line: dict[str, Any]) -> str:
-    """Returns the reason of the first refusal that needs one, without the model's folder and the numbers."""
+    """Returns the reason of the first refusal that needs one, without the names of the model and the numbers."""
     if line["reason"]:
-        return f"not compared: {line['reason'].split('. ')[0][:90]}"
+        return _grouped(f"not compared: {line['reason'].split('. ')[0][:90]}")
     for use in ("padded", "packed", "hf"):
         result = line["results"].get(use, "exact")
         if result == "exact" or "no such head" in result:
             continue
         reason = result.removeprefix("refused: ").partition(" differ by")[0].removesuffix(": they")
         reason = reason.split("/policy: ")[-1].replace("use_remove_padding: ", "")
-        return reason.partition(", set it to")[0][:110].replace("|", "\\|")
+        return _grouped(reason.partition(", set it to")[0][:110])
     return ""
+
+
+def _grouped(reason: str) -> str:
+    for pattern, words in _GROUPED:
+        reason = re.sub(pattern, words, reason)
+    return reason.replace("|", "\\|")
 
 
 def _class_name(model_type: str) -> str:
