@@ -116,7 +116,7 @@ class Trainer:
                 num_samples=self.config.rollout.n,
                 greedy_scores_P=greedy,
                 normalization=self.state.normalization(self.config),
-                teacher=calls.step.config.teacher if calls.step.workers.teacher else None,
+                teacher=calls.step.config.teacher,
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience

@@ -1,17 +1,63 @@
-"""Computes what a teacher says of the sampled tokens: the signal per token, and how far the policy is from the teacher.
+"""On-policy distillation: a frozen teacher says of each sampled token how likely it would have been.
 
-N tokens of responses, one row after the other; B responses. float64 inside.
+From the configuration to the gradient, for the section `teacher`:
+
+1. `signal`, `models` and `top_k` say which teachers there are and what each has to compute: `TeacherConfig`
+   (splitppo/config/sections/teacher.py). `placement.teacher` names the group that holds them.
+2. Each row goes to the teacher of its data source: the column `teachers`, by `teachers_of_rows`.
+3. A teacher is a frozen model like the reference (services/roles/frozen_models.py), which adds `teacher_log_probs`
+   to the rows, and with `top_k` the ids and log-probs of the tokens that it finds most likely.
+4. With signal `advantage` or `reward`, the controller adds `coef` * d to advantages or rewards: `teacher_signal` and
+   `add_signal`, at the places where controller/ppo/experience.py calls them.
+5. With signal `loss` or `top_k`, these columns go to the actor's group, whose loss has a term of its own:
+   services/actor/losses/distillation.py. `loss_coef` goes there with each update.
+6. Every step measures the KL from the teachers (`distillation_metrics`); `next_coef` moves an adaptive `coef` by it.
+
+What else names teachers only carries them: columns, slots, placement, memory, and checks of models and tokenizers.
+
+Shapes: N tokens of responses, one row after the other; B responses. float64 inside.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.ppo.kl import next_kl_coef
 from controller.ppo.masked_stats import Float64s
 from splitppo.batch import Batch, Column
 from splitppo.config import ConfigError
 from splitppo.config.sections.teacher import TeacherConfig
+
+NO_TEACHER = TeacherConfig()
+
+
+def teachers_of_rows(teacher: TeacherConfig, data_sources: Iterable[str]) -> Batch:
+    """Returns the column `teachers`: the number of the teacher of each row, by the row's data source."""
+    return Batch.from_rows(teachers=[[teacher.number_of(source)] for source in data_sources])
+
+
+def loss_coef(teacher: TeacherConfig) -> float | None:
+    """Returns the weight of the teachers' term in the actor's loss; None if the loss has no such term."""
+    return teacher.coef if teacher.is_in_loss else None
+
+
+def with_coef(teacher: TeacherConfig, coef: float | None) -> TeacherConfig:
+    """Returns the settings with the weight that adaptive control has come to; unchanged without one (None)."""
+    return teacher if teacher.kl_ctrl == "fixed" or coef is None else teacher.changed("", {"coef": coef})
+
+
+def next_coef(
+    teacher: TeacherConfig, coef: float | None, metrics: Mapping[str, float], *, num_samples: int
+) -> float | None:
+    """Returns the weight after a step, moved by the step's KL from the teachers, see `next_kl_coef`.
+
+    `coef` is the weight to which adaptive control has come so far; it is returned as it is where the weight is fixed.
+    """
+    if teacher.kl_ctrl == "fixed":
+        return coef
+    current = teacher.coef if coef is None else coef
+    return next_kl_coef(teacher, current, metrics.get("distillation/kl"), num_samples=num_samples)
 
 
 def teacher_signal(teacher: TeacherConfig, rollouts: Batch, response_mask: Column) -> Float64s:

@@ -6,13 +6,13 @@ Formulas work on padded arrays. Only a block of rows is padded at a time; the ar
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from controller.ppo.advantages.estimate import estimate
-from controller.ppo.distillation import add_signal, distillation_metrics, teacher_signal
-from controller.ppo.masked_stats import Float32s, Mask
+from controller.ppo.distillation import NO_TEACHER, add_signal, distillation_metrics, teacher_signal
+from controller.ppo.masked_stats import Float32s
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization, RunningMoments, running_metrics
 from controller.ppo.rollout_correction import correct_rollouts
 from controller.ppo.scores import Scores
@@ -20,6 +20,7 @@ from controller.ppo.token_rewards import shape_scores, shaped_parts, subtract_kl
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.sections.teacher import TeacherConfig
+from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,21 +36,21 @@ class Experience:
         rewards: shaped, with KL penalty and a teacher's signal; aligned with responses, 0 for tokens that do not count.
         learned: bool, aligned with responses: the tokens that both models learn from. The others are masked or
             rejected.
+        counted: bool, aligned with responses: the tokens that the policy sampled.
         kl: mean KL to the reference, nats; None without KL in the reward.
         metrics: the metrics of the KL in the reward, of distillation, of normalisation, and of the difference between
             the log-probs of the rollout backend and the trainer.
         running: statistics of the run, this step included; if they have returns, the critic learns normalised returns.
-        counted: bool, aligned with responses: the tokens that the policy sampled; None if they are those of `learned`.
     """
 
     batch: Batch
     scores: Float32s
     rewards: Column
     learned: Column
+    counted: Column
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     running: RunningMoments = field(default_factory=RunningMoments)
-    counted: Column | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -82,11 +83,9 @@ def assemble_experience(
     num_samples: int,
     greedy_scores_P: Float32s | None = None,
     normalization: Normalization = NO_NORMALIZATION,
-    teacher: TeacherConfig | None = None,
+    teacher: TeacherConfig = NO_TEACHER,
 ) -> Experience:
     """Computes what a step learns from: corrects rollouts, places scores, subtracts the KL, estimates advantages.
-
-    The signal of a teacher is added to rewards or to advantages, as `teacher.signal` says.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score on its
     last token that is left. A response that is rejected as a whole still counts in its group's baseline. With
@@ -99,106 +98,171 @@ def assemble_experience(
         num_samples: the number of responses per prompt; responses to one prompt are neighbours.
         greedy_scores_P: the score of a greedy response to each prompt, if it is the baseline (ReMax).
         normalization: the normalisation with the statistics of the steps before; the values are on this scale.
-        teacher: the settings of the teachers in this step, if the rollouts have log-probs of teachers.
+        teacher: the settings of the teachers in this step; if it names any, the rollouts have their log-probs.
     """
-    response_mask = _response_mask(rollouts)
-    not_rejected, weights, metrics = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
-    learned = _learned(algorithm, not_rejected, scores.is_truncated)
-    rollouts = normalization.denormalized(_with_policy_that_sampled(algorithm, rollouts))
-    if teacher is not None:
-        metrics = {**metrics, **distillation_metrics(teacher, rollouts, response_mask, scores.data_sources)}
-        signal_N = teacher_signal(teacher, rollouts, response_mask)
-
-    shaping = normalization.shaping
-    score_moments = normalization.scores_including(scores.scores)
-    ends_B, token_scores = shaped_parts(shaping, scores, std=score_moments.std)
-    rewards = token_rewards(ends_B, token_scores, _rewarded(learned, response_mask))
-    kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
-    if teacher is not None and teacher.signal == "reward":
-        rewards = add_signal(rewards, signal_N, response_mask)
-    if shaping.whiten_rewards and learned.values.any():
-        rewards = whiten_rewards(rewards, response_mask)
-
-    if greedy_scores_P is not None:  # they must be on the scale of the rewards
-        greedy_scores_P = shape_scores(shaping, greedy_scores_P, std=score_moments.std).astype(np.float32)
-    advantages, returns = estimate(
-        algorithm,
-        rollouts,
-        rewards,
-        response_mask=response_mask,
-        learned=learned,
-        num_samples=num_samples,
-        greedy_scores_B=None if greedy_scores_P is None else np.repeat(greedy_scores_P, num_samples),
-        components_KB=scores.components(algorithm.gdpo_reward_keys),
-    )
-    if teacher is not None and teacher.signal == "advantage":
-        advantages = add_signal(advantages, signal_N, learned)
-    return_moments = normalization.returns_including(returns.values[learned.values])
-    running = RunningMoments(scores=score_moments, returns=return_moments)
-
-    columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, rollouts, weights, learned)}
-    batch = rollouts.merge(Batch(rollouts.num_rows, columns))
-    metrics = {**metrics, **running_metrics(running)}
-    if kl is not None:
-        metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    return Experience(batch, scores.scores, rewards, learned, kl, metrics, running, response_mask)
+    made = _of_rollouts(rollouts, scores)
+    made = _without_rejected(made, algorithm)
+    made = _without_truncated(made, algorithm, scores)
+    made = _without_statistics_of_one(made)
+    made = _by_the_policy_that_sampled(made, algorithm)
+    made = replace(made, batch=normalization.denormalized(made.batch))
+    made = _compared_with_teachers(made, teacher, scores)
+    made = _rewarded(made, scores, normalization)
+    made = _less_kl(made, algorithm)
+    made = _taught_by_rewards(made, teacher)
+    made = _whitened(made, normalization.shaping)
+    made = _estimated(made, algorithm, scores, num_samples, _baseline(greedy_scores_P, made, normalization.shaping))
+    made = _taught_by_advantages(made, teacher)
+    made = _with_statistics_of_returns(made, normalization)
+    return _with_columns_of_losses(made, algorithm)
 
 
-def _response_mask(rollouts: Batch) -> Column:
-    """Returns a bool mask of the response tokens that count; all tokens if there is no column `response_mask`."""
+def _of_rollouts(rollouts: Batch, scores: Scores) -> Experience:
+    """Returns an experience without rewards, in which all response tokens that count are learned.
+
+    All tokens count if the rollouts have no column `response_mask`.
+    """
     lengths = rollouts["responses"].lengths
+    counts_N = np.ones(len(rollouts["responses"].values), np.bool_)
     if "response_mask" in rollouts:
-        return Column(rollouts["response_mask"].values.astype(np.bool_), lengths)
-    return Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
+        counts_N = rollouts["response_mask"].values.astype(np.bool_)
+    counted = Column(counts_N, lengths)
+    no_rewards = Column(np.zeros(len(counts_N), np.float32), lengths)
+    return Experience(rollouts, scores.scores, no_rewards, learned=counted, counted=counted)
 
 
-def _learned(algorithm: AlgorithmConfig, not_rejected: Column, is_truncated_B: Mask) -> Column:
-    """Returns a mask of the tokens to learn from: not rejected, and not in truncated responses if these are masked.
-
-    The mask is empty if it would mark a single token, because a single token has no statistics.
-    """
-    learned_N = not_rejected.values
-    lengths = not_rejected.lengths
-    if algorithm.mask_truncated_completions:
-        learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
-    num_learned = learned_N.sum()
-    total = len(learned_N)
-    if num_learned < 2:
-        log.warning(
-            "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total
-        )
-        learned_N = np.zeros_like(learned_N)
-    return Column(learned_N, lengths)
+def _without_rejected(made: Experience, algorithm: AlgorithmConfig) -> Experience:
+    """Weights and rejects tokens by the ratio of trainer to rollout backend; formulas are in `rollout_correction`."""
+    learned, weights, metrics = correct_rollouts(algorithm.rollout_correction, made.batch, made.counted)
+    made = replace(made, learned=learned, metrics={**made.metrics, **metrics})
+    return made if weights is None else _with_columns(made, rollout_is_weights=weights)
 
 
-def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Batch:
+def _without_truncated(made: Experience, algorithm: AlgorithmConfig, scores: Scores) -> Experience:
+    """Leaves out truncated responses with `mask_truncated_completions` (overlong filtering: DAPO, Yu et al., 2025)."""
+    if not algorithm.mask_truncated_completions:
+        return made
+    is_truncated_N = np.repeat(scores.is_truncated, made.learned.lengths)
+    return replace(made, learned=Column(made.learned.values & ~is_truncated_N, made.learned.lengths))
+
+
+def _without_statistics_of_one(made: Experience) -> Experience:
+    """Leaves out a single token, because a single token has no statistics: nothing is learned in this step."""
+    num_learned = made.learned.values.sum()
+    if num_learned >= 2:
+        return made
+    log.warning(
+        "%d of %d response tokens are left to learn from: nothing is learned in this step",
+        num_learned,
+        len(made.learned.values),
+    )
+    return replace(made, learned=Column(np.zeros_like(made.learned.values), made.learned.lengths))
+
+
+def _by_the_policy_that_sampled(made: Experience, algorithm: AlgorithmConfig) -> Experience:
     """Replaces, with bypass_mode, the old log-probs of the rollouts by those of the rollout backend.
 
     This is done also in steps that compute both log-probs for a check: a check must not change what is learned.
     """
-    if not (algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts):
-        return rollouts
-    return rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
+    if not (algorithm.rollout_correction.bypasses and "rollout_log_probs" in made.batch):
+        return made
+    return _with_columns(made, old_log_probs=made.batch["rollout_log_probs"])
 
 
-def _rewarded(learned: Column, response_mask: Column) -> Column:
-    """Returns a mask of the tokens that may have a score: `learned`, or all that count if the response is rejected."""
-    is_rejected_B = learned.sums() == 0
-    return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
+def _compared_with_teachers(made: Experience, teacher: TeacherConfig, scores: Scores) -> Experience:
+    """Adds the metrics of distillation, see `distillation_metrics`; nothing without teachers."""
+    if not teacher.folders:
+        return made
+    metrics = distillation_metrics(teacher, made.batch, made.counted, scores.data_sources)
+    return replace(made, metrics={**made.metrics, **metrics})
 
 
-def _of_losses(
-    algorithm: AlgorithmConfig, rollouts: Batch, weights: Column | None, learned: Column
-) -> dict[str, Column]:
-    """Returns the columns to send for the losses: which tokens are left out, and the weights of tokens, if needed.
+def _rewarded(made: Experience, scores: Scores, normalization: Normalization) -> Experience:
+    """Shapes the scores and places them on tokens; formulas are in `shape_scores` and `token_rewards`.
 
-    The column `response_mask` on the wire marks the tokens of `learned`.
+    Only learned tokens can have a score, or all that count if their response is rejected as a whole.
     """
-    columns = dict[str, Column]()
+    moments = normalization.scores_including(scores.scores)
+    ends_B, token_scores = shaped_parts(normalization.shaping, scores, std=moments.std)
+    is_rejected_N = np.repeat(made.learned.sums() == 0, made.learned.lengths)
+    may_have_N = made.learned.values | (made.counted.values & is_rejected_N)
+    rewards = token_rewards(ends_B, token_scores, Column(may_have_N, made.learned.lengths))
+    return replace(made, rewards=rewards, running=RunningMoments(scores=moments))
+
+
+def _less_kl(made: Experience, algorithm: AlgorithmConfig) -> Experience:
+    """Subtracts, with `use_kl_in_reward`, the KL to the reference from the rewards (Ouyang et al., 2022, eq. 2)."""
+    if not algorithm.use_kl_in_reward:
+        return made
+    kl = subtract_kl(algorithm, made.batch, made.rewards, made.counted)
+    metrics = {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
+    return replace(made, kl=kl, metrics={**made.metrics, **metrics})
+
+
+def _taught_by_rewards(made: Experience, teacher: TeacherConfig) -> Experience:
+    """Adds the teachers' signal to the rewards of all tokens that count, with `teacher.signal` reward."""
+    if not teacher.folders or teacher.signal != "reward":
+        return made
+    signal_N = teacher_signal(teacher, made.batch, made.counted)
+    return replace(made, rewards=add_signal(made.rewards, signal_N, made.counted))
+
+
+def _whitened(made: Experience, shaping: RewardShapingConfig) -> Experience:
+    """Whitens the rewards with `reward.shaping.whiten_rewards`; the formula is in `whiten_rewards`."""
+    if not (shaping.whiten_rewards and made.learned.values.any()):
+        return made
+    return replace(made, rewards=whiten_rewards(made.rewards, made.counted))
+
+
+def _baseline(greedy_scores_P: Float32s | None, made: Experience, shaping: RewardShapingConfig) -> Float32s | None:
+    """Returns the greedy scores on the scale of the rewards (ReMax: Li et al., 2024), [P]; None if there are none."""
+    if greedy_scores_P is None:
+        return None
+    return shape_scores(shaping, greedy_scores_P, std=made.running.scores.std).astype(np.float32)
+
+
+def _estimated(
+    made: Experience, algorithm: AlgorithmConfig, scores: Scores, num_samples: int, baseline_P: Float32s | None
+) -> Experience:
+    """Adds advantages and returns by the configured estimator; controller/ppo/advantages has the formulas."""
+    advantages, returns = estimate(
+        algorithm,
+        made.batch,
+        made.rewards,
+        response_mask=made.counted,
+        learned=made.learned,
+        num_samples=num_samples,
+        greedy_scores_B=None if baseline_P is None else np.repeat(baseline_P, num_samples),
+        components_KB=scores.components(algorithm.gdpo_reward_keys),
+    )
+    return _with_columns(made, advantages=advantages, returns=returns)
+
+
+def _taught_by_advantages(made: Experience, teacher: TeacherConfig) -> Experience:
+    """Adds the teachers' signal to the advantages of the tokens that are learned, with `teacher.signal` advantage."""
+    if not teacher.folders or teacher.signal != "advantage":
+        return made
+    signal_N = teacher_signal(teacher, made.batch, made.counted)
+    return _with_columns(made, advantages=add_signal(made.batch["advantages"], signal_N, made.learned))
+
+
+def _with_statistics_of_returns(made: Experience, normalization: Normalization) -> Experience:
+    """Adds the returns of learned tokens to the statistics of the run, if values are normalised; see `Moments`."""
+    returns_N = made.batch["returns"].values[made.learned.values]
+    running = RunningMoments(scores=made.running.scores, returns=normalization.returns_including(returns_N))
+    return replace(made, running=running, metrics={**made.metrics, **running_metrics(running)})
+
+
+def _with_columns_of_losses(made: Experience, algorithm: AlgorithmConfig) -> Experience:
+    """Adds the column `response_mask` for both losses, which marks the learned tokens, if any token may be left out."""
     correction = algorithm.rollout_correction
-    rejects = correction.is_active and correction.rejections
-    if rejects or algorithm.mask_truncated_completions or "response_mask" in rollouts or not learned.values.all():
-        columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
-    if weights is not None:
-        columns["rollout_is_weights"] = weights
-    return columns
+    rejects = correction.is_active and bool(correction.rejections)
+    may_leave_out = rejects or algorithm.mask_truncated_completions or "response_mask" in made.batch
+    if not may_leave_out and made.learned.values.all():
+        return made
+    return _with_columns(made, response_mask=Column(made.learned.values.astype(np.uint8), made.learned.lengths))
+
+
+def _with_columns(made: Experience, **columns: Column) -> Experience:
+    """Returns the experience with columns added to its batch, or replaced there."""
+    return replace(made, batch=made.batch.merge(Batch(made.batch.num_rows, columns)))

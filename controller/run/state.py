@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from controller.ppo.distillation import next_coef, with_coef
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization, RunningMoments
@@ -51,15 +52,13 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
         config = config.at_step(self.step)
         algorithm = config.algorithm
         actor = config.actor
-        teacher = config.teacher
+        teacher = with_coef(config.teacher, self.teacher_coef)
         if algorithm.kl_ctrl == "adaptive":
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl_coef})
         if algorithm.adaptive_entropy.enable:
             coeff = actor.entropy_coeff if self.entropy_coeff is None else self.entropy_coeff
             coeff = entropy_coeff_in_force(algorithm.adaptive_entropy, coeff, self.entropy)
             actor = actor.model_copy(update={"entropy_coeff": coeff})
-        if teacher.kl_ctrl == "adaptive" and self.teacher_coef is not None:
-            teacher = teacher.changed("", {"coef": self.teacher_coef})
         return config.model_copy(update={"algorithm": algorithm, "actor": actor, "teacher": teacher})
 
     def after(self, record: StepRecord, config: Config, num_draws: int, sampler: Mapping[str, Any] | None) -> Self:
@@ -76,12 +75,7 @@ class RunState(BaseModel, frozen=True, extra="forbid"):
             coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
             entropy_coeff = next_entropy_coeff(adaptive, coeff, entropy)
         num_samples = experience.batch.num_rows
-        teacher = config.teacher
-        teacher_coef = self.teacher_coef
-        if teacher.kl_ctrl == "adaptive":
-            coef = teacher.coef if teacher_coef is None else teacher_coef
-            kl = experience.metrics.get("distillation/kl")
-            teacher_coef = next_kl_coef(teacher, coef, kl, num_samples=num_samples)
+        teacher_coef = next_coef(config.teacher, self.teacher_coef, experience.metrics, num_samples=num_samples)
         return self.model_copy(
             update={
                 "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from controller.ppo.distillation import loss_coef
 from controller.ppo.experience import Experience
 from controller.step.context import StepContext
 from controller.step.parts import Compute
 from controller.step.recording import recorded_rows, update_columns
-from controller.workers.clients import ActorClient, CriticClient, loss_terms
+from controller.workers.clients import ActorClient, CriticClient
 from controller.workers.command import CommandReply
 from controller.workers.recovery import replay_if_clean
+from splitppo.config import Config
+from splitppo.v1 import actor_pb2
 from splitppo.v1.batch_pb2 import Slot
 
 
@@ -89,3 +92,15 @@ class StepUpdates:
         with self.step.record.timed(name):
             reply = await replay_if_clean(client, self.step.base_step, attempt)
         self.step.record.add_reply(client.role, name, reply)
+
+
+def loss_terms(config: Config) -> actor_pb2.LossTerms:
+    """Returns the protobuf message with those terms of the policy loss that may change from step to step."""
+    terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
+    phases = config.algorithm.phases
+    return actor_pb2.LossTerms(
+        **terms,
+        loss_mode=config.actor.policy_loss.loss_mode,
+        phase=phases[0].label if phases else "",
+        teacher_coef=loss_coef(config.teacher),
+    )

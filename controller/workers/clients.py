@@ -28,7 +28,7 @@ from controller.workers.command import (
 from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.clock import unix_s
-from splitppo.config import Config, DataConfig
+from splitppo.config import DataConfig
 from splitppo.config.section import RoleName
 from splitppo.config.sections.evaluation import EvaluationConfig
 from splitppo.config.sections.rollout import RolloutConfig
@@ -529,16 +529,3 @@ def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig)
     """Returns the protobuf message with temperature, top_p, top_k and response limit for the RPC Generate."""
     drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
     return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)
-
-
-def loss_terms(config: Config) -> actor_pb2.LossTerms:
-    """Returns the protobuf message with those terms of the policy loss that may change from step to step."""
-    terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
-    phases = config.algorithm.phases
-    teacher = config.teacher
-    return actor_pb2.LossTerms(
-        **terms,
-        loss_mode=config.actor.policy_loss.loss_mode,
-        phase=phases[0].label if phases else "",
-        teacher_coef=teacher.coef if teacher.is_in_loss else None,
-    )

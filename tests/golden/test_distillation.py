@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from controller.ppo.distillation import add_signal, distillation_metrics, teacher_signal
+from controller.ppo.distillation import NO_TEACHER, add_signal, distillation_metrics, teacher_signal
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
 from controller.ppo.scores import objects
@@ -194,7 +194,7 @@ def test_all_tokens_of_the_vocabulary_give_the_full_kl_in_value_and_gradient(tmp
     assert value > 0.1
     for name, gradient in expected.items():
         assert float((found[name] - gradient).norm()) <= 1e-4 * float(gradient.norm()) + 1e-6, name
-    metrics = policy.update(batch, policy_forward(0.7), loss, progress=silent)
+    metrics = policy.update(batch, policy_forward(0.7), loss, progress=silent).metrics
     assert metrics["distillation/loss"] == pytest.approx(value, rel=1e-4)
     assert metrics["distillation/student_mass"] == pytest.approx(1.0, abs=1e-5)
 
@@ -236,7 +236,7 @@ D = [[-0.5, 1.5, 11.75], [0.0], [], [-13.0, -0.25]]
 
 
 def assemble(
-    teacher: TeacherConfig | None,
+    teacher: TeacherConfig,
     *,
     masks: list[list[int]] | None = None,
     scores: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
@@ -310,7 +310,7 @@ def test_agreement_and_kl_of_many_samples_are_the_overlap_and_the_kl_of_the_dist
 def test_a_signal_goes_only_where_it_belongs(signal: str) -> None:
     estimator = {"algorithm__adv_estimator": "reinforce_plus_plus", "algorithm__gamma": 0.0}
     scores = (1.0, 2.0, 0.0, 4.0)
-    alone = assemble(None, scores=scores, **estimator)
+    alone = assemble(NO_TEACHER, scores=scores, **estimator)
     taught = assemble(config(signal=signal, coef=0.5, max_abs=None), scores=scores, **estimator)
     by_coef = 0.5 * np.array([d for row in D for d in row])
     for name, before, after in (
@@ -327,7 +327,9 @@ def test_a_signal_goes_only_where_it_belongs(signal: str) -> None:
 def test_the_signal_in_advantages_is_neither_whitened_nor_discounted() -> None:
     changes = {"algorithm__gamma": 0.5, "algorithm__lam": 0.9, "columns": {"values": OF_POLICY}}
     scores = (1.0, 2.0, 0.0, 4.0)
-    alone, taught = (assemble(teacher, scores=scores, **changes) for teacher in (None, config(coef=2.0, max_abs=None)))
+    alone, taught = (
+        assemble(teacher, scores=scores, **changes) for teacher in (NO_TEACHER, config(coef=2.0, max_abs=None))
+    )
     difference = taught.batch["advantages"].values - alone.batch["advantages"].values
     np.testing.assert_allclose(difference, 2.0 * np.array([d for row in D for d in row]), atol=1e-5)
     assert taught.batch["returns"].values.tobytes() == alone.batch["returns"].values.tobytes()
@@ -389,7 +391,7 @@ def test_a_teacher_that_is_the_reference_gives_the_bits_of_its_kl_in_the_reward(
         "algorithm__kl_coef": 0.3,
         "normalization": Normalization(RewardShapingConfig(whiten_rewards=whiten)),
     }
-    by_kl = assemble(None, algorithm__use_kl_in_reward=True, **changes)
+    by_kl = assemble(NO_TEACHER, algorithm__use_kl_in_reward=True, **changes)
     taught = assemble(config(signal="reward", coef=0.3), **changes)
     assert taught.rewards.values.tobytes() == by_kl.rewards.values.tobytes()
     for name in ("advantages", "returns"):

@@ -59,7 +59,7 @@ class StepTokens:
         lists = {name: batch[column].values for name, column in OF_BATCH.items() if column in batch}
         if "rollout" in lists and lists["rollout"] is lists.get("old"):
             del lists["rollout"]  # the algorithm takes the ones for the others, so that they cannot differ
-        counted = experience.learned if experience.counted is None else experience.counted
+        counted = experience.counted
         return cls(
             responses.values,
             responses.lengths,

@@ -119,7 +119,7 @@ def learned(run: RunRanks, policy: Path, tmp_path_factory: pytest.TempPathFactor
 def test_gradient_and_its_norm_are_those_of_one_rank(learned: Learned, policy: Path, layout: str, kind: Kind) -> None:
     alone = engine_of(policy, kind)
     expected = gradients(alone, BATCH)
-    metrics = alone.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    metrics = alone.update(BATCH, forward_of(kind), loss_of(kind), progress=silent).metrics
     for rank in learned(layout, kind)[0]:
         assert relative_error(tensors(rank["gradients"]), expected) <= 1e-6
         assert rank["metrics"]["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-6)

@@ -143,7 +143,7 @@ def test_outputs_gradients_and_metrics_are_those_of_one_rank(
     alone = engine_of(policy, kind)
     tokens = [mini_batch.num_tokens for mini_batch in alone.plan_update(BATCH)]
     outputs, expected = computed(alone, BATCH), gradients(alone, BATCH)
-    metrics = alone.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    metrics = alone.update(BATCH, forward_of(kind), loss_of(kind), progress=silent).metrics
     of_ranks = {f"tokens_rank_{name}" for name in ("min", "mean", "max")}
     ranks = run(num_ranks, learn, policy, kind, settings, 2)
     for rank in ranks:

@@ -145,9 +145,9 @@ def every_policy_loss(engine, whole, rows, facts: dict[str, object], tensors: di
         tensors[f"gradients_by/{loss_mode}"] = gradients(engine, prepared.take(rows), loss)
     still = make_engine(Path(engine.config.model), ppo_max_token_len_per_gpu=64, ppo_epochs=2, lr=0.0, weight_decay=0.0)
     forward, loss = forward_of("policy"), loss_of("policy")
-    mean = still.update(whole.take(rows), forward, loss, progress=silent)["nll"]  # of both mini-batches
+    mean = still.update(whole.take(rows), forward, loss, progress=silent).metrics["nll"]  # of both mini-batches
     limit = MetricLimit("nll", mean)
-    facts["stopped"] = still.update(whole.take(rows), forward, loss, progress=silent, stop_above=limit)
+    facts["stopped"] = still.update(whole.take(rows), forward, loss, progress=silent, stop_above=limit).metrics
 
 
 def moments(engine) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ def experience(kl: float | None) -> Experience:
     batch = Batch.from_rows(prompts=[[1], [1]], responses=[[2], [2, 3]])
     lengths = batch["responses"].lengths
     rewards, learned = Column(np.zeros(3, np.float32), lengths), Column(np.ones(3, bool), lengths)
-    return Experience(batch, np.zeros(2, np.float32), rewards, learned, kl)
+    return Experience(batch, np.zeros(2, np.float32), rewards, learned, learned, kl)
 
 
 def record(done: Experience, step_s: float = 1.0, entropy: float | None = None) -> StepRecord:

@@ -39,6 +39,7 @@ def experience(**changes: Any) -> Experience:
         scores=np.array([1.0, 0.0, 0.5], np.float32),
         rewards=Column(np.array([-0.5, 1, 0, 0, 0.25], np.float32), lengths),
         learned=Column(np.array([1, 1, 1, 0, 1], bool), lengths),
+        counted=Column(np.ones(5, bool), lengths),
     )
     return replace(made, **changes)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from controller.ppo.experience import Experience
 from controller.tracking.record.step_tokens import StepTokens
 from splitppo.batch import Batch, Column
 from tests.support.recorded import random_experience, record_config
@@ -48,9 +48,7 @@ def test_tokens_of_an_environment_count_for_no_number(tmp_path: Path) -> None:
     experience, _ = random_experience(record_config(tmp_path), [4])
     mask = Column(np.array([True, False, False, True]), np.array([4], np.int32))
     old, ref = (experience.batch[name].values for name in ("old_log_probs", "ref_log_probs"))
-    numbers = StepTokens.of(
-        Experience(experience.batch, experience.scores, experience.rewards, learned=mask, counted=mask)
-    ).numbers
+    numbers = StepTokens.of(replace(experience, learned=mask, counted=mask)).numbers
     assert numbers["learned"].tolist() == [2]
     assert numbers["kl"][0] == pytest.approx(np.mean([old[0] - ref[0], old[3] - ref[3]]), rel=1e-5)
     assert numbers["value_last"][0] == pytest.approx(experience.batch["values"].values[3])
@@ -82,7 +80,7 @@ def tokens_of(rows: list[list[int]], tmp_path: Path) -> StepTokens:
     experience, _ = random_experience(record_config(tmp_path), [len(row) for row in rows])
     ids = Column.from_rows(rows, np.dtype(np.int32))
     batch = experience.batch.merge(Batch(len(rows), {"responses": ids}))
-    return StepTokens.of(Experience(batch, experience.scores, experience.rewards, experience.learned))
+    return StepTokens.of(replace(experience, batch=batch))
 
 
 def test_repetition_is_the_share_of_pieces_of_four_tokens_that_were_there_before(tmp_path: Path) -> None:
