@@ -220,12 +220,14 @@ def join_parts(parts: Sequence[Batch]) -> Batch:
     The whole has the columns that all parts have. Without the column `places` one part follows the other.
 
     Raises:
-        ValueError: the positions are not 0 to num_rows - 1, each once.
+        ValueError: a row does not have one position in `places`, or the positions are not 0 to num_rows - 1, each once.
     """
     common = [name for name in parts[0].columns if all(name in part for part in parts)]
     joined = concatenate([part.select(common) for part in parts])
     if "places" not in joined:
         return joined
+    if (joined["places"].lengths != 1).any():
+        raise ValueError("column 'places' must have one value per row in parts")
     order = row_order(joined["places"].values)
     return joined.select(name for name in common if name != "places").take(order)
 

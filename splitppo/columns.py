@@ -63,7 +63,7 @@ COLUMNS: Mapping[str, ColumnSpec] = {
     "teacher_top_log_probs": ColumnSpec(_FLOAT32, "several_per_token", "log-probs of these tokens by the teacher"),
     "reward_tokens": ColumnSpec(_INT32, "per_row", "ids by the reward model's tokenizer: messages and response"),
     "rm_scores": ColumnSpec(_FLOAT32, "one_per_row", "the reward model's score of the response"),
-    "places": ColumnSpec(_INT32, "one_per_row", "position of a part's row in the whole, from 0"),
+    "places": ColumnSpec(_INT32, "per_row", "place of a part's row in the whole, from 0; in Generate of all samples"),
     "recorded": ColumnSpec(_UINT8, "one_per_row", "1 if the update returns what the row's last forward computes"),
     "update_log_probs": ColumnSpec(_FLOAT32, "per_row", "log-probs of that forward; none for rows not recorded"),
     "update_entropy": ColumnSpec(_FLOAT32, "per_row", "entropies of that forward, likewise"),
