@@ -32,6 +32,7 @@ from typing import Any
 
 from benchmarks.gpu_list import QUICK_LIMIT_S, Case, all_cases, chosen, quick_cases
 from benchmarks.gpu_page import Report, Result, shown
+from splitppo.machine.children.ending import end, signal_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
@@ -125,7 +126,7 @@ class Measuring:
     def _cause(self, log_begins: int) -> str:
         code = self._process.wait()
         said = [line.strip() for line in self._said(log_begins).splitlines() if line.strip()]
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        how = signal_name(-code) if code < 0 else f"exit status {code}"
         return f"its process ended with {how}: {said[-1] if said else 'no message'}"
 
     def _said(self, log_begins: int) -> str:
@@ -134,10 +135,7 @@ class Measuring:
     def close(self) -> None:
         """Ends the process, whatever it does; one that a driver holds is left behind."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # and a controller, whose groups end with it
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10.0)
+            end(self._process)  # and a controller, whose groups end with it
             self._process = None
 
 

@@ -10,10 +10,10 @@ import argparse
 import asyncio
 import io
 import os
-import signal
 import sys
 from pathlib import Path
 
+from splitppo.machine.children.ending import keep_exit_codes
 from splitppo.our_commands import NO_PACKAGE
 
 try:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
     open_standard_streams()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no child's exit code is kept
+    keep_exit_codes()
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

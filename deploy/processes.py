@@ -1,6 +1,6 @@
 """Starts the process of a role in a container or pod, passes signals on to it, and restarts a killed controller.
 
-This module needs the standard library only.
+This module needs the standard library and splitppo.machine.children only.
 """
 
 import signal
@@ -12,6 +12,7 @@ from types import FrameType
 
 from deploy.checks import EXIT_BAD_INPUT, Refused
 from deploy.placement import PORTS
+from splitppo.machine.children.ending import exit_code_of, exit_status_of
 
 MAX_RESTARTS = 5
 RESTART_PAUSE_S = 2.0
@@ -53,7 +54,7 @@ def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> 
     """
     code = run()
     for restart in range(1, MAX_RESTARTS + 1):
-        if code != 128 + signal.SIGKILL:
+        if exit_code_of(code) != -signal.SIGKILL:
             break
         say(f"the controller was killed: starting it again ({restart} of {MAX_RESTARTS}), to resume the run")
         time.sleep(pause_s)
@@ -89,14 +90,14 @@ class Child:
         The code is 128 + n if signal n has ended the command, or has come before it was started.
         """
         if self.last_signal is not None:
-            return 128 + self.last_signal
+            return exit_status_of(-self.last_signal)
         process = subprocess.Popen(command)
         self._process = process
         if self.last_signal is not None:
             process.send_signal(self.last_signal)
         code = process.wait()
         self._process = None
-        return code if code >= 0 else 128 - code
+        return exit_status_of(code)
 
 
 def say(sentence: str) -> None:

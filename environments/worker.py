@@ -6,7 +6,7 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from signal import SIGKILL, Signals
+from signal import SIGKILL
 
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Schemas, Setup
 from rewards.forks import Template
@@ -35,7 +35,7 @@ class ProcessLost(Exception):
     reason: str
     was_running: bool = False
     call: int = NO_CALL
-    signal: Signals | None = None
+    signal: int | None = None
     may_be_cause: bool = True
 
     @property
@@ -134,7 +134,7 @@ class EnvironmentProcess:
             self._lose("has been replaced")
             await self._worker.end()
 
-    def _lose(self, reason: str, signal: Signals | None = None) -> None:
+    def _lose(self, reason: str, signal: int | None = None) -> None:
         self.lost = self.lost or reason
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(ProcessLost(reason, signal=signal))

@@ -7,15 +7,15 @@ import pickle
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rewards.channel import LENGTH_BYTES, framed
-from rewards.forks import Forked, Template, ends_within, start_python
+from rewards.forks import Template
+from splitppo.machine.children.ending import Process, end, signal_name
+from splitppo.machine.children.start import python_command
 
-_END_LIMIT_S = 5.0  # until a process that was killed is gone
 _EXIT_LIMIT_S = 1.0  # until a process that has closed its socket is gone
 
 
@@ -28,7 +28,7 @@ class ProcessEnded(Exception):
 
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(_how_it_ended(exit_code))
-        self.signal = signal.Signals(-exit_code) if exit_code is not None and exit_code < 0 else None
+        self.signal = -exit_code if exit_code is not None and exit_code < 0 else None
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class WorkerProcess:
     num_shared_bytes: int = mmap.PAGESIZE
     template: Template | None = None
     is_loaded: bool = False
-    _process: subprocess.Popen[bytes] | Forked | None = None
+    _process: Process | None = None
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class WorkerProcess:
             fds = theirs.fileno(), self._memory.fileno()
             if self.template is None:
                 call = f"from rewards.channel import work; work({self.serve!r}, *{fds}, {os.getpid()})"
-                self._process = start_python(call, fds)
+                self._process = _started(call, fds)
             else:
                 self._process = await self.template.fork(*fds)
         self._streams = await asyncio.open_unix_connection(sock=ours)
@@ -114,17 +114,7 @@ class WorkerProcess:
             self._streams[1].transport.abort()
         self._streams = None
         self.is_loaded = False
-        if process is None:
-            return None
-        try:
-            has_ended = await asyncio.to_thread(ends_within, process.pid, limit_s)
-        finally:
-            for kill in (os.killpg, os.kill):
-                with suppress(ProcessLookupError):
-                    kill(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, _END_LIMIT_S)
-        return process.returncode if has_ended else None
+        return None if process is None else await asyncio.to_thread(end, process, limit_s)
 
     async def receive(self, limit_s: float, request: bytes | None = None) -> Any:
         """Sends a pickled request, if given, and returns the next message of the process; raises as `ask` does."""
@@ -145,12 +135,22 @@ class WorkerProcess:
             raise
 
 
+def _started(call: str, descriptors: Sequence[int]) -> Process:
+    """Starts a process that makes a call with these descriptors."""
+    return subprocess.Popen(
+        python_command(call),
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
+        start_new_session=True,
+    )
+
+
 def _how_it_ended(exit_code: int | None) -> str:
     """Describes, for an error message, how a process that gave no answer ended; exit code None: it still ran."""
     if exit_code is None:
         return "does not answer any more"
     if exit_code >= 0:
         return f"ended its process with code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    cause = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"was killed by signal {-exit_code} ({name}{cause})"
+    cause = ", perhaps for want of memory" if exit_code == -signal.SIGKILL else ""
+    return f"was killed by signal {-exit_code} ({signal_name(-exit_code)}{cause})"

@@ -28,6 +28,8 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rewards.channel import LENGTH_BYTES, framed
+from splitppo.machine.children.ending import end, how_it_ended
+from splitppo.machine.children.start import python_command
 
 MAX_S = 4  # of processor time, for one request
 MAX_BYTES = 2**30  # of memory, beside what the process has at its start
@@ -68,8 +70,7 @@ class _Renderer:
     def __init__(self) -> None:
         call = f"from controller.data.template_process import serve; serve({MAX_S}, {MAX_BYTES})"
         self._process = subprocess.Popen(
-            # The process has the same import path as this one.
-            [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
+            python_command(call),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # threads take memory, if unused
@@ -102,17 +103,13 @@ class _Renderer:
         for stream in (self._requests, self._answers):
             with suppress(OSError):
                 stream.close()
-        try:
-            self._process.wait(_EXIT_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, _EXIT_LIMIT_S)
 
     def _why_it_ended(self) -> str:
         status = self._process.wait()
         if status == -signal.SIGXCPU:
             return f"it takes more than {MAX_S} s of processor time"
-        return f"the process that renders it ended with status {status}"
+        return f"the process that renders it {how_it_ended(status)}"
 
 
 _lock = threading.Lock()

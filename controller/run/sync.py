@@ -7,6 +7,7 @@ from controller.run.folder import read_epoch
 from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
+from splitppo.machine.children.ending import end
 from splitppo.machine.children.tree import kill_tree
 from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 
@@ -43,6 +44,6 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     try:
         process.communicate()
     except KeyboardInterrupt:
-        kill_tree(process.pid)
+        end(process, kill=kill_tree)
         raise
     return None if process.returncode else f"{run_dir}: {', '.join(config.tracking.trackers)} have everything"

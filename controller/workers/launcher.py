@@ -21,13 +21,14 @@ from controller.workers.template import TEMPLATE, Template, TemplateFailed, Torc
 from splitppo.config import Config
 from splitppo.config.compiled import compile_keys
 from splitppo.config.section import RoleName
-from splitppo.machine.children.forks import Forked
+from splitppo.machine.children.ending import exit_code_of, has_ended_within, how_it_ended
+from splitppo.machine.children.forks import UNKNOWN
 from splitppo.machine.children.tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
-from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, how_it_ended, read_first_end
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
 from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,7 @@ CULPRIT_TIMEOUT_S = 15.0  # torchrun names the rank that failed first after the 
 LOST_RANK_TIMEOUT_S = 1.0
 ANSWER_LIMIT_S = 2.0
 POLL_INTERVAL_S = 0.05
-END_POLL_INTERVAL_S = 0.01
 MAX_TEMPLATES = 3  # one after the other, if each is killed before it has forked the group
-_ENDED_BY_SIGNAL = 128  # a larger exit code of torchrun means that a signal has ended the rank
 
 
 class GroupFailed(Exception):
@@ -217,7 +216,7 @@ class LocalGroup:
             f"the {self.role} group {what}{f' ({first})' if first else ''}; {last_lines(source)}",
             role=self.role,
             is_bad_input=exit_code == BAD_INPUT_EXIT,
-            was_killed=exit_code is not None and (exit_code < 0 or exit_code > _ENDED_BY_SIGNAL),
+            was_killed=exit_code is not None and exit_code_of(exit_code) < 0,
         )
 
     async def oom_kill(self) -> str | None:
@@ -238,11 +237,9 @@ class LocalGroup:
         if first := self._first_end():
             return f"{self.role} {first}"
         exit_code = self._torchrun.process.returncode
-        if exit_code is None or exit_code == Forked.UNKNOWN:
+        if exit_code is None or exit_code == UNKNOWN:
             return None
-        if exit_code > _ENDED_BY_SIGNAL:
-            exit_code = _ENDED_BY_SIGNAL - exit_code
-        return f"the torchrun of the {self.role} {how_it_ended(exit_code)}"
+        return f"the torchrun of the {self.role} {how_it_ended(exit_code_of(exit_code))}"
 
     async def stop(self) -> None:
         """Ends the group's processes: first by SIGTERM, then by closing their standard input, then by SIGKILL."""
@@ -279,11 +276,7 @@ class LocalGroup:
         return kill_trees(find_processes(filter(None, torchrun)), self._living_ranks())
 
     async def _ended_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self.has_ended:  # noqa: ASYNC110 - no child of this process: nobody tells of its end
-                    await asyncio.sleep(END_POLL_INTERVAL_S)
-        return self.has_ended
+        return self._torchrun is None or await has_ended_within(self._torchrun.process, seconds)
 
 
 class LocalLauncher:

@@ -25,6 +25,7 @@ from rewards.code.limits import TMP_BYTES, Limit, limits_of_guest, wall_s
 from rewards.code.seccomp import filter_program
 from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, end_sandbox, file_system
 from splitppo.config.subsections.code import CodeConfig
+from splitppo.machine.children.ending import end, exit_code_within
 from splitppo.machine.children.tree import kill_tree
 
 _CHUNK_BYTES = 1 << 16
@@ -108,8 +109,7 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         """Ends all processes of the sandbox, and returns when they have ended."""
         if self._config.unsafe:
-            kill_tree(self._process.pid)
-            self._process.wait()
+            end(self._process, kill=kill_tree)
         else:
             end_sandbox(self._process)
         for pipe in (self._stdin, self._stdout, self._stderr):
@@ -216,11 +216,10 @@ class Sandbox:
 
     def _reason(self) -> str:
         """Returns why the sandbox ended: its stderr text, which no program can write; if empty, its exit code."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_LIMIT_S)
+        exit_code = exit_code_within(self._process, _EXIT_LIMIT_S)
         os.set_blocking(self._stderr.fileno(), False)
         reason = self._stderr.read(_MAX_REASON_BYTES) or b""
-        return reason.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+        return reason.decode(errors="replace").strip() or f"exit code {exit_code}"
 
 
 def _check(watch: Watch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rewards.code.limits import MAX_FILES, Limit
 from rewards.code.tree import children_of, usage_of
+from splitppo.machine.children.ending import end
 from splitppo.machine.children.tree import kill_tree
 
 POLL_INTERVAL_S = 0.05
@@ -77,14 +78,9 @@ def file_system(pid: int, bounds: Bounds) -> os.statvfs_result | None:
 
 def end_sandbox(bubblewrap: subprocess.Popen[bytes]) -> None:
     """Ends all processes of a sandbox, and returns when they have ended."""
-    if children := children_of(bubblewrap.pid):
+    children = children_of(bubblewrap.pid)
+    if children:
         # With the first process of its namespace all others end, and then bubblewrap itself.
         with suppress(ProcessLookupError):
             os.kill(children[0], signal.SIGKILL)
-    elif bubblewrap.poll() is None:
-        kill_tree(bubblewrap.pid)
-    try:
-        bubblewrap.wait(_EXIT_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        kill_tree(bubblewrap.pid)
-        bubblewrap.wait()
+    end(bubblewrap, _EXIT_LIMIT_S if children else 0.0, kill=kill_tree)

@@ -4,7 +4,6 @@ The rank that sees the failure writes the reason; torchrun, which sees how its r
 """
 
 import json
-import signal
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,14 +47,6 @@ class FirstEnd:
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.how}"
-
-
-def how_it_ended(exit_code: int) -> str:
-    """Returns how a process has ended, in words; a negative exit code stands for a signal, as in subprocess."""
-    if exit_code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
-    return f"ended with exit code {exit_code}"
 
 
 def write_first_end(file: Path, end: FirstEnd) -> None:

@@ -19,6 +19,7 @@ from splitppo.config import Config, ConfigError
 from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.config.shown import shown_tree
 from splitppo.config_error import config_errors
+from splitppo.machine.children.ending import end, exit_code_within
 from splitppo.machine.children.tree import kill_tree
 from splitppo.our_commands import our_command
 
@@ -76,13 +77,7 @@ class TrackerProcess:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        try:
-            status = _wait(process, self._config.flush_timeout_s + _EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            log.warning("the tracker process does not end, and is killed")
-            kill_tree(process.pid)
-            process.wait()
-            status = 1
+        status = _end(process, self._config.flush_timeout_s + _EXIT_GRACE_S)
         listener.join(_EXIT_GRACE_S)
         return status
 
@@ -136,13 +131,16 @@ def _command(config: TrackingConfig, command: str, arguments: Sequence[str]) -> 
     return [str(config.python or sys.executable), "-c", start, command, *arguments]
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
-    """Waits for a process and returns its exit status; logs a line if it is slow; TimeoutExpired after `timeout_s`."""
-    try:
-        return process.wait(min(_SILENT_S, timeout_s))
-    except subprocess.TimeoutExpired:
+def _end(process: subprocess.Popen[str], timeout_s: float) -> int:
+    """Waits for the end of a process, and kills it after `timeout_s`; returns its exit status, 1 if it was killed."""
+    status = exit_code_within(process, min(_SILENT_S, timeout_s))
+    if status is None:
         log.info("waiting for trackers, at most %g s (tracking.flush_timeout_s); Ctrl-C leaves at once", timeout_s)
-        return process.wait(max(timeout_s - _SILENT_S, 0.0))
+        status = end(process, max(timeout_s - _SILENT_S, 0.0), kill=kill_tree)
+    if status is None:
+        log.warning("the tracker process did not end, and was killed")
+        return 1
+    return status
 
 
 def _listen(lines: IO[str]) -> None:

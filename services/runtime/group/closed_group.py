@@ -20,11 +20,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from services.runtime.failures.oom_kill import OomWatch
 from services.runtime.group.forked_ranks import ForkedRank, start_forked
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
-from splitppo.run_folder.end_reason import FirstEnd, how_it_ended, write_first_end
+from splitppo.machine.children.ending import exit_status_of, how_it_ended
+from splitppo.run_folder.end_reason import FirstEnd, write_first_end
 
 _FAILED = 1
 _BAD_INPUT = 2
-_ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
 # These loggers need many lines for what `report` says in one.
 _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
 
@@ -74,7 +74,7 @@ def run_closed_group(
             write_first_end(report_file, FirstEnd(rank, how, exit_code, refusal, is_oom_kill=bool(why)))
         return report(rank, exit_code, how)
     except SignalException as ended:
-        return _ENDED_BY_SIGNAL + int(ended.sigval)
+        return exit_status_of(-int(ended.sigval))
     except (CannotMeet, HasNotMet) as error:
         sys.stderr.write(f"error: {error}\n")
         return _BAD_INPUT if isinstance(error, CannotMeet) else _FAILED
@@ -122,4 +122,4 @@ def report(rank: int, exit_code: int, how: str) -> int:
     """
     if exit_code != _BAD_INPUT:
         sys.stderr.write(f"error: rank {rank} {how}\n")
-    return _ENDED_BY_SIGNAL - exit_code if exit_code < 0 else exit_code
+    return exit_status_of(exit_code)

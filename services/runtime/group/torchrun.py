@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.runtime.group.rank_imports import import_for_ranks, module_of_ranks, start_again_unless_set
+from splitppo.machine.children.ending import keep_exit_codes
 from splitppo.machine.children.parent import signal_at_end_of_parent
 from splitppo.machine.standard_streams import open_standard_streams
 
@@ -76,7 +77,7 @@ def main() -> int:
     open_standard_streams()
     if _LIFELINE in sys.argv:
         signal_at_end_of_parent(signal.SIGKILL)  # no rank is there yet
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no exit code is kept
+    keep_exit_codes()
     start_again_unless_set()
     import_for_ranks()
     from services.runtime.group.closed_group import program_of_ranks

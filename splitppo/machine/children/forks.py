@@ -5,6 +5,8 @@
     fork    -- request, three descriptors ---->   os.fork  ----------------------->  run(request)
     pid, poll  <========= pid, then exit code, by a pipe for this process alone ===  ends
 
+A forked process that has ended stays a zombie until its owner has taken the exit code, as a child of the owner would.
+
 The server has one thread and opens nothing, so a fork of it is sound: no lock is held by a thread that the forked
 process lacks. The standard library is enough for both sides.
 """
@@ -24,12 +26,17 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any, NoReturn
 
+from splitppo.machine.children.ending import exit_code_within, keep_exit_codes
+
 _MAX_MESSAGE_BYTES = 1 << 17
 # How long a server may take to tell the exit code of a process that has ended; one that is stopped never does.
 _CODE_LIMIT_S = 1.0
 _PAUSE_S = 0.01
 _POLL_INTERVAL_S = 0.1
-_NUM_DESCRIPTORS = 3  # standard input, standard output and error, where the exit status is written
+_MAX_DESCRIPTORS = 8  # standard input, standard output and error, where the exit status is written, and others
+
+
+UNKNOWN = 255  # the exit code of a process of which nobody knows how it has ended
 
 
 class ForkServer:
@@ -42,13 +49,22 @@ class ForkServer:
             and the pid of the owner.
         environment: of the server, and of what is forked from it.
         output: takes what the server prints.
+        lost_code: the exit code of processes whose server has ended before it could say theirs.
 
     Attributes:
         has_forked: True once somebody has seen a process of it; the next one then comes at once.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes] | int,
+        *,
+        lost_code: int = UNKNOWN,
+    ) -> None:
         self.has_forked = False
+        self.lost_code = lost_code
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._lifeline: int | None
         stdin, self._lifeline = os.pipe()
@@ -75,14 +91,14 @@ class ForkServer:
         """Returns the exit code of the server, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    def fork(self, request: object, stdin: int, output: int) -> "Forked":
-        """Asks for a process with these descriptors as standard streams; `request` goes to it by JSON.
+    def fork(self, request: object, stdin: int, output: int, more: Sequence[int] = ()) -> "Forked":
+        """Asks for a process with these descriptors as standard streams, and `more`; `request` goes to it by JSON.
 
         Does not wait: the process starts when the server has imported everything, and never if the server ends before.
         """
         status, theirs = os.pipe()
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as the pipe says
-            socket.send_fds(self._control, [json.dumps(request).encode()], (stdin, output, theirs))
+            socket.send_fds(self._control, [json.dumps(request).encode()], (theirs, stdin, output, *more))
         os.close(theirs)
         return Forked(status, self)
 
@@ -102,9 +118,7 @@ class ForkServer:
 
     def join(self, timeout_s: float) -> int | None:
         """Waits until the server has ended, up to `timeout_s` seconds; returns its exit code, None if it runs on."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout_s)
-        return None
+        return exit_code_within(self._process, timeout_s)
 
 
 class Forked:
@@ -113,11 +127,9 @@ class Forked:
     Attributes:
         pid: 0 until it has been forked.
         returncode: as of the last `poll`: None while the process runs or is not there yet; its exit code, negative for
-            a signal; UNKNOWN if the fork server has ended before it, or is stopped.
+            a signal; the server's `lost_code` if that has ended before it, or is stopped.
         refusal: why the machine gave no process; empty without a reason.
     """
-
-    UNKNOWN = 255
 
     def __init__(self, status: int, server: ForkServer) -> None:
         self.pid = 0
@@ -129,13 +141,20 @@ class Forked:
         self._process: int | None = None
         self._over_since_s: float | None = None  # when its end was seen
 
+    def has_begun_within(self, limit_s: float) -> bool:
+        """Waits up to `limit_s` seconds for the process; returns False if it has not been forked, and may never be."""
+        deadline_s = time.monotonic() + limit_s
+        while not self.pid and self.poll() is None and time.monotonic() < deadline_s:
+            self._listen(_POLL_INTERVAL_S)
+        return self.pid > 0
+
     def poll(self) -> int | None:
         """Returns the exit code, None while the process runs or is not there yet."""
         # The end of its pipe says so, too, unless a process that the server has started holds the server's socket.
         never_comes = not self.pid and self._server.poll() is not None
         self._listen(0)
         if never_comes and not self.pid and self.returncode is None:
-            self._has_ended(self.UNKNOWN)
+            self._has_ended(self._server.lost_code)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -160,7 +179,7 @@ class Forked:
         if self._over_since_s is None:
             self._over_since_s = time.monotonic()
         if self._status is None or time.monotonic() - self._over_since_s > _CODE_LIMIT_S:
-            self._has_ended(self.UNKNOWN)
+            self._has_ended(self._server.lost_code)
         elif timeout_s != 0:
             time.sleep(_PAUSE_S)
 
@@ -170,7 +189,7 @@ class Forked:
         sentences = [json.loads(line) for line in self._said.splitlines(keepends=True) if line.endswith(b"\n")]
         if sentences and isinstance(sentences[0], str):
             self.refusal = sentences[0]
-            self._has_ended(self.UNKNOWN)
+            self._has_ended(self._server.lost_code)
         elif sentences and not self.pid:
             self.pid = sentences[0]
             with suppress(ProcessLookupError):  # it has ended already, as the next sentence says
@@ -181,7 +200,7 @@ class Forked:
             os.close(status)
             self._status = None
             if self._process is None:
-                self._has_ended(self.UNKNOWN)
+                self._has_ended(self._server.lost_code)
 
     def _has_ended(self, code: int) -> None:
         self.returncode = code
@@ -208,53 +227,92 @@ def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
     return {descriptor for descriptor, _ in poller.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
-def serve_forks(control: int, run: Callable[[Any], int]) -> None:
+def serve_forks(control: int, run: Callable[..., int]) -> None:
     """Forks a process for each request, which ends with the code that `run` returns; returns when the owner has gone.
+
+    `run` gets the request and the descriptors that came with it, without those of the standard streams.
 
     Call it on the main thread of a process with one thread. `control` is the descriptor of the owner's socket. A forked
     process that is stopped goes on when its standard input ends, so that it can end, too.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some launchers ignore it: then no exit code is kept
+    keep_exit_codes()
     gc.freeze()  # forked processes share the memory of what was imported
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
-    children: dict[int, tuple[int, int]] = {}  # by descriptor of a process: pid, where its exit code is written
     with socket.socket(fileno=control) as requests:
+        _Server(requests, run).serve()
+
+
+class _Server:
+    """The server's side: forks processes, and tells its owner at the other end of `requests` how they end."""
+
+    def __init__(self, requests: socket.socket, run: Callable[..., int]) -> None:
+        self._requests = requests
+        self._run = run
+        self._running: dict[int, tuple[int, int]] = {}  # by descriptor of a process: pid, where its end is told
+        self._ended: dict[int, int] = {}  # by descriptor where the end was told: pid of a zombie
+        self._poller = select.poll()
+        self._poller.register(requests, select.POLLIN)
+
+    def serve(self) -> None:
+        """Forks and tells how processes end, until the owner has gone."""
         while True:
-            for ready, _ in poller.poll():
-                if ready in children:
-                    pid, status = children.pop(ready)
-                    poller.unregister(ready)
-                    os.close(ready)
-                    _say(status, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                    os.close(status)
-                    continue
-                request, descriptors, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, _NUM_DESCRIPTORS)
-                if not request:
+            for ready, _ in self._poller.poll():
+                if ready in self._running:
+                    self._tell_end(ready)
+                elif ready in self._ended:
+                    self._forget(ready)
+                elif not self._fork():
                     return
-                stdin, output, status = descriptors
-                try:
-                    pid = os.fork()
-                except OSError as error:
-                    _say(status, str(error))
-                    os.close(status)
-                else:
-                    if pid == 0:
-                        for process, (_, of_other) in children.items():
-                            os.close(process)
-                            os.close(of_other)
-                        os.close(status)
-                        requests.close()
-                        end_after(partial(_run_forked, run, json.loads(request), stdin, output))
-                    _wake_at_end_of(stdin, pid)
-                    _say(status, pid)
-                    process = os.pidfd_open(pid)
-                    children[process] = pid, status
-                    poller.register(process, select.POLLIN)
-                del request  # it may have a secret
-                os.close(stdin)
-                os.close(output)
+
+    def _fork(self) -> bool:
+        """Forks a process for the next request; returns False if the owner has gone."""
+        request, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        if not request:
+            return False
+        status, *given = descriptors
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _say(status, str(error))
+            os.close(status)
+        else:
+            if pid == 0:
+                self._close_all()
+                os.close(status)
+                end_after(partial(_run_forked, self._run, json.loads(request), *given))
+            _wake_at_end_of(given[0], pid)
+            _say(status, pid)
+            process = os.pidfd_open(pid)
+            self._running[process] = pid, status
+            self._poller.register(process, select.POLLIN)
+        for descriptor in given:
+            os.close(descriptor)
+        return True
+
+    def _close_all(self) -> None:
+        """Closes, in a forked process, what the server has open of its owner and of other processes."""
+        self._requests.close()
+        for process, (_, status) in self._running.items():
+            os.close(process)
+            os.close(status)
+        for status in self._ended:
+            os.close(status)
+
+    def _tell_end(self, process: int) -> None:
+        """Tells the exit code of a process, which stays a zombie until its owner has taken it."""
+        pid, status = self._running.pop(process)
+        self._poller.unregister(process)
+        os.close(process)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None, "it has ended"
+        _say(status, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+        self._ended[status] = pid
+        self._poller.register(status, 0)  # the end of its reader is always reported
+
+    def _forget(self, status: int) -> None:
+        os.waitpid(self._ended.pop(status), 0)
+        self._poller.unregister(status)
+        os.close(status)
 
 
 def _wake_at_end_of(stdin: int, pid: int) -> None:
@@ -272,7 +330,7 @@ def _say(status: int, what: int | str) -> None:
         os.write(status, f"{json.dumps(what)}\n".encode())
 
 
-def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int) -> int:
+def _run_forked(run: Callable[..., int], request: Any, stdin: int, output: int, *more: int) -> int:
     """Runs a request in a new session with its own standard streams, and returns the exit code."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -280,7 +338,7 @@ def _run_forked(run: Callable[[Any], int], request: Any, stdin: int, output: int
         os.dup2(descriptor, stream)
     for descriptor in (stdin, output):
         os.close(descriptor)
-    return run(request)
+    return run(request, *more)
 
 
 def end_after(run: Callable[[], int]) -> NoReturn:

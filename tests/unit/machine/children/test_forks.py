@@ -7,24 +7,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from splitppo.machine.children.forks import Forked, ForkServer
+from splitppo.machine.children.ending import end
+from splitppo.machine.children.forks import UNKNOWN, Forked, ForkServer
 from splitppo.machine.children.tree import is_stopped
 from tests.support.groups import PROJECT, is_alive, wait_until
 
 SERVER = """
 import os, signal, sys, time
 sys.path.insert(0, {project!r})
+from splitppo.machine.children.ending import end
 from splitppo.machine.children.forks import serve_forks
 from splitppo.machine.children.parent import end_with
 from splitppo.machine.children.title import set_process_title
 
-def run(request):
+def run(request, *more):
     {body}
 
 end_with(int(sys.argv[-1]))
@@ -43,9 +45,9 @@ class Forks:
         with tempfile.TemporaryFile() as nothing:
             self.server = ForkServer((sys.executable, "-S", str(script), "an argument"), dict(os.environ), nothing)
 
-    def fork(self, request: object = None, stdin: int | None = None) -> Forked:
+    def fork(self, request: object = None, stdin: int | None = None, more: Sequence[int] = ()) -> Forked:
         with self.output_file.open("ab") as output, Path(os.devnull).open() as nothing:
-            return self.server.fork(request, nothing.fileno() if stdin is None else stdin, output.fileno())
+            return self.server.fork(request, nothing.fileno() if stdin is None else stdin, output.fileno(), more)
 
     @property
     def output(self) -> str:
@@ -103,6 +105,32 @@ def test_a_process_has_nothing_open_of_the_server_or_of_its_siblings(tmp_path: P
             process.kill()
 
 
+def test_a_process_gets_further_descriptors_after_its_request(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with forks("os.write(more[0], request.encode()); return 0", tmp_path) as made:
+        process = made.fork("said", more=(writing,))
+        os.close(writing)
+        assert process.wait(30) == 0
+        assert os.read(reading, 100) == b"said"
+    os.close(reading)
+
+
+def test_the_pid_of_a_process_stays_its_own_until_its_exit_code_is_taken(tmp_path: Path) -> None:
+    with forks("return 3", tmp_path) as made:
+        process = made.fork()
+        assert process.has_begun_within(30)
+        status = Path(f"/proc/{process.pid}/status")
+        wait_until(lambda: "State:\tZ" in status.read_text(), what="a zombie")
+        assert end(process, 30) == 3
+        wait_until(lambda: not status.exists(), what="the end of the zombie")
+
+
+def test_a_server_that_has_ended_forks_nothing_more(tmp_path: Path) -> None:
+    with forks("return 0", tmp_path) as made:
+        os.kill(made.server.pid, signal.SIGKILL)
+        assert not made.fork().has_begun_within(30)
+
+
 def test_a_process_that_is_asked_for_before_the_server_is_ready_comes_later(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     before = f"while not os.path.exists({str(ready)!r}): time.sleep(0.01)"
@@ -121,7 +149,7 @@ def test_processes_outlive_their_server_and_what_comes_to_their_end_is_not_known
         assert process.poll() is None
         assert is_alive(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == Forked.UNKNOWN
+        assert process.wait(30) == UNKNOWN
 
 
 def test_the_end_of_a_process_is_seen_though_its_server_is_stopped(tmp_path: Path) -> None:
@@ -129,15 +157,15 @@ def test_the_end_of_a_process_is_seen_though_its_server_is_stopped(tmp_path: Pat
         process = started(made.fork())
         os.kill(made.server.pid, signal.SIGSTOP)
         process.kill()
-        assert process.wait(30) == Forked.UNKNOWN
+        assert process.wait(30) == UNKNOWN
 
 
 def test_a_process_that_a_killed_server_has_not_forked_never_comes(tmp_path: Path) -> None:
     with forks("return 0", tmp_path, "os.kill(os.getpid(), 9)") as made:
         asked = made.fork()
-        assert asked.wait(30) == Forked.UNKNOWN
+        assert asked.wait(30) == UNKNOWN
         assert (asked.pid, made.server.join(30)) == (0, -9)
-        assert made.fork().wait(30) == Forked.UNKNOWN
+        assert made.fork().wait(30) == UNKNOWN
 
 
 STOPPED_AT_FIRST = "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSTOP))"
@@ -153,7 +181,7 @@ def test_a_process_that_was_stopped_at_once_ends_when_its_standard_input_does(tm
         if not has_server:
             made.server.end()
         os.close(writing)
-        assert process.wait(30) == (0 if has_server else Forked.UNKNOWN)
+        assert process.wait(30) == (0 if has_server else UNKNOWN)
 
 
 def test_a_server_that_was_stopped_at_once_ends_with_its_owner(tmp_path: Path) -> None:
@@ -162,6 +190,7 @@ def test_a_server_that_was_stopped_at_once_ends_with_its_owner(tmp_path: Path) -
     script.write_text(f"import os, signal\n{before}\n" + SERVER.format(project=str(PROJECT), body="pass", before=""))
     start = f"""
 import os, sys
+from splitppo.machine.children.ending import end
 from splitppo.machine.children.forks import ForkServer
 server = ForkServer((sys.executable, {str(script)!r}), dict(os.environ), sys.stderr)
 print(server.pid, flush=True)
@@ -190,8 +219,8 @@ os.kill(os.getpid(), 9)
         asked = made.fork()
         try:
             wait_until(lambda: asked.poll() is not None, what="the end of the wait")
-            assert (asked.pid, asked.returncode) == (0, Forked.UNKNOWN)
-            assert made.fork().wait(30) == Forked.UNKNOWN
+            assert (asked.pid, asked.returncode) == (0, UNKNOWN)
+            assert made.fork().wait(30) == UNKNOWN
         finally:
             os.kill(int(holder.read_text()), signal.SIGKILL)
 
@@ -205,7 +234,7 @@ def test_a_machine_that_gives_no_process_is_a_refusal(tmp_path: Path) -> None:
     before = "def refuse(): raise OSError('no further process')\nos.fork = refuse"
     with forks("return 0", tmp_path, before) as made:
         asked = made.fork()
-        assert asked.wait(30) == Forked.UNKNOWN
+        assert asked.wait(30) == UNKNOWN
         assert asked.refusal == "no further process"
 
 
