@@ -95,7 +95,7 @@ Answered: TypeAlias = tuple[PromptBatch, NDArray[np.float32]]
 
 
 class PromptSource(Protocol):
-    """Decides which training prompts come next. A batch has the prompts of a step, or of one generation of a step."""
+    """Decides which training prompts come next. A batch has the prompts of a step, or of one round of a step."""
 
     @property
     def table(self) -> PromptBatch:

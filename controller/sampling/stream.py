@@ -9,7 +9,6 @@ environments, every response is a conversation, which talk.py leads meanwhile.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
@@ -24,7 +23,7 @@ from controller.sampling.devices import Devices
 from controller.sampling.talk import OpenTurns, Talk
 from controller.sampling.versions import HeldVersion, PublishedVersions, Restart, Watch, nothing_to_watch, raise_error
 from controller.schedule import run_calls
-from controller.workers.clients import ActorClient, RolloutClient, SamplerClient
+from controller.workers.clients import ActorClient, RolloutClient, SamplingClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import task_group
 from controller.workers.worker_groups import Workers
@@ -254,7 +253,7 @@ class Share:
         num_parts: the number of parts in which the responses come.
     """
 
-    client: SamplerClient
+    client: SamplingClient
     seeded: Batch
     places: NDArray[np.int32]
     slot: Slot
@@ -323,12 +322,14 @@ class _Sampling:
         """Samples all shares; afterwards the actor's group has what it must have."""
         talk = self._asked.talk
         try:
-            async with AsyncExitStack() as stack:
-                if talk is not None:
-                    await stack.enter_async_context(talk)
+            if talk is None:
+                await self._sample_shares()
+                self._record.add_environments([])
+            else:
+                async with talk:
                     self._prompts_B = talk.prompts_B
-                await run_calls(self._groups.schedule, *(partial(self._sample, share) for share in self._shares))
-            self._record.add_environments([] if talk is None else talk.spans(self._record.step))
+                    await self._sample_shares()
+                self._record.add_environments(talk.spans(self._record.step))
         finally:
             self.parts.complete()
         if self._actor_lacks_rows:
@@ -340,6 +341,9 @@ class _Sampling:
         columns = ("prompts", *self._columns)
         rollouts = in_order([part.rollouts.select(columns) for part in parts], order_of(parts))
         await self._groups.actor.put_batch(self._asked.slot, rollouts)
+
+    async def _sample_shares(self) -> None:
+        await run_calls(self._groups.schedule, *(partial(self._sample, share) for share in self._shares))
 
     async def _sample(self, share: Share) -> None:
         """Has a share sampled with the version that is asked for."""

@@ -22,7 +22,7 @@ from controller.conversations.conversation import Conversation
 from controller.conversations.environments import Environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, response_seeds
-from controller.workers.clients import SamplerClient
+from controller.workers.clients import SamplingClient
 from controller.workers.concurrency import gather_calls
 from environments.messages import Answer
 from environments.pool import Episode
@@ -47,7 +47,7 @@ class OpenTurns:
     A row is the index of a response among those of the group.
     """
 
-    def __init__(self, client: SamplerClient, slot: Slot, num_rows: int) -> None:
+    def __init__(self, client: SamplingClient, slot: Slot, num_rows: int) -> None:
         self._client = client
         self._slot = slot
         self._ended: list[asyncio.Queue[Turn]] = [asyncio.Queue() for _ in range(num_rows)]

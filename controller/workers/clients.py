@@ -382,7 +382,7 @@ class WorkerClient:
         return await repeat_until_answered(attempt, ReconnectDeadline(self._limits.reconnect_timeout_s), place)
 
 
-class SamplerClient(WorkerClient):
+class SamplingClient(WorkerClient):
     """The controller's gRPC client of a group that offers the RPC Generate."""
 
     async def generate(
@@ -450,7 +450,7 @@ class SamplerClient(WorkerClient):
             await self._repeat("Reply", slot.step, partial(self._role.Reply, request, timeout=_UNARY_TIMEOUT_S))
 
 
-class ActorClient(SamplerClient):
+class ActorClient(SamplingClient):
     """The controller's gRPC client of the actor group; each method calls the RPC of the same name."""
 
     role = "actor"
@@ -507,7 +507,7 @@ class CriticClient(WorkerClient):
         return await self._command("Update", request, base_step)
 
 
-class RolloutClient(SamplerClient):
+class RolloutClient(SamplingClient):
     """The controller's gRPC client of the rollout group; `committed_step` is the version that the group holds."""
 
     role = "rollout"

@@ -331,7 +331,7 @@ METRICS: Mapping[str, Sequence[Metric]] = {
         Metric(
             "train/num_gen_batches",
             "1",
-            "generations of data.gen_batch_size prompts that the step took",
+            "rounds of data.gen_batch_size prompts that the step took",
             "algorithm.filter_groups",
         ),
         Metric(

@@ -23,7 +23,7 @@ from controller.data.tokenizer import Tokenizer
 from controller.ppo.scores import Scores, Text, objects
 from controller.scoring.scorer import Scorer
 from controller.tracking.display import Display, open_display
-from controller.workers.clients import ActorClient, CriticClient, RewardClient, SamplerClient, Traffic, WorkerClient
+from controller.workers.clients import ActorClient, CriticClient, RewardClient, SamplingClient, Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from rewards.samples import Failure
 from rewards.source import FailureLimit
@@ -206,7 +206,7 @@ def part_of(slot: Slot, part: int) -> Slot:
     return Slot(kind=slot.kind, step=slot.step, part=part)
 
 
-class FakeSampler(FakeClient, SamplerClient):
+class FakeSampler(FakeClient, SamplingClient):
     """A client of a group that samples: the seeds of a prompt say how long its response is.
 
     Attributes:

@@ -183,7 +183,7 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     )
     yield filters.taken("metric", None, if_filtered)
     yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
-    yield filters.slower("max_inflight_gen_batches", "the generations of a step run one after the other", 1)
+    yield filters.slower("max_inflight_gen_batches", "the rounds of a step run one after the other", 1)
     yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")
     yield algorithm.not_needed("pf_ppo.{reweight_method,weight_pow}", "only with use_pf_ppo")
 

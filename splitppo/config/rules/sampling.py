@@ -61,7 +61,7 @@ def dynamic_sampling_fits(config: Config) -> None:
     most = filters.max_num_gen_batches * data.draw_size
     if 0 < most < data.train_batch_size:
         raise ValueError(
-            f"algorithm.filter_groups.max_num_gen_batches ({filters.max_num_gen_batches}) generations of"
+            f"algorithm.filter_groups.max_num_gen_batches ({filters.max_num_gen_batches}) rounds of"
             f" {data.draw_key} ({data.draw_size}) prompts can never fill data.train_batch_size"
             f" ({data.train_batch_size}); raise algorithm.filter_groups.max_num_gen_batches"
         )

@@ -124,7 +124,7 @@ class DataConfig(Section):
 
     @property
     def draw_size(self) -> int:
-        """The number of prompts taken from the data at a time: for a step, or with filter_groups for one generation."""
+        """The number of prompts taken from the data at a time: for a step, or with filter_groups for one round."""
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property

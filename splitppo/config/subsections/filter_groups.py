@@ -24,7 +24,7 @@ class FilterGroupsConfig(Section):
     name: a numeric field that the scorer returns; a scorer without it ends the run."""
 
     max_num_gen_batches: int = Field(0, ge=0)
-    """The largest number of generations of data.gen_batch_size prompts in a step. The run ends if they do not fill the
+    """The largest number of rounds of data.gen_batch_size prompts in a step. The run ends if they do not fill the
     step. 0: no such limit; the run ends if a whole data epoch gave no prompt that is kept."""
 
     @property

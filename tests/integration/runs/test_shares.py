@@ -166,9 +166,9 @@ def test_dynamic_sampling_is_dealt_to_both_groups(both_pools: ExternalGroups, tm
         with both_pools.started(*overrides, f"run.schedule={schedule}") as controller:
             folder = controller.complete()
         digests.append(folder.summary["weights_sha256"])
-        generations = sum(line["train/num_gen_batches"] for line in folder.metrics[1:])
-        assert generations > 2
-        assert all(len(spans_of(folder, pool, "gen")) == generations for pool in ("actor", "rollout"))
+        num_rounds = sum(line["train/num_gen_batches"] for line in folder.metrics[1:])
+        assert num_rounds > 2
+        assert all(len(spans_of(folder, pool, "gen")) == num_rounds for pool in ("actor", "rollout"))
     assert digests == digests[:1] * 2
 
 

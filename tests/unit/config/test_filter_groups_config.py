@@ -29,7 +29,7 @@ LIMIT = "algorithm.filter_groups.max_num_gen_batches"
         ),
         (
             (*ENABLED, "data.gen_batch_size=3", f"{LIMIT}=2"),
-            f"{LIMIT} (2) generations of data.gen_batch_size (3) prompts can never fill data.train_batch_size (8);"
+            f"{LIMIT} (2) rounds of data.gen_batch_size (3) prompts can never fill data.train_batch_size (8);"
             f" raise {LIMIT}",
         ),
         ((*ENABLED, f"{LIMIT}=-1"), f"key '{LIMIT}': input should be greater than or equal to 0, got -1"),
