@@ -18,7 +18,7 @@ What else names teachers only carries them: columns, slots, placement, memory, a
 Shapes: N tokens of responses, one row after the other; B responses. float64 inside.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,13 @@ from splitppo.config.sections.teacher import TeacherConfig
 NO_TEACHER = TeacherConfig()
 
 
-def teachers_of_rows(teacher: TeacherConfig, data_sources: Iterable[str]) -> Batch:
-    """Returns the column `teachers`: the number of the teacher of each row, by the row's data source."""
+def teachers_of_rows(teacher: TeacherConfig, data_sources: Sequence[str]) -> Batch:
+    """Returns the column `teachers` for rows of these data sources: the number of each row's teacher.
+
+    There is no column unless there are several teachers.
+    """
+    if len(teacher.folders) < 2:
+        return Batch(len(data_sources), {})
     return Batch.from_rows(teachers=[[teacher.number_of(source)] for source in data_sources])
 
 

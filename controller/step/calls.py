@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
+from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.schedule import run_calls
 from controller.step.context import StepContext
-from controller.step.parts import Compute, PartCalls, PendingRollouts, RowsSentOnce, teacher_numbers
+from controller.step.parts import Compute, PartCalls, PendingRollouts, RowsSentOnce
 from controller.step.rollouts import SampledRollouts
 from controller.workers.clients import WorkerClient
 from splitppo.batch import Batch
@@ -28,9 +29,7 @@ class StepCalls:
         self.step = step
         self.rollouts = rollouts
         self._config = step.config
-        self._record = step.record
         self._actor = step.workers.actor
-        self._critic = step.workers.critic
         self._no_columns = Batch(rollouts.prompts.num_prompts * step.config.rollout.n, {})
         num_examine = step.config.reward.num_examine
         self._part_calls = PartCalls(step, rollouts, is_learned_from=True, num_examine=num_examine)
@@ -73,60 +72,70 @@ class StepCalls:
     async def ref_log_probs(self) -> Batch:
         """Computes the responses' log-probs under the reference model; returns no column if KL is not used.
 
-        services/roles/frozen_models.py has the models that are not trained: a reference or a reward model.
+        services/roles/frozen_models.py has the models that are not trained.
         """
         host = self.step.workers.reference
         if host is None or not self._config.uses_reference:  # in this step
             return self._no_columns
-        if host is self._actor:
-            return await self._compute_on_actor("ref", host.compute_ref_log_probs, ["ref_log_probs"])
-        return await self._compute_in_parts(host, "ref", host.compute_ref_log_probs, ["ref_log_probs"])
+        return await self._compute_frozen(host, "ref", host.compute_ref_log_probs, ["ref_log_probs"])
 
     async def teacher_log_probs(self) -> Batch:
         """Computes the responses' log-probs under their teachers; returns no column if there is no teacher.
 
         If the actor's loss has the signal, all columns of the teachers are sent to the actor.
+        controller/ppo/distillation.py says what becomes of them.
         """
         host = self.step.workers.teacher
-        teacher = self._config.teacher
         if host is None:
             return self._no_columns
+        teacher = self._config.teacher
+        is_on_actor = host is self._actor
+        if is_on_actor:
+            await self._put_teachers_of_rows()
         compute = partial(host.compute_teacher_log_probs, num_ids=self.step.scorer.tokenizer.vocab_size)
-        kept = ["teacher_log_probs"]
-        slot = self.rollouts.slot
-        if host is self._actor:
+        fetched = ["teacher_log_probs"] if is_on_actor else teacher.columns
+        columns = await self._compute_frozen(host, "teacher", compute, fetched)
+        if teacher.is_in_loss and not is_on_actor:
             await self._sampled_last.on_actor.wait()
-            if len(teacher.folders) > 1:
-                sources = [row.data_source for row in self.rollouts.prompts.rows for _ in range(self._config.rollout.n)]
-                await host.put_batch(slot, teacher_numbers(teacher, sources))
-            return await self._compute_on_actor("teacher", compute, kept)
-        columns = await self._compute_in_parts(host, "teacher", compute, teacher.columns)
-        if teacher.is_in_loss:
-            await self._sampled_last.on_actor.wait()
-            await self._actor.put_batch(slot, columns)
-        return columns.select(kept)
+            await self._actor.put_batch(self.rollouts.slot, columns)
+        return columns.select(["teacher_log_probs"])
 
     async def values(self) -> Batch:
         """Makes the critic compute the values of the states before each response token; no column without a critic."""
-        if self._critic is None:
+        critic = self.step.workers.critic
+        if critic is None:
             return self._no_columns
-        return await self._compute_in_parts(self._critic, "values", self._critic.compute_values, ["values"])
+        return await self._compute_in_parts(critic, "values", critic.compute_values, ["values"])
 
     async def scores(self) -> Scores:
         """Scores each response, with the penalty of overlong responses; see `PartCalls.scores`."""
-        self._record.scores = await self._part_calls.scores()
-        return self._record.scores
+        scores = await self._part_calls.scores()
+        self.step.record.scores = scores
+        return scores
+
+    async def _put_teachers_of_rows(self) -> None:
+        """Tells the actor's group the teacher of each row, if there are several and it hosts them."""
+        sources = [row.data_source for row in self.rollouts.prompts.rows for _ in range(self._config.rollout.n)]
+        numbers = teachers_of_rows(self._config.teacher, sources)
+        await self._sampled_last.on_actor.wait()
+        if numbers.columns:
+            await self._actor.put_batch(self.rollouts.slot, numbers)
+
+    async def _compute_frozen(self, host: WorkerClient, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
+        """Makes the group that hosts a frozen model compute columns for all responses; returns the columns."""
+        if host is self._actor:
+            return await self._compute_on_actor(name, compute, columns)
+        return await self._compute_in_parts(host, name, compute, columns)
 
     async def _compute_on_actor(self, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
         """Makes the actor compute columns for all responses together, once all are sampled; returns the columns."""
         await self._sampled_last.on_actor.wait()
-        with self._record.timed(name):
+        with self.step.record.timed(name):
             reply = await compute(self.rollouts.slot, base_step=self.step.base_step)
-        self._record.add_reply("actor", name, reply)
+        self.step.record.add_reply("actor", name, reply)
         return await self._actor.get_batch(self.rollouts.slot, columns)
 
     async def _compute_in_parts(self, host: WorkerClient, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
         """Makes a group compute columns from prompts and responses, one part after another; returns the columns."""
-        teacher = self._config.teacher if len(self._config.teacher.folders) > 1 else None
-        send = partial(self._sent_rows[host.role].send, host, teacher)
+        send = partial(self._sent_rows[host.role].send, host, self._config.teacher)
         return await self._part_calls.compute_columns(host, name, send, compute, columns)

@@ -1,7 +1,7 @@
 """Defines rollouts that are still arriving, and the calls that score each part or compute a column once it is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from controller.conversations.conversation import check_lost, warn_of_no_rewards, without_lost
 from controller.data.prompts import Answered, PromptBatch
+from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.sampling.stream import GrowingList, Part, in_order
@@ -73,24 +74,18 @@ class RowsSentOnce:
         self._sent: set[int] = set()
         self._sending = asyncio.Lock()
 
-    async def send(self, host: WorkerClient, teacher: TeacherConfig | None, part: Part) -> None:
+    async def send(self, host: WorkerClient, teacher: TeacherConfig, part: Part) -> None:
         """Sends prompts and responses of one part to a group, or waits until another call has sent them.
 
-        `teacher` is given if there are several teachers: each row then has the number of its own.
+        If there are several teachers, each row has the number of its own.
         """
         async with self._sending:
             if part.slot.part not in self._sent:
                 names = ("prompts", "responses", "places")
                 rows = part.rollouts.select(name for name in names if name in part.rollouts)
-                if teacher is not None:
-                    rows = rows.merge(teacher_numbers(teacher, [row.data_source for row in part.prompts.rows]))
-                await host.put_batch(part.slot, rows)
+                numbers = teachers_of_rows(teacher, [row.data_source for row in part.prompts.rows])
+                await host.put_batch(part.slot, rows.merge(numbers))
                 self._sent.add(part.slot.part)
-
-
-def teacher_numbers(teacher: TeacherConfig, data_sources: Iterable[str]) -> Batch:
-    """Returns the column `teachers` of rows of these data sources: the number of each row's teacher."""
-    return Batch.from_rows(teachers=[[teacher.number_of(source)] for source in data_sources])
 
 
 @dataclass(eq=False)
