@@ -37,6 +37,16 @@ def terms_of(request: actor_pb2.ActorUpdateRequest, config: Config) -> tuple[Act
     return _validated(ActorConfig, section), teacher
 
 
+def coefficients_of(actor: ActorConfig, teacher: TeacherConfig | None) -> dict[str, float]:
+    """Returns the coefficients of the loss in an update as metrics: of entropy, KL and teachers, as far as used."""
+    coefficients = {"actor/entropy_coeff": actor.entropy_coeff}
+    if actor.use_kl_loss:
+        coefficients["actor/kl_coef"] = actor.kl_loss_coef
+    if teacher is not None:
+        coefficients["distillation/coef"] = teacher.coef
+    return coefficients
+
+
 def _validated(section: type[S], values: Mapping[str, object], prefix: str = "") -> S:
     """Makes a section of loss terms that came by wire; ValueError if the configuration would refuse one of them.
 

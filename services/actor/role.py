@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.actor.loss_terms import terms_of
+from services.actor.loss_terms import coefficients_of, terms_of
 from services.actor.losses.actor_loss import actor_loss
+from services.actor.losses.distillation import check_columns, loss_columns
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
-from services.engine.batching.row_checks import check_top_tokens
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.device_thread import device_thread
 from services.engine.exchange import Publisher, saved_buffers
@@ -83,7 +83,7 @@ class ActorRole(TrainedRole):
         if "actor" in config.samplers:
             BACKENDS[config.rollout.backend].check(config)
         super().__init__(context, config.actor, kind="policy", forward=policy_forward(config.rollout.temperature))
-        self._teacher_columns = config.teacher.columns if config.teacher.is_in_loss else ()
+        self._teacher_columns = loss_columns(config.teacher)
         if "actor" in config.samplers:
             BACKENDS[config.rollout.backend].prove(self._engine.gathered, config.actor, context.device)
             self._generation = Generation(context, self._engine)
@@ -144,11 +144,7 @@ class ActorRole(TrainedRole):
             return Outcome()
         self.make_room(weights_change=True)
         config, teacher = terms_of(request, self._context.config)
-        coefficients = {"actor/entropy_coeff": config.entropy_coeff}
-        if config.use_kl_loss:
-            coefficients["actor/kl_coef"] = config.kl_loss_coef
-        if teacher is not None:
-            coefficients["distillation/coef"] = teacher.coef
+        coefficients = coefficients_of(config, teacher)
         if request.loss_terms.phase != self._phase:
             self._phase = request.loss_terms.phase
             loss_mode = config.policy_loss.loss_mode
@@ -214,8 +210,8 @@ class ActorRole(TrainedRole):
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         batch = self.prepare_update(request, batch)
-        if teacher is not None and teacher.signal == "top_k":
-            check_top_tokens(batch, teacher.top_k, self._engine.model)
+        if teacher is not None:
+            check_columns(batch, teacher, self._engine.model)
         if loss.prepare is None:
             return batch
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))

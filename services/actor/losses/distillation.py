@@ -1,18 +1,53 @@
-"""Computes the KL between policy and teacher at each response token, with a gradient: on sampled or on likely tokens.
+"""The term of the teachers in the actor's loss: the KL between policy and teacher at each response token.
+
+Its gradient is that of `teacher.coef` times the sum of this term over the tokens of a mini-batch (actor_loss.py). It
+exists with `teacher.signal` loss and top_k; with other signals the actor's group hears nothing of teachers.
+controller/ppo/distillation.py explains distillation as a whole. In the worker groups, the teachers themselves are
+frozen models (services/roles/frozen_models.py), and engine/model/forward.py looks up the policy's log-probs of their
+most likely tokens. An update request may carry another `coef` (loss_terms.py).
 
 Shapes: N response tokens of all rows of a micro-batch, packed; K tokens that the teacher finds most likely there.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.actor.losses.kl import kl_estimate
+from services.engine.batching.row_checks import check_ids, refuse
+from splitppo.batch import Batch
 from splitppo.config.sections.teacher import TeacherConfig
 
 # The log of the largest probability that K tokens have together, so that the log of the rest is finite.
 _MAX_LOG_MASS = -1e-6
+_MAX_LOG_PROB = 1e-3  # rounding of a probability of 1
+
+
+def loss_columns(teacher: TeacherConfig) -> tuple[str, ...]:
+    """Returns the columns of the teachers that an update needs; none if the loss has no term of them."""
+    return teacher.columns if teacher.is_in_loss else ()
+
+
+def check_columns(batch: Batch, teacher: TeacherConfig, model: Any) -> None:
+    """Checks the columns of the teachers' most likely tokens, with signal top_k.
+
+    Raises:
+        ValueError: a token has another number of them than `top_k`, an id is outside the vocabulary, or a log-prob is
+            over 0.
+    """
+    if teacher.signal != "top_k":
+        return
+    for name in ("teacher_top_ids", "teacher_top_log_probs"):
+        if not np.array_equal(batch[name].lengths, batch["responses"].lengths.astype(np.int64) * teacher.top_k):
+            raise ValueError(
+                f"column {name!r}: expected {teacher.top_k} values (teacher.top_k) for each response token"
+            )
+    check_ids(batch["teacher_top_ids"], "teacher_top_ids", model)
+    log_probs = batch["teacher_top_log_probs"]
+    refuse(log_probs, log_probs.values > _MAX_LOG_PROB, "teacher_top_log_probs", "a log-prob of at most 0")
 
 
 def distillation_loss(

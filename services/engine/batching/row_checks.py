@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from splitppo.batch import Batch, Column
 from splitppo.config.rope import rope_switch
 
-_MAX_LOG_PROB = 1e-3  # rounding of a probability of 1
-
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
@@ -27,7 +25,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         raise ValueError(f"the prompt of row {int(np.argmin(lengths))} is empty")
     for name in ("prompts", "responses"):
         if name in batch:
-            _check_ids(batch[name], name, model)
+            check_ids(batch[name], name, model)
     if "responses" in batch:
         lengths = lengths + batch["responses"].lengths
     longest = int(lengths.max()) + room
@@ -38,7 +36,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     _check_same_rotation(longest, room, model)
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
-            _refuse(column, ~np.isfinite(column.values), name, "a finite number")
+            refuse(column, ~np.isfinite(column.values), name, "a finite number")
     return batch
 
 
@@ -64,31 +62,18 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
         raise ValueError(
             f"column {name!r}, row {int(np.argmin(column.lengths))}: expected at least one token, got none"
         )
-    _check_ids(column, name, model)
+    check_ids(column, name, model)
     longest = int(column.lengths.argmax())
     if column.lengths[longest] > most:
         length = f"{column.lengths[longest]} tokens"
         raise ValueError(f"column {name!r}, row {longest}: expected at most {most} tokens, got {length}")
 
 
-def check_top_tokens(batch: Batch, top_k: int, model: Any) -> None:
-    """Checks that the columns of a teacher's most likely tokens have `top_k` values for each response token.
-
-    Raises:
-        ValueError: another number of values, or a token id outside the vocabulary.
-    """
-    for name in ("teacher_top_ids", "teacher_top_log_probs"):
-        if not np.array_equal(batch[name].lengths, batch["responses"].lengths.astype(np.int64) * top_k):
-            raise ValueError(f"column {name!r}: expected {top_k} values (teacher.top_k) for each response token")
-    _check_ids(batch["teacher_top_ids"], "teacher_top_ids", model)
-    log_probs = batch["teacher_top_log_probs"]
-    _refuse(log_probs, log_probs.values > _MAX_LOG_PROB, "teacher_top_log_probs", "a log-prob of at most 0")
-
-
-def _check_ids(column: Column, name: str, model: Any) -> None:
+def check_ids(column: Column, name: str, model: Any) -> None:
+    """Raises ValueError for a token id outside the vocabulary of a model."""
     vocab_size = model.config.get_text_config().vocab_size
     ids = column.values
-    _refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
+    refuse(column, (ids < 0) | (ids >= vocab_size), name, f"a token id in [0, {vocab_size})")
 
 
 def most_positions(config: Any) -> int:
@@ -98,7 +83,8 @@ def most_positions(config: Any) -> int:
     return most if most > 0 else sys.maxsize
 
 
-def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:
+def refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:
+    """Raises ValueError with the first value of a column that is marked in `wrong`, if there is any."""
     if wrong.any():
         index = int(np.argmax(wrong))
         row = int(np.searchsorted(column.offsets, index, side="right")) - 1

@@ -142,7 +142,7 @@ def test_likely_tokens_of_another_row_are_refused(model: Path, teacher: Path) ->
     rows = taught(role)
     name, lengths = "teacher_top_ids", rows["teacher_top_ids"].lengths.copy()
     lengths[0], lengths[1] = lengths[0] + 1, lengths[1] - 1
-    with pytest.raises(ValueError, match=r"^column 'teacher_top_ids': expected 3 values"):
+    with pytest.raises(ValueError, match=r"^column 'teacher_top_ids' must have equally many values per response token"):
         call(role, "Update", update_request(), changed(rows, name, rows[name].values, lengths))
 
 
