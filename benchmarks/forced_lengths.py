@@ -31,7 +31,7 @@ from rewards.manager import RewardManager
 from splitppo.config import Config, Schedule, load_config
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.trace import read_trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 ROWS = 64
 PROMPT_TOKENS = 64
@@ -170,7 +170,7 @@ class Blocks:
         await gather_calls(*(client.load_checkpoint(0) for client in workers.trained))
         config = block_config(folder.config, variant, num_steps)
         await run_block(config, folder, workers, self.prompts, self.scorer)
-        return Block(config, read_metrics(config.run.dir / METRICS_FILE), read_trace(config.run.dir / "trace.json"))
+        return Block(config, read_metrics(config.run.dir / METRICS_FILE), read_trace(config.run.dir / TRACE_FILE))
 
 
 @asynccontextmanager

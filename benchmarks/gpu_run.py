@@ -18,7 +18,7 @@ from benchmarks.overlap import Row, median
 from recipes.rows import write_parquet
 from recipes.sort_letters import task
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.trace import read_trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 _KILLED_AT = "critic.update.begin"
@@ -83,7 +83,7 @@ def _recovery_s(folder: Path) -> float:
     """Returns the seconds from the kill of the critic to the next call that it answered."""
     [mark] = (folder / "failpoints").glob("*.fired")
     killed_s = json.loads(mark.read_text())["unix_s"]
-    calls_s = [span.started_s for span in read_trace(folder / "trace.json") if span.pool == "critic"]
+    calls_s = [span.started_s for span in read_trace(folder / TRACE_FILE) if span.pool == "critic"]
     return float(min(began_s for began_s in calls_s if began_s > killed_s) - killed_s)
 
 

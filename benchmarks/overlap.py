@@ -33,6 +33,7 @@ from controller.scoring.scorer import Scorer
 from controller.step.rollouts import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.step_files import StepFiles
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.clients import Caller
@@ -121,7 +122,7 @@ async def run_block(
     if not config.uses_critic:
         workers = replace(workers, critic=None)
     clients = workers.clients
-    recorder = Recorder(config, folder.path, open_display(Silent()))
+    recorder = Recorder(config, [StepFiles(config, folder.path).receive, open_display(Silent()).receive])
     recorder.restart_at(0, clients, None)
     trainer = Trainer(
         config,

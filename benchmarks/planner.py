@@ -42,7 +42,7 @@ from rewards.manager import RewardManager
 from splitppo.config import Config, Schedule, load_config
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.trace import read_trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 PAIRS = {
     "actor": ("placement.reference=actor", "services.actor.threads=1", "services.critic.threads=1"),
@@ -93,7 +93,7 @@ async def measure(configs: Mapping[str, Config], num_rounds: int, num_steps: int
                 await gather_calls(*(client.load_checkpoint(0) for client in pair.workers.clients))
                 await run_block(block, pair.folder, pair.workers, prompts, Scorer(tokenizer, manager))
                 lines = read_metrics(block.run.dir / METRICS_FILE)
-                blocks[layout, host].append((lines, read_trace(block.run.dir / "trace.json")))
+                blocks[layout, host].append((lines, read_trace(block.run.dir / TRACE_FILE)))
     return blocks
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from recipes.sort_letters.prepare import prepare
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.trace import read_trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 FIXED = (
@@ -75,7 +75,7 @@ def recovery_s(point: str, overrides: Sequence[str]) -> float:
     with run((*PLACEMENTS["group, staleness 1"], *overrides, *kill, "checkpoint.save_freq=1"), 5) as folder:
         [mark] = (folder / "failpoints").glob("*.fired")
         killed_s: float = json.loads(mark.read_text())["unix_s"]
-        ends = (span.finished_s for span in read_trace(folder / "trace.json") if span.pool == "rollout")
+        ends = (span.finished_s for span in read_trace(folder / TRACE_FILE) if span.pool == "rollout")
         return min(end_s for end_s in ends if end_s > killed_s) - killed_s
 
 

@@ -48,6 +48,7 @@ from controller.scoring.scorer import Scorer
 from controller.step.rollouts import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.step_files import StepFiles
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.clients import Caller
@@ -226,7 +227,7 @@ async def measure(
     """Returns all steps of one size except the first."""
     forget_peak()
     before_bytes = resident_bytes("VmRSS")
-    recorder = Recorder(config, folder.path, open_display(Silent()))
+    recorder = Recorder(config, [StepFiles(config, folder.path).receive, open_display(Silent()).receive])
     recorder.restart_at(0, workers.clients, None)
     sampling = SamplingGroups.of(config, workers)
     evaluator = Evaluator(config, sampling, None, scorer)

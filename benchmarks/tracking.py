@@ -24,6 +24,7 @@ from controller.ppo.experience import assemble_experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.step_files import StepFiles
 from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
 from splitppo.batch import Batch
@@ -66,7 +67,7 @@ async def run_steps(num_steps: int) -> tuple[NDArray[np.float64], NDArray[np.int
     bytes_held = np.zeros(num_steps, np.int64)
     with tempfile.TemporaryDirectory("-tracking") as folder, _nowhere() as nowhere:
         config = _config(Path(folder))
-        recorder = Recorder(config, config.run.dir, open_display(nowhere))
+        recorder = Recorder(config, [StepFiles(config, config.run.dir).receive, open_display(nowhere).receive])
         recorder.restart_at(0, [], None)
         for step in range(1, num_steps + 1):
             started_s = time.process_time()

@@ -27,9 +27,12 @@ from controller.scoring.scorer import Scorer, ScoringFailed
 from controller.step.log_prob_check import RolloutMismatch
 from controller.step.look_ahead import step_rollouts
 from controller.tracking.display import open_display
+from controller.tracking.events import Closing, Ended, GroupLost, GroupsUp, Progressed, RolloutRestarted, Started
 from controller.tracking.logs import log_to
-from controller.tracking.record.run_record import RunRecord
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.run_record import RunRecord
+from controller.tracking.sinks.step_files import StepFiles
+from controller.tracking.sinks.trackers import waking
 from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
@@ -84,7 +87,9 @@ class Session:
         self._restarts = RestartBudget(config.services.max_restarts, config.services.restart_backoff_s)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
         self._record = RunRecord(config, folder.path, run_id=folder.lease.run_id, epoch=folder.lease.epoch)
-        self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake, record=self._record)
+        files = StepFiles(config, folder.path)
+        sinks = (files.receive, self._record.receive, waking(self._trackers.wake), self._display.receive)
+        self._recorder = Recorder(config, sinks)
         self._trainer: Trainer | None = None
         self._restored = RunState.initial(config)
         self._phase: Phase = "preparing"
@@ -113,15 +118,16 @@ class Session:
             log.exception("the run failed")
         finally:
             self._phase = "closing"
-            self._record.live.set(phase="closing")
+            self._recorder.emit(Closing())
             polling.cancel()
             await self._abandon()
             await self._groups.close()
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             status = self._outcome.exit_status()
+            self._recorder.emit(Ended(self._outcome.reason, status))
             # Both may be cut short by a signal.
-            await asyncio.to_thread(self._record.close, self._outcome.reason, status)
+            await asyncio.to_thread(self._record.close)
             await asyncio.to_thread(self._trackers.finish)
             if is_refused:
                 self._folder.remove_if_new()
@@ -145,7 +151,8 @@ class Session:
             self._groups.kill()
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored, with_report=False)
-            self._record.close(self._outcome.reason, self._outcome.exit_status(), timeout_s=1.0)
+            self._recorder.emit(Ended(self._outcome.reason, self._outcome.exit_status()))
+            self._record.close(timeout_s=1.0)
             self._folder.release()
             logging.shutdown()
         finally:
@@ -185,7 +192,7 @@ class Session:
         """Tells record and display how the run starts, after `step`, and warns of what may make it slow or fail."""
         config = self._config
         changes = self._folder.changes
-        self._record.start(inputs.tokenizer.backend, total_steps=config.last_step, resumed_at=step, changes=changes)
+        self._recorder.emit(Started(inputs.tokenizer.backend, config.last_step, step, changes))
         for change in changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=step)
@@ -254,8 +261,8 @@ class Session:
                 error = again
         self._recorder.count_restart()
         write_processes(self._folder.path, [client.group for client in self._groups.clients])
-        self._record.groups_up(self._groups.clients)
-        self._record.rollout_restarted(sentence(error))
+        self._recorder.emit(GroupsUp(self._groups.clients))
+        self._recorder.emit(RolloutRestarted(sentence(error)))
 
     async def _pause_before_restart(self, error: Exception) -> float:
         """Returns the pause before the restart of a lost group, in seconds; raises the error if none is left."""
@@ -265,7 +272,7 @@ class Session:
             if isinstance(note, str) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
         place = error.place if isinstance(error, WireError) else Place(role=getattr(error, "role", ""))
-        self._record.lost(place, sentence(error), pause_s)
+        self._recorder.emit(GroupLost(place, sentence(error), pause_s))
         if isinstance(pause_s, str):
             raise error
         return pause_s
@@ -281,7 +288,7 @@ class Session:
         write_processes(folder.path, [client.group for client in workers.clients])
         incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)
         spans = await point.restore(self._groups)
-        self._record.groups_up(workers.clients, point.step)
+        recorder.emit(GroupsUp(workers.clients, point.step))
         if self._trainer is None:
             self._outcome.resumed_at_step = point.step
         else:
@@ -325,8 +332,7 @@ class Session:
         self._outcome.digests = WeightsDigests(**await self._groups.weights_digests())
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
-        self._display.phase(role, progress.phase or method, progress.done, progress.total)
-        self._record.progress(role, method, progress)
+        self._recorder.emit(Progressed(role, method, progress))
 
     async def _abandon(self) -> None:
         if self._trainer is not None:

@@ -9,12 +9,12 @@ import numpy as np
 from splitppo.run_folder.files import Unreadable, finite
 from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
 from splitppo.run_folder.rollouts import read_row, read_scalars
+from splitppo.run_folder.trace import TRACE_FILE
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
 from viewer.distributions import MAX_STEPS as MAX_STRIPS
 from viewer.logs import log_at
 from viewer.run import Run
-from viewer.spans import TRACE
 from viewer.tokens import derived
 
 MAX_COLUMNS = 200
@@ -31,7 +31,7 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "metrics": [[name, *_described(name)] for name in metrics.names],
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
-        "has_trace": run.folder.stamp(TRACE) is not None,
+        "has_trace": run.folder.stamp(TRACE_FILE) is not None,
         "events": run.told_events(),
         "has_events": run.folder.stamp("events.jsonl") is not None,
         "figures": [_drawn(figure, metrics.names) for figure in FIGURES],

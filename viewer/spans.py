@@ -9,10 +9,9 @@ from typing import Any
 from splitppo.run_folder.files import MAX_LINE_BYTES, MAX_LINES_BYTES, RunDir, Unreadable, finite
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_spans import PHASES, Steps
-from splitppo.run_folder.trace import POOLS, spans_of
+from splitppo.run_folder.trace import POOLS, TRACE_FILE, spans_of
 from viewer.metrics import MAX_NAME, MAX_STEP
 
-TRACE = "trace.json"
 MAX_SPANS = 200_000
 MAX_STEP_SPANS = 5_000
 _READ_BYTES = 64 << 20
@@ -74,11 +73,13 @@ class Spans:
         """
         steps, first = self._read()
         if step not in steps.made:
-            raise Unreadable(f"{TRACE} has no span of step {step}.")
+            raise Unreadable(f"{TRACE_FILE} has no span of step {step}.")
         start, end, next_start = steps.times(step)
         num_spans = sum(span.started_s < next_start and span.finished_s > start for span in steps.spans)
         if num_spans > MAX_STEP_SPANS:
-            raise Unreadable(f"{TRACE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}.")
+            raise Unreadable(
+                f"{TRACE_FILE} has {num_spans:,} spans in step {step}; expected at most {MAX_STEP_SPANS:,}."
+            )
         path = [(piece.pool, piece.name, *_numbers(piece, first)) for piece in steps.critical_path(step)]
         return {
             "step": step,
@@ -89,9 +90,9 @@ class Spans:
 
     def _read(self) -> tuple[Steps, float]:
         """Returns the spans by their steps, and when the first of all begins; raises Unreadable without a file."""
-        stamp = self._folder.stamp(TRACE)
+        stamp = self._folder.stamp(TRACE_FILE)
         if stamp is None or stamp != self._stamp:
-            with self._folder.open(TRACE, max_bytes=MAX_LINES_BYTES) as file:
+            with self._folder.open(TRACE_FILE, max_bytes=MAX_LINES_BYTES) as file:
                 size = file.seek(0, io.SEEK_END)
                 file.seek(max(0, size - _READ_BYTES))
                 read_line = partial(io.TextIOWrapper(file, "utf-8", "replace").readline, MAX_LINE_BYTES)

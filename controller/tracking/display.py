@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controller.tracking.events import Event, LineComplete, Progressed, Validated
 from controller.tracking.plain_text import clock
 from rewards.samples import sample_text
 from splitppo.config import Config
@@ -44,61 +46,54 @@ class Display:
     def __init__(self, console: Console, *, has_panel: bool) -> None:
         self._console = console
         self._has_panel = has_panel
-        self._live: Live | None = None
-        self._drawn_s = 0.0
-        self._title = ""
+        self._progress = _Progress()
+        self._panel: _LivePanel | None = None
         self._folder: Path | None = None
-        self._phases: dict[str, tuple[str, int, int]] = {}
-        self._step = self._last_step = 0
-        self._metrics: Mapping[str, float] = {}
-        self._rewards: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
-        self._moments: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
-        self._accuracy: float | None = None
 
     def start(self, plan: str, config: Config, *, step: int = 0) -> None:
         """Shows models, algorithm and plan at the start of a run; `step` is the step from which the run goes on."""
-        self._step = step
-        self._last_step = config.last_step
-        self._phases = dict.fromkeys(config.roles, ("", 0, 0))
+        self._progress = _Progress(step=step, last_step=config.last_step)
         self._folder = config.run.dir
-        self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
         self.line(f"SplitPPO · {config.run.name}", style="bold cyan")
         for line in _header(plan, config, step):
             self.line(line)
         if self._has_panel:
-            self._live = Live(console=self._console, get_renderable=self._panel, auto_refresh=False, transient=True)
-            self._live.start(refresh=True)
+            title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
+            self._panel = _LivePanel(self._console, title, config.roles, self._progress)
+
+    def receive(self, event: Event) -> None:
+        """Shows an event of the run, if it is one for the screen."""
+        match event:
+            case Progressed():
+                progress = event.progress
+                self.phase(event.role, progress.phase or event.method, progress.done, progress.total)
+            case LineComplete():
+                self.step(event.step, event.metrics, event.completed_s)
+                self.samples(event.step, event.samples)
+            case Validated():
+                self.validation(event.step, event.validation.accuracy)
 
     def phase(self, pool: str, name: str, done: int, total: int) -> None:
         """Shows on the panel what a pool works on, `done` of `total`; an empty name means that the pool is idle."""
-        is_new = self._phases.get(pool, ("", 0, 0))[0] != name
-        self._phases[pool] = (name, done, total)
-        if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
-            self._refresh()
+        if self._panel is not None:
+            self._panel.phase(pool, name, done, total)
 
     def step(self, step: int, metrics: Mapping[str, float], completed_s: float) -> None:
         """Shows that a step is finished, with a few of its metrics.
 
         The pace follows from the unix seconds at which steps were complete: some are shown later, with a checkpoint.
         """
-        self._step = step
-        self._metrics = metrics
-        if SCORE in metrics:
-            self._rewards.append(metrics[SCORE])
-        if self._moments and step <= self._moments[-1][0]:
-            self._moments.clear()  # a recovery has gone back
-        if not self._moments:
-            self._moments.append((step - 1, completed_s - metrics.get(STEP_S, 0.0)))
-        self._moments.append((step, completed_s))
-        if self._has_panel:
-            self._refresh()
+        progress = self._progress
+        progress.add(step, metrics, completed_s)
+        if self._panel is not None:
+            self._panel.refresh()
         else:
-            figures = self._figures(metrics.get(ACCURACY))
-            self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, figures)))
+            figures = progress.figures(metrics.get(ACCURACY))
+            self.line(f"step {step}/{progress.last_step}  " + "  ".join(map(" ".join, figures)))
 
     def validation(self, step: int, accuracy: Accuracy) -> None:
         """Shows the accuracy of a validation of the policy of this step, with each data source if there are several."""
-        self._accuracy = accuracy.overall
+        self._progress.accuracy = accuracy.overall
         sources = sorted(accuracy.by_source.items()) if len(accuracy.by_source) > 1 else []
         parts = "".join(f"  {source} {value:.3f}" for source, value in sources)
         self.line(f"validation after step {step}: accuracy {accuracy.overall:.3f}{parts}", style="bold green")
@@ -134,18 +129,43 @@ class Display:
 
     def close(self) -> None:
         """Stops the live panel and restores the terminal; may be called more than once."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._panel is not None:
+            self._panel.close()
+            self._panel = None
 
-    def _refresh(self) -> None:
-        if self._live is not None:
-            self._drawn_s = time.monotonic()
-            self._live.refresh()
 
-    def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
+@dataclass
+class _Progress:
+    """How far a run is, and what its latest steps and its latest validation were like.
+
+    Attributes:
+        metrics: those of the last finished step.
+        scores: the mean scores of the latest steps.
+        moments: the latest (step, unix seconds at which it was complete), for the pace.
+    """
+
+    step: int = 0
+    last_step: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    scores: deque[float] = field(default_factory=lambda: deque(maxlen=_SPARKLINE_STEPS))
+    moments: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    accuracy: float | None = None
+
+    def add(self, step: int, metrics: Mapping[str, float], completed_s: float) -> None:
+        """Adds a finished step; after a recovery that has gone back, the pace begins anew."""
+        self.step = step
+        self.metrics = metrics
+        if SCORE in metrics:
+            self.scores.append(metrics[SCORE])
+        if self.moments and step <= self.moments[-1][0]:
+            self.moments.clear()
+        if not self.moments:
+            self.moments.append((step - 1, completed_s - metrics.get(STEP_S, 0.0)))
+        self.moments.append((step, completed_s))
+
+    def figures(self, accuracy: float | None) -> list[tuple[str, str]]:
         """Returns (name, formatted number) pairs to show: of reward, accuracy, KL, speed and ETA the known ones."""
-        metrics = self._metrics
+        metrics = self.metrics
         kl = next((name for name in KL if name in metrics), KL[-1])
         num_tokens = metrics.get("perf/total_num_tokens")
         step_s = metrics.get("perf/time_per_step")
@@ -155,22 +175,56 @@ class Display:
             declared(kl).terminal: _number(metrics.get(kl), 5),
             "tokens/s": f"{num_tokens / step_s:,.0f}" if num_tokens is not None and step_s else "",
         }
-        if self._moments:
-            # The mean over the recent steps, with validations and checkpoints.
-            (first, start), (last, end) = self._moments[0], self._moments[-1]
-            pace_s = (end - start) / (last - first)
-            figures |= {"s/step": _number(pace_s, 2), "ETA": clock(pace_s * (self._last_step - self._step))}
+        if self.moments:
+            pace_s = self.pace_s()
+            figures |= {"s/step": _number(pace_s, 2), "ETA": clock(pace_s * (self.last_step - self.step))}
         return [(name, text) for name, text in figures.items() if text]
 
-    def _panel(self) -> Panel:
+    def pace_s(self) -> float:
+        """Returns the mean seconds of the recent steps, with validations and checkpoints."""
+        first, start_s = self.moments[0]
+        last, end_s = self.moments[-1]
+        return (end_s - start_s) / (last - first)
+
+
+class _LivePanel:
+    """The panel below the lines on a terminal: progress, figures, and what each pool works on."""
+
+    def __init__(self, console: Console, title: str, pools: Sequence[str], progress: _Progress) -> None:
+        """Shows the panel, which is drawn anew when something changes, at most ten times per second."""
+        self._title = title
+        self._phases: dict[str, tuple[str, int, int]] = dict.fromkeys(pools, ("", 0, 0))
+        self._progress = progress
+        self._drawn_s = 0.0
+        self._live = Live(console=console, get_renderable=self._draw, auto_refresh=False, transient=True)
+        self._live.start(refresh=True)
+
+    def phase(self, pool: str, name: str, done: int, total: int) -> None:
+        """Shows what a pool works on."""
+        is_new = self._phases.get(pool, ("", 0, 0))[0] != name
+        self._phases[pool] = (name, done, total)
+        if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draws the panel anew."""
+        self._drawn_s = time.monotonic()
+        self._live.refresh()
+
+    def close(self) -> None:
+        """Removes the panel from the screen."""
+        self._live.stop()
+
+    def _draw(self) -> Panel:
+        run = self._progress
         progress = Table.grid(padding=(0, 1))
         progress.add_row(
-            Text(f"step {self._step}/{self._last_step}", style="bold"),
-            ProgressBar(total=max(self._last_step, 1), completed=self._step, width=30),
-            Text(sparkline(self._rewards), style="green"),
+            Text(f"step {run.step}/{run.last_step}", style="bold"),
+            ProgressBar(total=max(run.last_step, 1), completed=run.step, width=30),
+            Text(sparkline(run.scores), style="green"),
         )
         figures = Text("   ").join(
-            Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in self._figures(self._accuracy)
+            Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in run.figures(run.accuracy)
         )
         pools = Table.grid(padding=(0, 2))
         for pool, (name, done, total) in self._phases.items():

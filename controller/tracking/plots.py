@@ -13,7 +13,7 @@ from splitppo.run_folder.metrics import FIGURES, Figure
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.step_spans import MARGIN, PHASES, Steps
-from splitppo.run_folder.trace import POOLS, read_trace
+from splitppo.run_folder.trace import POOLS, TRACE_FILE, read_trace
 
 _INK = "#22313f"
 _FAINT = "#8a99a6"
@@ -52,7 +52,7 @@ def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> 
     """Draws `report.png` from the metrics and the trace in the run folder; returns the path of the file."""
     path = run_dir / "report.png"
     metrics = read_metrics(run_dir / METRICS_FILE)
-    spans = read_trace(run_dir / "trace.json")
+    spans = read_trace(run_dir / TRACE_FILE)
     title = f"{name} · {schedule} schedule · {clock(train_s)} in steps"
     write_atomically(path, render_report(metrics, spans, title=title))
     return path

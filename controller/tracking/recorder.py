@@ -1,59 +1,60 @@
-"""Collects spans, timings and metrics of each step of a run, and writes each step's line of metrics.jsonl once."""
+"""Keeps the records of the steps of a run while they are open, and tells the sinks of the run what happens in it."""
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from controller.conversations.conversation import waited_for
 from controller.ppo.scores import Scores
-from controller.tracking.display import Display
-from controller.tracking.record.run_record import RunRecord
-from controller.tracking.rollout_dump import cut_back, rollout_rows, sample_rows, write_rollouts
+from controller.tracking.events import (
+    CheckpointCommitted,
+    Event,
+    LineComplete,
+    Restored,
+    Sink,
+    StepBegun,
+    StepDone,
+    Validated,
+    Worked,
+)
+from controller.tracking.rollout_dump import first_samples
 from controller.tracking.step_record import StepRecord, metrics_line
+from controller.tracking.waiting_lines import StepMetrics, WaitingLines
 from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic, WorkerClient
 from splitppo.clock import unix_s
 from splitppo.config import Config
+from splitppo.run_folder.metrics import check_declared
 from splitppo.run_folder.spans import Span
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
-from splitppo.run_folder.trace import Trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Records the steps of a run in files and on the display. Two steps may be open at a time (schedule `overlap`)."""
+    """The one emitter of a run's events. Two steps may be open at a time (schedule `overlap`).
 
-    def __init__(
-        self,
-        config: Config,
-        run_dir: Path,
-        display: Display,
-        on_line: Callable[[], None] = lambda: None,
-        *,
-        record: RunRecord | None = None,
-    ) -> None:
-        """Makes a recorder that calls `on_line` whenever metrics.jsonl was opened or has another line."""
-        self._record = record or RunRecord(config, run_dir)  # without `start` it records nothing
+    Attributes:
+        last_step: the last step whose updates have ended, or that was restored.
+    """
+
+    def __init__(self, config: Config, sinks: Sequence[Sink]) -> None:
+        self.last_step = 0
         self._config = config
-        self._run_dir = run_dir
-        self._display = display
-        self._on_line = on_line
-        self._rollouts = run_dir / "rollouts"
+        self._sinks = sinks
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
-        self._unpublished: deque[tuple[int, Mapping[str, float], float]] = deque()  # and when it was complete
-        self._held: dict[int, tuple[asyncio.Future[Mapping[str, float]], float]] = {}  # and since when
+        self._lines = WaitingLines()
         self._previous_spans: Sequence[Span] = ()
-        self._num_starts = 0
-        self._num_repeated_steps = 0
-        self._restored_metrics: Mapping[str, float] = {}
-        self.last_step = 0
+        self._restarts = _Restarts()
+
+    def emit(self, event: Event) -> None:
+        """Tells every sink what has happened; what a sink raises is raised."""
+        for sink in self._sinks:
+            sink(event)
 
     def restart_at(
         self,
@@ -62,45 +63,34 @@ class Recorder:
         metrics: Mapping[str, float] | None,
         spans: Sequence[Span] = (),
     ) -> None:
-        """Opens the run's files and removes the steps after the restored `step` (0: all steps); drops open steps.
+        """Lets the run go on after the restored `step` (0: with the initial models); drops open steps.
 
         The traffic of `clients` is counted. `spans` are those of the restore. `metrics` are those of the restored step
         in its checkpoint; they are written if the run was killed before it had written their line.
         """
-        self._num_starts += 1
-        num_repeated = max(self.last_step - step, 0)
-        self._num_repeated_steps += num_repeated
         open_spans = [span for record in self._open for span in record.spans]
+        num_repeated = max(self.last_step - step, 0)
+        last_kept = step or -1
+        timeline = read_trace(self._config.run.dir / TRACE_FILE)
+        kept = [span for span in timeline if span.step <= last_kept]
+        cut = [span for span in timeline if span.step > last_kept]
         self._open.clear()
-        self._unpublished.clear()
-        self._held.clear()
+        self._lines = WaitingLines()
         self._previous_spans = ()
         self._clients = clients
-        restored_step = step or -1
-        validates_only = self._config.evaluation.val_only  # the line of the step is written anew, with the validation
-        kept_step = restored_step - 1 if validates_only and step else restored_step
-        self._restored_metrics = metrics or {}
-        self._samples = StepFile(self._run_dir / SAMPLES_FILE, kept_step)
-        self._metrics = StepFile(self._run_dir / METRICS_FILE, kept_step)
-        self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
-        self._trace.add(spans)
-        cut_back(self._rollouts, restored_step)
-        cut_spans = [*self._trace.cut, *open_spans]
-        self._record.restart_at(step, restored_step, cut_spans, num_repeated=num_repeated)
-        if metrics is not None and self._metrics.last_step < step and not validates_only:
-            self._log(step, metrics)
+        self._restarts.count(num_repeated)
+        self.emit(Restored(step, last_kept, num_repeated, metrics, [*kept, *spans], [*cut, *open_spans]))
         self.last_step = step
-        self._on_line()
 
     def count_restart(self) -> None:
         """Counts the restart of a group after which no step is done again."""
-        self._num_starts += 1
+        self._restarts.count()
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
         """Opens the record of a step and returns it; `epoch` is the step's data epoch, from 0."""
         record = StepRecord(step, unix_s(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
-        self._record.live.set(step=step)
+        self.emit(StepBegun(step))
         return record
 
     @property
@@ -112,103 +102,93 @@ class Recorder:
         """Measures the time of a `with` block for the step that was begun last, unless it is complete."""
         return self.current.timed(name) if self._open else nullcontext()
 
-    def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
-        """Delays the step's line and later ones in metrics.jsonl until `release`; the future gets the step's metrics.
-
-        So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
-        """
-        self._held[step] = asyncio.get_running_loop().create_future(), unix_s()
-        return self._held[step][0]
-
-    def release(self, step: int) -> None:
-        """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
-        if step in self._held:
-            _, begun_s = self._held.pop(step)
-            self._record.event("checkpoint", step=step, seconds=unix_s() - begun_s)
-        self._publish()
-
-    def release_all(self) -> None:
-        """Writes the lines of metrics.jsonl that still wait for a checkpoint, at the end of a run."""
-        self._held.clear()
-        self._publish()
-
-    def add_spans(self, spans: Sequence[Span]) -> None:
-        """Adds spans that belong to no open step to the timeline file."""
-        self._trace.add(spans)
-
     def close(self, record: StepRecord) -> None:
         """Closes a step's record: stores the time at which its own work ended, and the bytes that were moved for it."""
         record.ended_s = unix_s()
         record.traffic = self._traffic() - record.traffic
+
+    def add_spans(self, spans: Sequence[Span]) -> None:
+        """Adds spans that belong to no open step to the timeline."""
+        self.emit(Worked(spans))
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
         """Adds a validation's metrics and spans to its step's record; that of step 0 gets a line of its own.
 
         `split` is the name of the folder of its rollouts.
         """
-        self._display.validation(step, validation.accuracy)
-        self._record.validation(step, validation, split)
-        if self._config.evaluation.dump_generations:
-            write_rollouts(self._rollouts / split, step, rollout_rows(validation.scores))
+        line: Mapping[str, float] | None = None
         if self._open:
             self.current.validation = validation
             self.current.add_work_of(validation)
         elif step == 0 or self._config.evaluation.val_only:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
-            self._write_samples(step, validation, [])
-            self._log(step, {**self._restored_metrics, **validation.metrics, **timings})
-            self.add_spans(validation.spans)
+            line = {**validation.metrics, **timings}
+            check_declared(line)
+        self.emit(Validated(step, validation, split, line))
 
     def complete_oldest(self) -> None:
-        """Completes the oldest open step, whose updates have ended: writes its spans, samples and metrics."""
+        """Completes the oldest open step, whose updates have ended: its line is written, unless it is held."""
         record = self._open.popleft()
-        self._trace.add(record.spans)
         metrics = {
             **metrics_line(record, [*self._previous_spans, *record.spans], self._config),
-            "recovery/num_restarts": float(self._num_starts - 1),
-            "recovery/num_repeated_steps": float(self._num_repeated_steps),
+            **self._restarts.metrics(),
         }
-        tracking = self._config.tracking
-        scores = record.scores
         self._previous_spans = record.spans
-        is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
-        samples = self._samples_of(scores) if is_sampled else []
-        self._write_samples(record.step, record.validation, samples)
-        self._unpublished.append((record.step, metrics, unix_s()))
-        self._publish()
+        samples = self._samples_of(record.step, record.scores)
+        self.emit(StepDone(record, metrics, samples))
+        self._lines.add(LineComplete(record.step, metrics, samples, completed_s=unix_s()))
+        self._tell_lines()
         self.last_step = record.step
-        self._display.samples(record.step, samples)
-        if tracking.dump_rollouts:
-            write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
-        self._record.step(record, metrics)
-        if record.step in self._held:
-            self._held[record.step][0].set_result(metrics)
 
-    def _publish(self) -> None:
-        """Writes all finished lines before the delayed one to metrics.jsonl, and shows them on the display."""
-        while self._unpublished and self._unpublished[0][0] not in self._held:
-            step, metrics, completed_s = self._unpublished.popleft()
-            self._log(step, metrics)
-            self._display.step(step, metrics, completed_s)
-            if waited := waited_for(metrics):
-                log.info("step %d waited %s", step, waited)
+    def hold(self, step: int) -> StepMetrics:
+        """Delays the step's line and later ones until `release`; the future gets the step's metrics.
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._metrics.write(step, metrics)
-        self._on_line()
+        So the line of a step with a checkpoint is written after the checkpoint. `step` must not be complete yet.
+        """
+        return self._lines.hold(step)
 
-    def _samples_of(self, scores: Scores) -> list[dict[str, Any]]:
-        """Returns the first `tracking.num_samples` responses of a step as rows with texts and score."""
-        return list(islice(sample_rows(scores), self._config.tracking.num_samples))
+    def release(self, step: int) -> None:
+        """Writes the line of a step that `hold` has delayed, and later lines, as its checkpoint is complete."""
+        held_s = self._lines.release(step)
+        if held_s is not None:
+            self.emit(CheckpointCommitted(step, held_s))
+        self._tell_lines()
 
-    def _write_samples(
-        self, step: int, validation: ValidationResult | None, trained: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Writes samples of a step before its metrics, so that a reader of the metrics finds the samples."""
-        validated = self._samples_of(validation.scores) if validation and self._config.tracking.sample_freq > 0 else []
-        rows = [{"split": "train", **sample} for sample in trained] + [{"split": "val", **row} for row in validated]
-        if rows:
-            self._samples.write(step, {"samples": rows})
+    def release_all(self) -> None:
+        """Writes the lines that still wait for a checkpoint, at the end of a run."""
+        self._lines.release_all()
+        self._tell_lines()
+
+    def _tell_lines(self) -> None:
+        while (line := self._lines.next()) is not None:
+            self.emit(line)
+            if waited := waited_for(line.metrics):
+                log.info("step %d waited %s", line.step, waited)
+
+    def _samples_of(self, step: int, scores: Scores) -> list[dict[str, Any]]:
+        """Returns the first `tracking.num_samples` responses of a step as rows; [] for a step that shows none."""
+        tracking = self._config.tracking
+        is_sampled = tracking.sample_freq > 0 and step % tracking.sample_freq == 0
+        return first_samples(scores, tracking.num_samples) if is_sampled else []
 
     def _traffic(self) -> Traffic:
         return sum((client.traffic for client in self._clients), Traffic())
+
+
+@dataclass
+class _Restarts:
+    """Counts how often the run began or went on in this process, and how many complete steps were done again."""
+
+    num_starts: int = 0
+    num_repeated_steps: int = 0
+
+    def count(self, num_repeated: int = 0) -> None:
+        self.num_starts += 1
+        self.num_repeated_steps += num_repeated
+
+    def metrics(self) -> dict[str, float]:
+        """Returns recovery/...; the first start is no restart."""
+        return {
+            "recovery/num_restarts": float(self.num_starts - 1),
+            "recovery/num_repeated_steps": float(self.num_repeated_steps),
+        }

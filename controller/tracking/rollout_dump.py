@@ -1,6 +1,7 @@
 """Converts scored rollouts into rows of JSONL: all rollouts of a step (`tracking.dump_rollouts`), or a few samples."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:
     """Yields for every response a dict of data source, prompt, response, ground truth and score."""
     for source, text, score in zip(scores.data_sources, scores.texts, scores.scores.tolist(), strict=True):
         yield {"data_source": source, **vars(text), "score": score}
+
+
+def first_samples(scores: Scores, num_samples: int) -> list[dict[str, Any]]:
+    """Returns the rows of the first `num_samples` responses."""
+    return list(islice(sample_rows(scores), num_samples))
 
 
 def rollout_rows(scores: Scores) -> Iterator[dict[str, Any]]:

@@ -30,27 +30,72 @@ from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 
 
 @dataclass
-class StepRecord:
+class Work:
+    """The work that was done for a step: who worked when, how long its phases took, and what the services reported.
+
+    Attributes:
+        metrics: the metrics that the services reported.
+        timings_s: seconds per phase, measured by the controller, or by an engine for its own work.
+        spans: the work of all pools, in unix seconds of the controller's clock.
+    """
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict, kw_only=True)
+    timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), kw_only=True)
+    spans: list[Span] = field(default_factory=list, kw_only=True)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measures the wall time of a `with` block, and adds it to the timing `name`, in seconds."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings_s[name] += time.perf_counter() - started_s
+
+    @contextmanager
+    def span(self, pool: str, name: str) -> Iterator[None]:
+        """Records the time of a `with` block in the timeline, as a span of a pool (controller or scoring)."""
+        started_s = unix_s()
+        yield
+        self.spans.append(Span(pool, name, self.step, started_s, unix_s()))
+
+    def add_environments(self, spans: Sequence[Span]) -> None:
+        """Adds the times in which environments were at work."""
+        self.spans += joined(spans, MAX_ENVIRONMENT_SPANS)
+        self.timings_s["environment"] += sum(span.duration_s for span in spans)
+
+    def add_work_of(self, other: "Work | ValidationResult") -> None:
+        """Adds the spans and timings of work for another step, or of a validation, that is done during this step."""
+        self.spans += other.spans
+        for name, seconds in other.timings_s.items():
+            self.timings_s[name] += seconds
+
+    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
+        """Adds an engine's work on a command: its span, its metrics, and the times that it measured."""
+        self.spans += reply.spans(pool, name, self.step, parts)
+        for metric, value in reply.result.metrics.items():
+            if not metric.startswith("timing_s/"):
+                self.metrics[metric] = value
+        for timing, seconds in reply.timings_s.items():
+            self.timings_s[timing] += seconds
+
+
+@dataclass
+class StepRecord(Work):
     """The record of one PPO step while the step runs. Times are unix seconds of the controller's clock.
 
     Attributes:
         started_s, ended_s: the step's own time, without validation and checkpoints; ended_s is None while it runs.
         epoch: the data epoch, from 0.
-        metrics: the metrics that the services reported.
-        timings_s: seconds per phase, measured by the controller, or by an engine for its own work.
-        spans: the work of all pools for the step.
         scores, experience: there as soon as the step has them.
         update_columns: log-probs and entropies of the actor's own update, for the responses whose tokens are recorded.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
-    step: int
     started_s: float
     ended_s: float | None = None
     epoch: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    spans: list[Span] = field(default_factory=list)
     scores: Scores = field(init=False, repr=False)
     experience: Experience = field(init=False, repr=False)
     update_columns: Batch | None = None
@@ -72,50 +117,16 @@ class StepRecord:
         """The tokens of the step's experience, with the numbers of the record that follow from them."""
         return StepTokens.of(self.experience)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Measures the wall time of a `with` block, and adds it to the step's timing `name`, in seconds."""
-        started_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.timings_s[name] += time.perf_counter() - started_s
-
-    @contextmanager
-    def span(self, pool: str, name: str) -> Iterator[None]:
-        """Records the time of a `with` block in the timeline, as a span of a pool (controller or scoring)."""
-        started_s = unix_s()
-        yield
-        self.spans.append(Span(pool, name, self.step, started_s, unix_s()))
-
-    def add_environments(self, spans: Sequence[Span]) -> None:
-        """Adds the times in which environments were at work to the record."""
-        self.spans += joined(spans, MAX_ENVIRONMENT_SPANS)
-        self.timings_s["environment"] += sum(span.duration_s for span in spans)
-
-    def add_work_of(self, other: "StepRecord | ValidationResult") -> None:
-        """Adds the spans and timings of work for another step, or of a validation, that is done during this step."""
-        self.spans += other.spans
-        for name, seconds in other.timings_s.items():
-            self.timings_s[name] += seconds
-
-    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
-        """Adds an engine's work on a command to the record: its span, its metrics, and the times that it measured."""
-        self.spans += reply.spans(pool, name, self.step, parts)
-        metrics = reply.result.metrics.items()
-        self.metrics |= {metric: value for metric, value in metrics if not metric.startswith("timing_s/")}
-        for timing, seconds in reply.timings_s.items():
-            self.timings_s[timing] += seconds
-
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
     """Computes all metrics of a step whose updates have ended; `spans` has all spans since the step began."""
     experience = record.experience
     scores = record.scores
-    prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
+    prompt_lengths = experience.batch["prompts"].lengths
+    response_lengths = experience.batch["responses"].lengths
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
     takes_turns = config.rollout_shares_devices
-    shared = min(num_ranks["critic"], num_ranks["rollout"]) if takes_turns else 0
+    num_shared = min(num_ranks["critic"], num_ranks["rollout"]) if takes_turns else 0
     metrics = {
         **record.metrics,
         **experience.metrics,
@@ -129,7 +140,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
             num_response_tokens=int(response_lengths.sum()),
             num_tokens=experience.num_tokens,
             step_s=record.step_s,
-            num_ranks=sum(num_ranks.values()) - shared,
+            num_ranks=sum(num_ranks.values()) - num_shared,
         ),
         **overlap_metrics(
             spans, step=record.step, started_s=record.started_s, step_s=record.step_s, takes_turns=takes_turns

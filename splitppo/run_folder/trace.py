@@ -16,6 +16,7 @@ from typing import Any
 from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.spans import Span
 
+TRACE_FILE = "trace.json"
 # In the order of the rows: a rollout group may take turns with the critic, on the same devices.
 POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward", "environments")
 
@@ -33,18 +34,13 @@ _REMEMBERED_SPANS = 256
 
 
 class Trace:
-    """The trace file with all spans of a run, also of earlier starts. Only the latest spans are in memory.
+    """The trace file with all spans of a run, also of earlier starts. Only the latest spans are in memory."""
 
-    `cut` has the spans that were removed when the file was opened.
-    """
-
-    def __init__(self, path: Path, *, restored_step: int) -> None:
-        """Opens the trace file and removes spans of steps after the restored step; -1 removes all spans."""
+    def __init__(self, path: Path, spans: Iterable[Span] = ()) -> None:
+        """Writes the trace file anew, with these spans."""
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
-        spans = read_trace(path)
-        self.cut = [span for span in spans if span.step > restored_step]
-        events = [*_PROCESSES, *(self._event(span) for span in spans if span.step <= restored_step)]
+        events = [*_PROCESSES, *map(self._event, spans)]
         write_atomically(path, "[\n" + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:

@@ -14,6 +14,7 @@ from controller.sampling.stream import SamplingGroups
 from controller.sampling.versions import raise_error
 from controller.step.look_ahead import step_rollouts
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.step_files import StepFiles
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.worker_groups import Workers
@@ -78,7 +79,7 @@ def make_run(
     )
     sampling = SamplingGroups.of(config, workers, restart=rollout.restart if rollout else raise_error)
     value.finds_top_tokens = reward.finds_top_tokens = policy.finds_top_tokens = config.teacher.signal == "top_k"
-    recorder = Recorder(config, run_dir, plain_display())
+    recorder = Recorder(config, [StepFiles(config, run_dir).receive, plain_display().receive])
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")
     trainer = Trainer(

@@ -13,7 +13,7 @@ from splitppo.config.section import RoleName
 from splitppo.config_error import config_errors
 from splitppo.run_folder.spans import Span, busy_s
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.trace import read_trace
+from splitppo.run_folder.trace import TRACE_FILE, read_trace
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv"; the
 # actor publishes weights, and a rollout group loads them ("sync") and samples ("gen_rollout").
@@ -96,7 +96,7 @@ def read_measurement(run_dir: Path) -> Measurement:
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if line["step"] > 0]
     if not lines:
         raise ConfigError(f"{run_dir} holds no step: expected a line with a step from 1 on in {METRICS_FILE}")
-    return measurement_of(config, [(lines, read_trace(run_dir / "trace.json"))], source=str(run_dir))
+    return measurement_of(config, [(lines, read_trace(run_dir / TRACE_FILE))], source=str(run_dir))
 
 
 def measurement_of(

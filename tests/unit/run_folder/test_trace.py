@@ -41,7 +41,7 @@ def test_spans_are_joined_over_the_shortest_pauses() -> None:
 
 def test_the_file_is_valid_json_after_every_addition(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = Trace(path, restored_step=-1)
+    trace = Trace(path)
     assert events(path) == []
     trace.add([span("actor", "gen", 1, 0.0, 0.25), span("critic", "values", 1, 0.25, 0.5)])
     trace.add([])
@@ -54,15 +54,15 @@ def test_the_file_is_valid_json_after_every_addition(tmp_path: Path) -> None:
 
 def test_the_rows_of_each_part_are_kept_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    Trace(path, restored_step=-1).add([replace(span("actor", "gen", 1, 0.0, 0.25), parts=[[0, 3], [1, 2]])])
+    Trace(path).add([replace(span("actor", "gen", 1, 0.0, 0.25), parts=[[0, 3], [1, 2]])])
     assert events(path)[0]["args"] == {"step": 1, "parts": [[0, 3], [1, 2]]}
-    Trace(path, restored_step=1)
+    Trace(path, read_trace(path))
     assert read_trace(path)[0].parts == [[0, 3], [1, 2]]
     assert events(path)[0]["args"]["parts"] == [[0, 3], [1, 2]]
 
 
 def test_every_pool_is_a_named_process(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace = Trace(tmp_path / "trace.json")
     trace.add([span("critic", "values", 1, 0, 1)])
     content = json.loads((tmp_path / "trace.json").read_text())
     names = {event["pid"]: event["args"]["name"] for event in content if event["name"] == "process_name"}
@@ -71,20 +71,20 @@ def test_every_pool_is_a_named_process(tmp_path: Path) -> None:
 
 
 def test_work_of_one_pool_at_the_same_time_lies_on_different_lines(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace = Trace(tmp_path / "trace.json")
     trace.add([span("reward", "r", 1, 0, 2), span("reward", "r", 1, 1, 3), span("reward", "r", 1, 2, 4)])
     assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 2, 1]
 
 
 def test_work_that_is_told_late_lies_where_the_line_was_free(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace = Trace(tmp_path / "trace.json")
     trace.add([span("actor", "save_checkpoint", 1, 3, 4)])
     trace.add([span("actor", "gen", 2, 1, 3), span("actor", "update_actor", 2, 4, 5), span("actor", "ref", 2, 3, 4)])
     assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 1, 1, 2]
 
 
 def test_work_that_is_told_after_hundreds_of_others_overlaps_none_on_its_line(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace = Trace(tmp_path / "trace.json")
     for step in range(400):
         trace.add([span("actor", "gen", step, 2.0 * step, 2.0 * step + 1.0)])
     trace.add([span("actor", "save_checkpoint", 3, 6.5, 9.0), span("actor", "save_checkpoint", 390, 781.0, 782.0)])
@@ -98,7 +98,7 @@ def test_work_that_is_told_after_hundreds_of_others_overlaps_none_on_its_line(tm
 
 def test_a_write_that_a_kill_cuts_short_leaves_what_perfetto_reads(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = Trace(path, restored_step=-1)
+    trace = Trace(path)
     trace.add([span("actor", "gen", 1, 0.0, 0.25)])
     before = path.read_bytes()
     trace.add([span("actor", "gen", 2, 1.0, 1.25), span("critic", "values", 2, 1.0, 1.25)])
@@ -113,20 +113,20 @@ def test_a_write_that_a_kill_cuts_short_leaves_what_perfetto_reads(tmp_path: Pat
 
 def test_a_resumed_run_keeps_earlier_steps_and_drops_later_ones(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    first = Trace(path, restored_step=-1)
+    first = Trace(path)
     first.add([span("actor", "gen", step, step, step + 0.5) for step in (1, 2, 3)])
-    second = Trace(path, restored_step=2)
+    second = Trace(path, [one for one in read_trace(path) if one.step <= 2])
     second.add([span("actor", "gen", 3, 10, 11)])
     assert [(s.step, round(s.started_s - T0, 3)) for s in read_trace(path)] == [(1, 1), (2, 2), (3, 10)]
-    Trace(path, restored_step=-1)
+    Trace(path)
     assert events(path) == []
 
 
 def test_a_file_torn_by_a_crash_gives_its_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    Trace(path, restored_step=-1).add([span("actor", "gen", step, step, step + 0.5) for step in (1, 2)])
+    Trace(path).add([span("actor", "gen", step, step, step + 0.5) for step in (1, 2)])
     path.write_bytes(path.read_bytes()[:-20])
-    Trace(path, restored_step=5).add([span("actor", "gen", 2, 2, 3)])
+    Trace(path, read_trace(path)).add([span("actor", "gen", 2, 2, 3)])
     assert [event["args"]["step"] for event in events(path)] == [1, 2]
 
 
@@ -142,7 +142,7 @@ def test_a_file_torn_by_a_crash_gives_its_whole_lines(tmp_path: Path) -> None:
 )
 def test_a_line_that_holds_no_event_of_ours_is_left_out(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "trace.json"
-    Trace(path, restored_step=-1).add([span("actor", "gen", 1, 1, 2)])
+    Trace(path).add([span("actor", "gen", 1, 1, 2)])
     path.write_text(path.read_text().replace("[\n", f"[\n{broken},\n", 1))
-    Trace(path, restored_step=5).add([span("actor", "gen", 2, 2, 3)])
+    Trace(path, read_trace(path)).add([span("actor", "gen", 2, 2, 3)])
     assert [event["args"]["step"] for event in events(path)] == [1, 2]

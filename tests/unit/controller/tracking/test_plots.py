@@ -88,7 +88,7 @@ def test_the_report_is_drawn_from_the_files_of_the_run_folder(tmp_path: Path) ->
     lines = StepFile(tmp_path / "metrics.jsonl")
     for row in metrics_of(3):
         lines.write(int(row["step"] or 0), {name: value for name, value in row.items() if name != "step" and value})
-    Trace(tmp_path / "trace.json", restored_step=-1).add(spans_of(3))
+    Trace(tmp_path / "trace.json").add(spans_of(3))
     path = write_report(tmp_path, name="quickstart", schedule="overlap", train_s=3723.0)
     assert path == tmp_path / "report.png"
     assert size_of(path.read_bytes()) == (1600, 1000)

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import pytest
 from controller.ppo.experience import assemble_experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.display import Display, open_display
+from controller.tracking.events import Event, Sink
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.step_files import StepFiles
+from controller.tracking.sinks.trackers import waking
 from controller.tracking.step_record import StepRecord
 from controller.validation.result import ValidationResult
 from controller.workers.command import CommandReply
@@ -43,13 +47,15 @@ class Book:
         at_step: int = 0,
         metrics: dict[str, float] | None = None,
         display: Display | None = None,
+        sinks: Sequence[Sink] = (),
         **changes: Any,
     ) -> None:
         self.run_dir = run_dir
         self.config = make_config(run_dir, **changes)
         self.stream = io.StringIO()
         self.client = FakeActor(CallLog())
-        self.recorder = Recorder(self.config, run_dir, display or open_display(self.stream))
+        files, shown = StepFiles(self.config, run_dir), display or open_display(self.stream)
+        self.recorder = Recorder(self.config, [files.receive, shown.receive, *sinks])
         self.recorder.restart_at(at_step, [self.client], metrics)
 
     @property
@@ -318,10 +324,41 @@ async def test_samples_are_on_disk_before_the_line_of_their_step_and_cut_back_wi
 async def test_who_reads_the_lines_is_told_of_each(tmp_path: Path) -> None:
     book = Book(tmp_path)
     seen: list[list[int]] = []
-    recorder = Recorder(book.config, tmp_path, open_display(io.StringIO()), on_line=lambda: seen.append(book.steps))
+    files = StepFiles(book.config, tmp_path)
+    recorder = Recorder(book.config, [files.receive, waking(lambda: seen.append(book.steps))])
     recorder.restart_at(0, [], None)
     recorder.add_validation(0, validation(0.25))
     assert seen == [[], [0]]
+
+
+# Events.
+
+
+async def test_what_happens_is_told_once_and_in_its_order(tmp_path: Path) -> None:
+    told: list[Event] = []
+    book = Book(tmp_path, sinks=[told.append])
+    book.recorder.add_validation(0, validation(0.25))
+    record = book.begin(1)
+    book.recorder.hold(1)
+    book.recorder.close(record)
+    book.recorder.complete_oldest()
+    book.run_step(2)
+    book.recorder.release(1)
+    book.recorder.add_spans([])
+    assert [type(event).__name__ for event in told] == [
+        *("Restored", "Validated", "StepBegun", "StepDone", "StepBegun", "StepDone"),
+        *("CheckpointCommitted", "LineComplete", "LineComplete", "Worked"),
+    ]
+
+
+async def test_a_file_that_cannot_be_written_is_an_error_of_the_step(book: Book, tmp_path: Path) -> None:
+    record = book.begin(1)
+    book.recorder.close(record)
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        book.recorder.complete_oldest()
+    assert book.recorder.last_step == 0
 
 
 # Going on with a run.

@@ -61,7 +61,7 @@ def leave_run(
     calls = [call for call in SERIAL if config.uses_critic or not (call[0] == "critic" or call[1] == "ref")]
     if "rollout" in config.samplers:
         calls = [("rollout", "sync", 1.0), ("rollout", *calls[0][1:]), *calls[1:], ("actor", "publish", 1.0)]
-    lines, trace, now_s = StepFile(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json", restored_step=-1), 0.0
+    lines, trace, now_s = StepFile(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json"), 0.0
     for step in range(1, num_steps + 1):
         started_s = now_s
         for pool, name, seconds in calls:

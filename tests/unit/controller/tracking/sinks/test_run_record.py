@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 from pathlib import Path
@@ -13,9 +12,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from controller.tracking.display import open_display
-from controller.tracking.record.run_record import RunRecord
+from controller.tracking.events import (
+    Ended,
+    Event,
+    GroupLost,
+    GroupsUp,
+    Progressed,
+    RolloutRestarted,
+    Started,
+    StepBegun,
+)
 from controller.tracking.recorder import Recorder
+from controller.tracking.sinks.run_record import RunRecord
+from controller.tracking.sinks.step_files import StepFiles
 from controller.validation.result import ValidationResult
 from splitppo.config import Config
 from splitppo.rpc.errors import Place
@@ -37,10 +46,10 @@ class Run:
         self.config, self.folder = config, config.run.dir
         self.folder.mkdir(parents=True, exist_ok=True)
         self.record = RunRecord(config, self.folder, run_id="run", epoch=epoch)
-        self.recorder = Recorder(config, self.folder, open_display(io.StringIO()), record=self.record)
+        self.recorder = Recorder(config, [StepFiles(config, self.folder).receive, self.record.receive])
 
     def start(self, step: int = 0) -> None:
-        self.record.start(BACKEND, total_steps=9, resumed_at=step, changes=["actor.lr: 1 in the folder, 2 now"])
+        self.tell(Started(BACKEND, 9, step, ["actor.lr: 1 in the folder, 2 now"]))
         self.recorder.restart_at(step, [], None)
 
     def step(self, step: int) -> None:
@@ -51,8 +60,17 @@ class Run:
         self.recorder.complete_oldest()
 
     def end(self) -> list[dict[str, Any]]:
-        self.record.close("completed", 0)
+        self.tell(Ended("completed", 0))
+        self.record.close()
         return self.events
+
+    def tell(self, event: Event) -> None:
+        self.recorder.emit(event)
+
+    def live(self) -> dict[str, Any]:
+        """The content of live.json, which is written at once."""
+        self.record._live.file.write_if_due(at_once=True)
+        return live_content(self.folder)
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -74,10 +92,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_start_that_is_refused_writes_nothing(run: Run) -> None:
-    run.record.event("step")
-    run.record.lost(Place(role="actor"), "gone", 1.0)
-    run.record.live.set(step=1)
-    run.record.close("bad_input", 2)
+    for event in (StepBegun(1), GroupLost(Place(role="actor"), "gone", 1.0), Ended("bad_input", 2)):
+        run.record.receive(event)
+    run.record.close()
     assert list(run.folder.iterdir()) == []
 
 
@@ -104,18 +121,16 @@ async def test_every_step_and_validation_has_a_file_and_an_event(run: Run) -> No
 
 async def test_a_way_back_removes_files_and_keeps_the_evidence(run: Run) -> None:
     run.start()
-    run.record.groups_up([client("actor", "a"), client("critic", "c")], 0)
+    run.tell(GroupsUp([client("actor", "a"), client("critic", "c")], 0))
     for step in (1, 2, 3):
         run.step(step)
     run.recorder.begin(4).spans.append(Span("critic", "values", 4, 4.0, 4.5))
-    run.record.lost(
-        Place(role="critic", rank=1, step=4, method="Update", phase="update"), "it died; by the kernel", 2.5
-    )
-    run.record.live.write_if_due(at_once=True)
-    live = live_content(run.folder)
+    place = Place(role="critic", rank=1, step=4, method="Update", phase="update")
+    run.tell(GroupLost(place, "it died; by the kernel", 2.5))
+    live = run.live()
     assert live["phase"] == "recovering"
     assert (live["pools"]["critic"]["state"], live["pools"]["critic"]["method"]) == ("lost", "")
-    run.record.groups_up([client("actor", "a"), client("critic", "d")], 1)
+    run.tell(GroupsUp([client("actor", "a"), client("critic", "d")], 1))
     run.recorder.restart_at(1, [], None)
     run.step(2)
     events = {event["kind"]: event for event in run.end()}
@@ -144,10 +159,9 @@ async def test_a_way_back_removes_files_and_keeps_the_evidence(run: Run) -> None
 async def test_a_run_whose_rollout_group_is_there_again_trains_on(run: Run) -> None:
     run.start()
     run.step(1)
-    run.record.lost(Place(role="rollout", rank=0), "it died", 0.5)
-    run.record.rollout_restarted("it died")
-    run.record.live.write_if_due(at_once=True)
-    assert live_content(run.folder)["phase"] == "training"
+    run.tell(GroupLost(Place(role="rollout", rank=0), "it died", 0.5))
+    run.tell(RolloutRestarted("it died"))
+    assert run.live()["phase"] == "training"
 
 
 async def test_the_next_start_goes_on_with_the_events_and_cuts_files_back(run: Run) -> None:
@@ -197,9 +211,9 @@ async def test_a_checkpoint_has_an_event_with_its_seconds(run: Run) -> None:
 
 async def test_a_rollout_group_that_comes_back_repeats_no_step(run: Run) -> None:
     run.start()
-    run.record.lost(Place(role="rollout"), "it died", 1.0)
-    run.record.groups_up([client("rollout", "r")])
-    run.record.rollout_restarted("it died")
+    run.tell(GroupLost(Place(role="rollout"), "it died", 1.0))
+    run.tell(GroupsUp([client("rollout", "r")]))
+    run.tell(RolloutRestarted("it died"))
     kinds = [event["kind"] for event in run.end()]
     assert kinds == ["start", "group_lost", "group_up", "rollout_restart", "end"]
 
@@ -282,7 +296,7 @@ class Told:
 @pytest.mark.parametrize("error", [None, OSError("gone"), asyncio.CancelledError()])
 async def test_the_status_of_each_group_is_in_the_live_file(run: Run, error: BaseException | None) -> None:
     """A call is cancelled if its channel is closed; the polling goes on."""
-    run.record.progress("critic", "Update", worker_pb2.Progress(phase="update", done=1, total=2))
+    run.tell(Progressed("critic", "Update", worker_pb2.Progress(phase="update", done=1, total=2)))
     status = worker_pb2.GetStatusResponse(state=worker_pb2.WORKER_STATE_IDLE, queued_commands=2, committed_step=5)
     told: Any = Told(error or status)
     polling = asyncio.create_task(run.record.poll(lambda: [told]))
@@ -291,7 +305,6 @@ async def test_the_status_of_each_group_is_in_the_live_file(run: Run, error: Bas
         await asyncio.sleep(0)
     assert not polling.done()
     polling.cancel()
-    run.record.live.write_if_due(at_once=True)
-    critic = live_content(run.folder)["pools"]["critic"]
+    critic = run.live()["pools"]["critic"]
     assert (critic["state"], critic["queue"]) == ((None, None) if error else ("idle", 2))
     assert critic["method"] == ("Update" if error else "")

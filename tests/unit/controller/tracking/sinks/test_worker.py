@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from controller.tracking.record.worker import RecordWorker
+from controller.tracking.sinks.worker import RecordWorker
 
 
 def nothing() -> None:

@@ -1,0 +1,61 @@
+"""Writes the parquet files of the responses of a run: `rollouts/{train,val}/{step}.parquet`."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from controller.tracking.events import Event, Restored, Started, StepDone, Validated
+from controller.tracking.record.rollout_store import RolloutStore
+from splitppo.config import Config
+
+_BYTES_PER_GB = 1e9
+
+
+class Submit(Protocol):
+    """Hands a job, with its name, to the thread that records; a large one is left out if the thread is far behind."""
+
+    def __call__(self, name: str, job: Callable[[], None], *, is_large: bool = False) -> None:
+        """Hands a job over."""
+
+
+class RolloutRecord:
+    """The sink of the rollouts. The thread that records makes the files, out of the arrays of a step."""
+
+    def __init__(self, config: Config, folder: Path, submit: Submit) -> None:
+        self._config = config
+        self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
+        self._submit = submit
+        self._tokenizer: tokenizers.Tokenizer | None = None
+
+    def receive(self, event: Event) -> None:
+        """Writes the responses of a step or a validation; removes those of steps that are done again."""
+        match event:
+            case Started():
+                self._tokenizer = event.tokenizer
+            case Restored():
+                self._submit("the way back", partial(self._store.cut_back, event.last_kept))
+            case StepDone():
+                record = event.record
+                config = self._config.at_step(record.step)
+                tokenizer = self._tokenizer
+                name = f"step {record.step}"
+                self._put(name, "train", record.step, lambda files: files.train_file(record, config, tokenizer))
+            case Validated():
+                validation = event.validation
+                step = event.step
+                name = f"the validation after step {step}"
+                self._put(name, event.split, step, lambda files: files.val_file(validation, self._config, step))
+
+    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any]) -> None:
+        """Has a file written, whose content `content` makes with the module `rollout_file`."""
+
+        def put() -> None:
+            from controller.tracking.record import rollout_file  # slow to import
+
+            self._store.put(split, step, content(rollout_file))
+
+        if self._config.tracking.rollouts.enable:
+            self._submit(name, put, is_large=True)
