@@ -15,7 +15,7 @@ from rewards.code.source import CodeSandboxes
 from rewards.process_pool import ScoringProcesses
 from rewards.registry import is_code
 from rewards.samples import Failure, Sample, Scored, sample_text
-from rewards.scorers.symbolic import SYMBOLIC, Outcome
+from rewards.scorers.symbolic import SYMBOLIC, SymbolicOutcome
 from rewards.scoring_process import ScorerSetup
 from rewards.source import NOT_SCORED, FailureLimit, ScoreSource
 from rewards.terms import JUDGE, check_scorers, terms_of
@@ -175,7 +175,7 @@ def _log_failures(results: Sequence[Scored]) -> None:
 
 def _log_symbolic(results: Sequence[Scored]) -> None:
     counted = Counter(result.extra.get(SYMBOLIC) for result in results)
-    if num_given_up := counted[Outcome.GAVE_UP.value]:
+    if num_given_up := counted[SymbolicOutcome.GAVE_UP.value]:
         count = f"{num_given_up} of {len(results)} answers could not be compared by sympy in time"
-        num_skipped = counted[Outcome.SKIPPED.value]
+        num_skipped = counted[SymbolicOutcome.SKIPPED.value]
         log.warning("%s, and %d after them were compared by their spelling alone", count, num_skipped)

@@ -18,7 +18,7 @@ from rewards.channel import Channel
 from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
 from rewards.returned import plain, score_and_fields
 from rewards.samples import Failure, Sample, Scored
-from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
+from rewards.scorers.symbolic import SYMBOLIC, SymbolicOutcome, begin_call, outcome_of_call
 from rewards.token_scores import read_step_scores, read_token_scores
 from splitppo.config_error import ConfigError
 from splitppo.machine.children.parent import end_with
@@ -99,7 +99,7 @@ class Scorers:
             self._position.value = position
             begin_call(may_give_up=may_give_up)
             results.append(self._score_one(sample, scorer))
-            if time.monotonic() > ends or outcome_of_call() is Outcome.GAVE_UP:
+            if time.monotonic() > ends or outcome_of_call() is SymbolicOutcome.GAVE_UP:
                 break
         return results
 

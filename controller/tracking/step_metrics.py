@@ -16,7 +16,7 @@ from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.ppo.scores import Scores, is_numeric
 from rewards.code.limits import CODE_LIMIT, Limit
 from rewards.samples import Failure
-from rewards.scorers.symbolic import SYMBOLIC, Outcome
+from rewards.scorers.symbolic import SYMBOLIC, SymbolicOutcome
 from splitppo.balance import attention_cost, partition
 from splitppo.config import DataConfig
 from splitppo.run_folder.spans import Span, busy_s
@@ -118,7 +118,7 @@ def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     """Computes reward/symbolic_...: how many answers sympy did not compare: it was too slow, or not called."""
     outcomes = extra.get(SYMBOLIC, ())
-    return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
+    return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in SymbolicOutcome}
 
 
 def reward_model_metrics(scores: Scores) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rewards.channel import Channel
 from rewards.code.bubblewrap import NoSandbox
 from rewards.code.cases import Cases, parse_cases, program_of
 from rewards.code.limits import CODE_LIMIT, Limit
-from rewards.code.sandbox import Outcome, Sandbox
+from rewards.code.sandbox import ProgramOutcome, Sandbox
 from rewards.samples import Failure
 from splitppo.config.subsections.code import CodeConfig
 
@@ -64,7 +64,7 @@ class Runner:
         except ValueError as error:
             return _failed(Failure.ERROR, f"reward_model.ground_truth: {error}")
         program = program_of(response)
-        outcome = Outcome() if program is None else self._run(program, cases)
+        outcome = ProgramOutcome() if program is None else self._run(program, cases)
         if outcome.error:
             return _failed(Failure.CRASH, outcome.error)
         share = 0.0 if outcome.limit else sum(outcome.passed) / len(cases.inputs)
@@ -73,7 +73,7 @@ class Runner:
             return {"score": share, "extra": {**extra, "acc": float(share == 1.0)}}
         return {"score": float(share == 1.0), "extra": extra}
 
-    def _run(self, program: str, cases: Cases) -> Outcome:
+    def _run(self, program: str, cases: Cases) -> ProgramOutcome:
         """Runs a program in a sandbox; tries again in another sandbox if the sandbox ends without an answer.
 
         If no attempt gets an answer although other sandboxes can be started, the program itself has ended the
@@ -84,11 +84,11 @@ class Runner:
                 with self._take() as sandbox:
                     outcome = sandbox.run(program, cases, runs_all=self._config.continuous, lifeline=self._lifeline)
             except (OSError, NoSandbox) as error:
-                outcome = Outcome(error=f"no sandbox could be started: {error}")
+                outcome = ProgramOutcome(error=f"no sandbox could be started: {error}")
             if not outcome.error:
                 return outcome
         try_out(self._config)
-        return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
+        return ProgramOutcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
     def _take(self) -> Sandbox:
         """Returns a started sandbox for one program, and starts another, so that the next program need not wait."""

@@ -50,7 +50,7 @@ except BaseException as error:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """The result of running one program on its test cases in a sandbox.
 
     Attributes:
@@ -122,7 +122,7 @@ class Sandbox:
         """True if the resources that its program uses can be measured."""
         return self._config.unsafe or file_system(self._process.pid, self._bounds()) is not None
 
-    def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
+    def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> ProgramOutcome:
         """Runs a program on its test cases: on all, or with `runs_all=False` up to the first test that fails.
 
         Raises:
@@ -144,8 +144,8 @@ class Sandbox:
                 if len(passed) == len(cases.inputs) or not (passed[-1] or runs_all):
                     break
         except _Ended as ended:
-            return Outcome(tuple(passed), ended.limit, ended.error, is_started)
-        return Outcome(tuple(passed))
+            return ProgramOutcome(tuple(passed), ended.limit, ended.error, is_started)
+        return ProgramOutcome(tuple(passed))
 
     def execute(self, program: str) -> str:
         """Runs a program; returns what it prints, the traceback of what it raises, and which limit it exceeded.

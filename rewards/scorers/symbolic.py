@@ -18,7 +18,7 @@ _ANSWERS_PER_GIVE_UP = 64
 Comparison = Callable[[str, str], bool]
 
 
-class Outcome(Enum):
+class SymbolicOutcome(Enum):
     """The reason why sympy did not finish a comparison of an answer, as the field SYMBOLIC and metrics spell it."""
 
     GAVE_UP = "gave_up"
@@ -33,14 +33,14 @@ class SymbolicBudget:
 
     def take(self, results: Sequence[Scored]) -> None:
         """Subtracts the number of results whose comparison by sympy gave up from `num_left`."""
-        self.num_left -= sum(scored.extra.get(SYMBOLIC) == Outcome.GAVE_UP.value for scored in results)
+        self.num_left -= sum(scored.extra.get(SYMBOLIC) == SymbolicOutcome.GAVE_UP.value for scored in results)
 
 
 class _Process:
     """Stores for this process if sympy comparisons may begin, and which outcome they had in the current scorer call."""
 
     may_give_up = True
-    outcome: Outcome | None = None
+    outcome: SymbolicOutcome | None = None
 
 
 def begin_call(*, may_give_up: bool) -> None:
@@ -49,7 +49,7 @@ def begin_call(*, may_give_up: bool) -> None:
     _Process.outcome = None
 
 
-def outcome_of_call() -> Outcome | None:
+def outcome_of_call() -> SymbolicOutcome | None:
     """Returns the outcome of sympy comparisons since `begin_call`; None if all came to an end, or there was none."""
     return _Process.outcome
 
@@ -63,12 +63,12 @@ def within_budget(limit_s: float) -> Callable[[Comparison], Comparison]:
     def decorate(compare: Comparison) -> Comparison:
         def compare_within_budget(answer: str, truth: str) -> bool:
             if not _Process.may_give_up:
-                _Process.outcome = Outcome.SKIPPED
+                _Process.outcome = SymbolicOutcome.SKIPPED
                 return False
             started = time.monotonic()
             is_same = compare(answer, truth)
             if time.monotonic() - started >= limit_s:
-                _Process.outcome = Outcome.GAVE_UP
+                _Process.outcome = SymbolicOutcome.GAVE_UP
             return is_same
 
         return compare_within_budget

@@ -62,7 +62,7 @@ class Standing:
 
 
 @dataclass
-class Outcome:
+class FuzzOutcome:
     """The results of the inputs.
 
     Attributes:
@@ -144,13 +144,13 @@ def _log_probs(client: Client) -> NDArray[np.float32]:
     return log_probs
 
 
-def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
+def fuzz(service: Service, num_inputs: int, seed: int) -> FuzzOutcome:
     """Sends `num_inputs` inputs and reports."""
     inputs = Inputs(prepare(service), seed)
     before, pid = standing(service), service.group.pids[0]
-    outcome = Outcome()
+    outcome = FuzzOutcome()
     fewer = min(200, num_inputs // 10)  # buffers and pools are filled
-    _attack(service, inputs, num_inputs=fewer, seed=seed - 1, outcome=Outcome())
+    _attack(service, inputs, num_inputs=fewer, seed=seed - 1, outcome=FuzzOutcome())
     memory, started_s = _memory_bytes(pid), time.monotonic()
     _attack(service, inputs, num_inputs=num_inputs, seed=seed, outcome=outcome)
     outcome.wall_s = time.monotonic() - started_s
@@ -167,7 +167,7 @@ def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
     return outcome
 
 
-def _check_it_still_works(service: Service, outcome: Outcome) -> None:
+def _check_it_still_works(service: Service, outcome: FuzzOutcome) -> None:
     """The last update is still the last one, and the next one can be made."""
     client = service.client
     wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle")
@@ -180,7 +180,7 @@ def _check_it_still_works(service: Service, outcome: Outcome) -> None:
         outcome.failures.append("a batch that was put is not there")
 
 
-def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, outcome: Outcome) -> None:
+def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, outcome: FuzzOutcome) -> None:
     """Some threads, each with a channel of its own."""
     lock, numbers = threading.Lock(), itertools.count()
 

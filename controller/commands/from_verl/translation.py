@@ -19,7 +19,7 @@ from splitppo.config import Config, ConfigError
 # The data sources that verl scores by math_dapo.
 _DAPO_SOURCES = ("math_dapo", "math", "math_dapo_reasoning", "aime*")
 _ESTIMATOR = "algorithm.adv_estimator"
-Outcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
+KeyOutcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Finding:
 
     key: str
     value: Any
-    outcome: Outcome
+    outcome: KeyOutcome
     note: str = ""
     to: str = ""
     new: Any = None
@@ -143,7 +143,7 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
     except NotNeeded as why:
         return Finding(key, value, "not needed", str(why), row=row.key)
     except NotSupported as instead:
-        outcome: Outcome = "to be decided" if instead.changes_results else "not supported"
+        outcome: KeyOutcome = "to be decided" if instead.changes_results else "not supported"
         return Finding(key, value, outcome, str(instead), row=row.key)
     if isinstance(new, Noted):
         return Finding(key, value, "changed", new.note, new.to or row.to, new.value, row.key)
