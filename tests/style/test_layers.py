@@ -1,4 +1,4 @@
-"""The structure of the code: the reading list, the way of a prompt, and forbidden imports.
+"""The structure of the code: the reading list, the ways of prompts, turns and answers, and forbidden imports.
 
 That no module imports one of a layer above it is checked by import-linter, in `make check` (layers in pyproject.toml).
 """
@@ -92,8 +92,40 @@ def test_neither_the_controllers_side_nor_a_reward_loads_torch_or_a_service() ->
     assert ended.stdout.split() == []
 
 
-def test_the_way_of_a_prompt_is_written_down() -> None:
-    way = re.findall(r"^\| \d+ \| `([\w/.]+)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
-    assert "controller/trainer.py" in way
+def ways_of(heading: str) -> dict[str, list[str]]:
+    """Files by way: the tables below a heading of docs/architecture.md, each under the first bold words before it."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    section = re.split(r"^## ", page.split(f"## {heading}\n")[1], flags=re.MULTILINE)[0]
+    parts = re.split(r"^\*\*(.+?)\*\*", f"**{heading}**{section}", flags=re.MULTILINE)
+    files = [re.findall(r"^\| \d+ \| `([\w/.]+)` \|", part, re.MULTILINE) for part in parts[2::2]]
+    return {name: way for name, way in zip(parts[1::2], files, strict=True) if way}
+
+
+ROW_TO_ROW = ways_of("From row to row")
+WAYS = ROW_TO_ROW | ways_of("From a row to the gradient")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_is_written_down_file_by_file(name: str) -> None:
+    way = WAYS[name]
     assert [file for file in way if not (ROOT / file).is_file()] == []
     assert len(set(way)) == len(way)
+
+
+def test_prompts_turns_and_validation_answers_have_a_way_each_to_the_same_sampling() -> None:
+    assert list(WAYS) == [
+        *("One prompt", "One turn of a conversation", "One answer of a validation", "From a row to the gradient")
+    ]
+    assert ROW_TO_ROW["One prompt"][0] == "controller/trainer.py"
+    assert all("controller/sampling/stream.py" in way for way in WAYS.values())
+
+
+@pytest.mark.parametrize("name", ROW_TO_ROW)
+def test_a_way_from_row_to_row_opens_at_most_five_files_of_the_controller_each_named_in_one_before(name: str) -> None:
+    """A file of the way is one that an earlier file imports, so that a reader finds it."""
+    way = [file for file in ROW_TO_ROW[name] if file.startswith("controller/")]
+    assert 1 < len(way) <= 5
+    graph = imports({module_of(file): file.read_text() for file in product_files()})
+    modules = [module_of(ROOT / file) for file in way]
+    for number, module in enumerate(modules[1:], start=1):
+        assert any(module in graph[earlier] for earlier in modules[:number]), module
