@@ -30,7 +30,7 @@ from splitppo.config.shown import is_secret, secret_keys
 from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.secret_names import HIDDEN
 
 log = logging.getLogger(__name__)
@@ -287,8 +287,7 @@ class RunFolder:
 
     def _stored(self) -> Any:
         """Reads the config.yaml of the folder's run as a mapping; None if no step is in metrics or checkpoints."""
-        lines, _ = (read_metrics(self.path / name) for name in (METRICS_FILE, SAMPLES_FILE))
-        has_history = bool(lines or self.checkpoints.steps())
+        has_history = bool(read_metrics(self.path / METRICS_FILE) or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
             return None
         with config_errors(ConfigError, before="run.dir: "):

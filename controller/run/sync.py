@@ -9,7 +9,7 @@ from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
 from splitppo.machine.children.ending import end
 from splitppo.machine.children.tree import kill_tree
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
+from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 
 def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
@@ -34,8 +34,7 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]
     config = load_config(run_dir / "config.yaml", changes, is_stored=True)
     check_trackers(config.tracking)
-    for name in (METRICS_FILE, SAMPLES_FILE):
-        read_metrics(run_dir / name)
+    read_metrics(run_dir / METRICS_FILE)
     (run_dir / "trackers").mkdir(exist_ok=True)
     with (run_dir / "trackers" / "lock").open("a") as lock:
         if not try_lock(lock):

@@ -167,9 +167,7 @@ class Recorder:
 
     def _samples_of(self, step: int, scores: Scores) -> list[dict[str, Any]]:
         """Returns the first `tracking.num_samples` responses of a step as rows; [] for a step that shows none."""
-        tracking = self._config.tracking
-        is_sampled = tracking.sample_freq > 0 and step % tracking.sample_freq == 0
-        return first_samples(scores, tracking.num_samples) if is_sampled else []
+        return first_samples(scores, self._config.tracking.num_shown(step))
 
     def _traffic(self) -> Traffic:
         return sum((client.traffic for client in self._clients), Traffic())

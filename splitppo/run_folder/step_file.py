@@ -1,6 +1,6 @@
-"""Reads and appends the files with one line of JSON per step: `metrics.jsonl` and `samples.jsonl`.
+"""`metrics.jsonl`: one line of JSON per step.
 
-A run that restores a step removes the lines of later steps, so that each file has every step once. A full disk ends the
+A run that restores a step removes the lines of later steps, so that the file has every step once. A full disk ends the
 run, because report, summary and trackers are made from these lines.
 """
 
@@ -14,9 +14,6 @@ from splitppo.jsonl import check_is_file
 from splitppo.run_folder.append_log import AppendLog, Follower, json_line, object_of
 
 METRICS_FILE = "metrics.jsonl"
-SAMPLES_FILE = "samples.jsonl"
-# The columns of "samples" in samples.jsonl.
-SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")
 
 
 class StepFile:
@@ -49,7 +46,7 @@ class StepFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads metrics.jsonl or samples.jsonl; returns one dict per step, [] without a file.
+    """Reads metrics.jsonl; returns one dict per step, [] without a file.
 
     A last line that is cut off is left out; null becomes None.
 

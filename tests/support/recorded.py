@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -14,6 +17,7 @@ from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.step_record import StepRecord
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
+from splitppo.run_folder.samples import SAMPLE_COLUMNS, SHOWN, rollouts_file
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
 from tests.support.seeds import shifted
@@ -57,3 +61,12 @@ def record_of(experience: Experience, scores: Scores, step: int = 3, update_colu
     record = StepRecord(step, 0.0, 1.0, update_columns=update_columns)
     record.experience, record.scores = experience, scores
     return record
+
+
+def write_samples(run_dir: Path, kind: str, step: int, *rows: Sequence[Any]) -> None:
+    """Writes the file of a step's responses with what trackers show of it: rows of SAMPLE_COLUMNS without the split."""
+    columns = [name if name != "response" else SHOWN for name in SAMPLE_COLUMNS[1:]]
+    table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(columns)})
+    file = rollouts_file(run_dir, kind, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, file)

@@ -27,6 +27,7 @@ from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
 from splitppo.run_folder.append_log import json_line
+from splitppo.run_folder.samples import SHOWN
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]
@@ -67,7 +68,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
         **_of_update(tokens, record.update_columns, config.actor),
-        **_texts(scores, rows),
+        **_texts(scores, rows, config.tracking.num_shown(step)),
         **_decoded(tokens, rows, backend),
     }
     footer = {
@@ -93,7 +94,7 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
         **_columns_of(scores, config.evaluation.n),
         "length": pa.array(validation.lengths, pa.int32()),
         "fixed": pa.array(is_fixed_B),
-        **_texts(scores, rows),
+        **_texts(scores, rows, config.tracking.num_shown(0)),
         "response": _strings(scores.texts, rows, lambda text: text.response),
     }
     return _parquet(columns, step)
@@ -130,8 +131,24 @@ def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
     }
 
 
-def _texts(scores: Scores, rows: Rows) -> dict[str, Any]:
-    """Returns prompt, ground truth and messages of some responses."""
+def shown_file(scores: Scores, step: int, *, num_shown: int, num_samples: int) -> Any:
+    """Returns the content of a file that holds the responses alone that trackers show, where nothing is recorded.
+
+    `num_samples` is the number of samples of a prompt.
+    """
+    shown = scores.take(np.arange(min(num_shown, scores.num_rows)))
+    columns = {
+        **_columns_of(shown, num_samples),
+        "fixed": pa.array(np.ones(shown.num_rows, np.bool_)),
+        **_texts(shown, np.arange(0), shown.num_rows),
+    }
+    return _parquet(columns, step)
+
+
+def _texts(scores: Scores, recorded: Rows, num_shown: int) -> dict[str, Any]:
+    """Returns prompt, ground truth and messages of some responses, and what trackers show of the first ones."""
+    shown = np.arange(min(num_shown, scores.num_rows))
+    rows = np.union1d(recorded, shown)
 
     def as_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
@@ -143,12 +160,18 @@ def _texts(scores: Scores, rows: Rows) -> dict[str, Any]:
         "prompt": _strings(scores.texts, rows, lambda text: text.prompt),
         "ground_truth": _strings(scores.texts, rows, truth),
         "messages": _strings(scores.conversations, rows, lambda talk: talk and as_json(list(talk.messages))),
+        SHOWN: _strings(scores.texts, shown, lambda text: text.response),
     }
 
 
 def _strings(objects: Objects, rows: Rows, text_of: Callable[[Any], str | None]) -> Any:
     """Returns a column of texts that some rows have; null for the others."""
-    return _of_rows(objects, rows, lambda one: (text := text_of(one)) and _clean(text), pa.string())
+
+    def cleaned(one: Any) -> str | None:
+        text = text_of(one)
+        return None if text is None else _clean(text)
+
+    return _of_rows(objects, rows, cleaned, pa.string())
 
 
 def _of_rows(objects: Objects, rows: Rows, value_of: Callable[[Any], Any], kind: Any) -> Any:

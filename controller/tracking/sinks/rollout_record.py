@@ -9,6 +9,7 @@ import tokenizers
 
 from controller.tracking.events import Event, Restored, Started, StepDone, Validated
 from controller.tracking.record.rollout_store import RolloutStore
+from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
 
 _BYTES_PER_GB = 1e9
@@ -38,24 +39,43 @@ class RolloutRecord:
             case Restored():
                 self._submit("the way back", partial(self._store.cut_back, event.last_kept))
             case StepDone():
-                record = event.record
-                config = self._config.at_step(record.step)
-                tokenizer = self._tokenizer
-                name = f"step {record.step}"
-                self._put(name, "train", record.step, lambda files: files.train_file(record, config, tokenizer))
+                self._put_step(event.record)
             case Validated():
-                validation = event.validation
-                step = event.step
-                name = f"the validation after step {step}"
-                self._put(name, event.split, step, lambda files: files.val_file(validation, self._config, step))
+                self._put_validation(event)
 
-    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any]) -> None:
-        """Has a file written, whose content `content` makes with the module `rollout_file`."""
+    def _put_step(self, record: StepRecord) -> None:
+        step = record.step
+        config = self._config.at_step(step)
+        tokenizer = self._tokenizer
+        num_shown = config.tracking.num_shown(step)
+
+        def content(files: Any) -> Any:
+            if config.tracking.rollouts.enable:
+                return files.train_file(record, config, tokenizer)
+            return files.shown_file(record.scores, step, num_shown=num_shown, num_samples=config.rollout.n)
+
+        self._put(f"step {step}", "train", step, content, num_shown)
+
+    def _put_validation(self, event: Validated) -> None:
+        config = self._config
+        validation = event.validation
+        num_shown = config.tracking.num_shown(0)
+
+        def content(files: Any) -> Any:
+            if config.tracking.rollouts.enable:
+                return files.val_file(validation, config, event.step)
+            num_samples = config.evaluation.n
+            return files.shown_file(validation.scores, event.step, num_shown=num_shown, num_samples=num_samples)
+
+        self._put(f"the validation after step {event.step}", event.split, event.step, content, num_shown)
+
+    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any], num_shown: int) -> None:
+        """Has a file written, whose content `content` makes with the module `rollout_file`, unless it has no rows."""
 
         def put() -> None:
             from controller.tracking.record import rollout_file  # slow to import
 
             self._store.put(split, step, content(rollout_file))
 
-        if self._config.tracking.rollouts.enable:
+        if self._config.tracking.rollouts.enable or num_shown:
             self._submit(name, put, is_large=True)

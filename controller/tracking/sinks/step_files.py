@@ -1,22 +1,20 @@
-"""Writes the files that have every step of a run once: metrics, samples, the timeline, and rollouts as JSON lines.
+"""Writes the files that have every step of a run once: metrics, the timeline, and rollouts as JSON lines.
 
 A file that cannot be written ends the run: report, summary and trackers are made from these, and a run resumes by them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from controller.tracking.events import Event, LineComplete, Restored, StepDone, Validated, Worked
-from controller.tracking.rollout_dump import cut_back, first_samples, rollout_rows, write_rollouts
-from controller.validation.result import ValidationResult
+from controller.tracking.rollout_dump import cut_back, rollout_rows, write_rollouts
 from splitppo.config import Config
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
+from splitppo.run_folder.step_file import METRICS_FILE, StepFile
 from splitppo.run_folder.trace import TRACE_FILE, Trace
 
 
 class StepFiles:
-    """The sink of metrics.jsonl, samples.jsonl, trace.json and rollouts/*/STEP.jsonl; `Restored` opens the files."""
+    """The sink of metrics.jsonl, trace.json and rollouts/*/STEP.jsonl; `Restored` opens the files."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._config = config
@@ -45,7 +43,6 @@ class StepFiles:
         validates_only = self._config.evaluation.val_only
         last_line = event.last_kept - 1 if validates_only and event.step else event.last_kept
         self._restored_metrics = event.metrics or {}
-        self._samples = StepFile(self._run_dir / SAMPLES_FILE, last_line)
         self._metrics = StepFile(self._run_dir / METRICS_FILE, last_line)
         self._trace = Trace(self._run_dir / TRACE_FILE, event.timeline)
         cut_back(self._run_dir / "rollouts", event.last_kept)
@@ -53,10 +50,9 @@ class StepFiles:
             self._metrics.write(event.step, event.metrics)
 
     def _write_step(self, event: StepDone) -> None:
-        """Writes spans and samples of a step, before its line, so that who reads the line finds them."""
+        """Writes the spans of a step before its line, so that who reads the line finds them."""
         record = event.record
         self._trace.add(record.spans)
-        self._write_samples(record.step, record.validation, event.samples)
         if self._config.tracking.dump_rollouts:
             write_rollouts(self._run_dir / "rollouts" / "train", record.step, rollout_rows(record.scores))
 
@@ -65,17 +61,5 @@ class StepFiles:
         if self._config.evaluation.dump_generations:
             write_rollouts(self._run_dir / "rollouts" / event.split, event.step, rollout_rows(validation.scores))
         if event.line is not None:
-            self._write_samples(event.step, validation, ())
             self._metrics.write(event.step, {**self._restored_metrics, **event.line})
             self._trace.add(validation.spans)
-
-    def _write_samples(
-        self, step: int, validation: ValidationResult | None, trained: Sequence[Mapping[str, Any]]
-    ) -> None:
-        tracking = self._config.tracking
-        validated: Sequence[Mapping[str, Any]] = ()
-        if validation is not None and tracking.sample_freq > 0:
-            validated = first_samples(validation.scores, tracking.num_samples)
-        rows = [{"split": "train", **row} for row in trained] + [{"split": "val", **row} for row in validated]
-        if rows:
-            self._samples.write(step, {"samples": rows})

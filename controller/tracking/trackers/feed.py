@@ -8,16 +8,18 @@ import errno
 import hashlib
 import json
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.atomic_write import write_atomically
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, follow_steps
+from splitppo.run_folder.samples import TRAIN, VALIDATIONS, read_samples, rollouts_file
+from splitppo.run_folder.step_file import METRICS_FILE, follow_steps
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ POLL_INTERVAL_S = 0.5
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 MAX_ENDING_PAUSE_S = 2.0  # at the end of the run, a server that comes back must be noticed soon
+MAX_WAIT_FOR_SAMPLES_S = 10.0  # a step whose record has failed has none
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a later attempt would fail, too
 
 Connect = Callable[[str, Run, int], Tracker]
@@ -69,11 +72,11 @@ class Feed:
         self._connect = connect
         self._is_ending = is_ending
         self._lines = follow_steps(run.folder / METRICS_FILE)
-        self._samples = follow_steps(run.folder / SAMPLES_FILE)
         self._cursor_file = run.folder / "trackers" / f"{name}.json"
         self._cursor = Cursor()
         self._tracker: Tracker | None = None
         self._is_failing = False
+        self._has_pyarrow = True
 
     def run(self) -> None:
         """Sends the tracker all steps, also future ones, until the run has ended; repeats whatever fails."""
@@ -111,7 +114,7 @@ class Feed:
                 self._move(step=step, inode=self._lines.inode)
             if (step := row["step"]) > self._cursor.step:
                 metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
-                self._tracker.log(step, metrics, self._samples_of(step))
+                self._tracker.log(step, metrics, self._samples_of(step, metrics))
                 self._move(step=step)
         if self._is_failing and self._tracker is not None:
             self._is_failing = False
@@ -129,18 +132,35 @@ class Feed:
         if tracker.last_step is not None:
             self._move(step=tracker.last_step)
         self._lines.restart()
-        self._samples.restart()
         return tracker
 
-    def _samples_of(self, step: int) -> list[list[Any]]:
-        """Reads the samples of a step from samples.jsonl, where they are written before the metrics of the step."""
-        _, rows = self._samples.read()
-        for row in rows:
-            if row["step"] > step:
-                break  # and it is the first one of the next time
-            if row["step"] == step:
-                return [[_sendable(sample[column]) for column in SAMPLE_COLUMNS] for sample in row["samples"]]
+    def _samples_of(self, step: int, metrics: Mapping[str, Any]) -> list[list[Any]]:
+        """Reads the samples of a step, which the controller writes in a thread, soon after the line of the step."""
+        if not self._has_pyarrow:
+            return []
+        self._wait_for_samples(step, metrics)
+        try:
+            return read_samples(self._run.folder, step)
+        except ImportError:
+            self._has_pyarrow = False
+            log.warning("tracker %s gets no samples: %s has no package pyarrow", self.name, sys.executable)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            log.warning("tracker %s gets no samples of step %d: %s", self.name, step, reason_of(error))
         return []
+
+    def _wait_for_samples(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Waits until the files with the samples of a step are there, but not once the run has ended."""
+        sample_freq = self._run.config.get("tracking", {}).get("sample_freq", -1)
+        awaited: list[Sequence[str]] = []  # one of these kinds of files each
+        if sample_freq > 0 and step > 0 and step % sample_freq == 0:
+            awaited.append([TRAIN])
+        if sample_freq > 0 and "val/accuracy" in metrics:
+            awaited.append(VALIDATIONS)
+        deadline_s = time.monotonic() + MAX_WAIT_FOR_SAMPLES_S
+        for kinds in awaited:
+            while not any(rollouts_file(self._run.folder, kind, step).exists() for kind in kinds):
+                if time.monotonic() > deadline_s or self._is_ending.wait(POLL_INTERVAL_S):
+                    return
 
     def _finish(self) -> None:
         """Sends report.png to the tracker if the file has changed since it was sent, and ends the connection."""
@@ -171,8 +191,3 @@ class Feed:
             sentence = "tracker %s: %s; the run goes on, and missing steps are sent later"
             log.warning(sentence, self.name, reason_of(error))
             log.debug("tracker %s", self.name, exc_info=error)
-
-
-def _sendable(value: Any) -> Any:
-    """Returns a value with "?" for what no client can encode, such as half of a surrogate pair in a text."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value

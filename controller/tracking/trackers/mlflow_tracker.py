@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.dotted_keys import leaves
-from splitppo.run_folder.step_file import SAMPLE_COLUMNS
+from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 log = logging.getLogger(__name__)
 

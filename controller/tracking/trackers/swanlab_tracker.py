@@ -8,7 +8,7 @@ from typing import Any
 import swanlab
 
 from controller.tracking.trackers.protocol import Run, Tracker
-from splitppo.run_folder.step_file import SAMPLE_COLUMNS
+from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 _ID_LENGTH = 21  # SwanLab takes no other length
 

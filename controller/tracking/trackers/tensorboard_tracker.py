@@ -16,7 +16,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from controller.tracking.trackers.protocol import Run, Tracker
-from splitppo.run_folder.step_file import SAMPLE_COLUMNS
+from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 
 class TensorboardTracker(Tracker):

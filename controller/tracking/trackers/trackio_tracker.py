@@ -9,7 +9,7 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from controller.tracking.trackers.protocol import Run, Tracker
-from splitppo.run_folder.step_file import SAMPLE_COLUMNS
+from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 
 class TrackioTracker(Tracker):

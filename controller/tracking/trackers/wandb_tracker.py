@@ -8,7 +8,7 @@ from typing import Any
 import wandb
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
-from splitppo.run_folder.step_file import SAMPLE_COLUMNS
+from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 log = logging.getLogger(__name__)
 

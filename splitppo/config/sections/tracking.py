@@ -58,6 +58,10 @@ class TrackingConfig(Section):
     rollouts: RolloutsConfig = RolloutsConfig()
     """The record of responses, with the numbers of their tokens."""
 
+    def num_shown(self, step: int) -> int:
+        """Returns how many responses of a step display and trackers show; `step` is 0 for those of a validation."""
+        return self.num_samples if self.sample_freq > 0 and step % self.sample_freq == 0 else 0
+
     def _check_keys(self) -> None:
         if len({*self.trackers}) < len(self.trackers):
             raise ValueError(f"trackers: expected each tracker once, got {[*self.trackers]}")

@@ -13,8 +13,9 @@ from typing import Any
 
 from controller.tracking.trackers.process import TrackerProcess
 from splitppo.config import Config, dump_config
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
+from splitppo.run_folder.step_file import METRICS_FILE, StepFile
 from tests.support.fake_services import make_config
+from tests.support.recorded import write_samples
 
 SAMPLE_EVERY = 2
 # The smallest PNG that image libraries open: one grey pixel.
@@ -48,7 +49,6 @@ class FedRun:
 
     def start(self, restored_step: int) -> TrackerProcess:
         """Opens the files, cut back, and starts the tracker process."""
-        self.samples = StepFile(self.folder / SAMPLES_FILE, restored_step)
         self.metrics = StepFile(self.folder / METRICS_FILE, restored_step)
         self.process = TrackerProcess(self.config, self.folder, self.id)
         return self.process
@@ -57,8 +57,7 @@ class FedRun:
         """Writes steps, with samples every few of them, and wakes the tracker process."""
         for step in steps:
             if step % SAMPLE_EVERY == 0:
-                row = ("train", "letters", f"sort {step}|", "a\nb", "ab", 1.0)
-                self.samples.write(step, {"samples": [dict(zip(SAMPLE_COLUMNS, row, strict=True))]})
+                write_samples(self.folder, "train", step, ("letters", f"sort {step}|", "a\nb", "ab", 1.0))
             values = {"critic/score/mean": step / 8 + offset, "val-core/letters/acc/mean@1": 0.5, "inf": float("inf")}
             self.metrics.write(step, {**values, "training/global_step": float(step)})
             self.process.wake()

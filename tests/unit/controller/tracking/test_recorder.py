@@ -307,20 +307,6 @@ async def test_samples_are_shown_every_few_steps(tmp_path: Path) -> None:
     assert "bad" not in shown
 
 
-async def test_samples_are_on_disk_before_the_line_of_their_step_and_cut_back_with_it(tmp_path: Path) -> None:
-    book = Book(tmp_path, tracking__sample_freq=2, tracking__num_samples=1)
-    book.recorder.add_validation(0, validation(0.25))
-    for step in (1, 2):
-        book.run_step(step)
-    rows = read_metrics(tmp_path / "samples.jsonl")
-    assert [(row["step"], [(sample["split"], sample["response"]) for sample in row["samples"]]) for row in rows] == [
-        (0, [("val", "held out")]),
-        (2, [("train", "good")]),
-    ]
-    assert Book(tmp_path, at_step=1, tracking__sample_freq=2).steps == [0, 1]
-    assert [row["step"] for row in read_metrics(tmp_path / "samples.jsonl")] == [0]
-
-
 async def test_who_reads_the_lines_is_told_of_each(tmp_path: Path) -> None:
     book = Book(tmp_path)
     seen: list[list[int]] = []

@@ -16,11 +16,19 @@ import pytest
 from controller.conversations.conversation import Conversation
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores, Text, objects
-from controller.tracking.record.rollout_file import METADATA_KEY, TOKEN_LISTS, train_file, val_file, without_tokens
+from controller.tracking.record.rollout_file import (
+    METADATA_KEY,
+    TOKEN_LISTS,
+    shown_file,
+    train_file,
+    val_file,
+    without_tokens,
+)
 from controller.validation.result import ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
+from splitppo.run_folder.samples import read_samples, rollouts_file
 from splitppo.run_folder.summary import Accuracy
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 from tests.support.scores import make_scores
@@ -207,3 +215,29 @@ def test_a_validation_has_the_texts_of_the_same_64_prompts_each_time(config: Con
         assert row["length"] == row["row"]
     assert footer["num_rows"] == 200
     assert sum(row["fixed"] for row in read(val_file(validated(3), config, 2))[0].to_pylist()) == 3
+
+
+def test_the_first_responses_of_a_step_are_stored_as_trackers_show_them(tmp_path: Path) -> None:
+    """Nothing else of them is recorded here; the others have no text."""
+    none = {"tracking__rollouts__tokens_per_step": 0}
+    config = record_config(tmp_path, num_samples=2, tracking__sample_freq=3, tracking__num_samples=1, **none)
+    experience, scores = random_experience(config, [5, 4, 9, 3])
+    for step, expected in ((2, []), (3, [["train", "letters", "prompt 0", "unused", '{"answer": 0}', 0.25]])):
+        scored = replace(scores, scores=np.array([0.25, 0.5, 0.75, 1.0]))
+        rows, _ = train(experience, scored, config, step)
+        assert [row["why"] for row in rows] == [0] * 4
+        assert [row["prompt"] for row in rows] == (["prompt 0"] if expected else [None]) + [None] * 3
+        file = rollouts_file(tmp_path, "train", step)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        found = read_samples(tmp_path, step)
+        assert [row[:1] + row[2:] for row in found] == [row[:1] + row[2:] for row in expected]
+
+
+def test_what_trackers_show_is_there_although_nothing_is_recorded(config: Config) -> None:
+    _, scores = random_experience(config, LENGTHS)
+    table, footer = read(shown_file(scores, 7, num_shown=3, num_samples=2))
+    assert footer["step"] == 7
+    assert [(row["row"], row["sample"], row["prompt"], row["shown"], row["fixed"]) for row in table.to_pylist()] == [
+        (row, row % 2, f"prompt {row}", "unused", True) for row in range(3)
+    ]

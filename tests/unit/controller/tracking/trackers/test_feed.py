@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 from controller.tracking.trackers import feed
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
-from splitppo.run_folder.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
+from splitppo.run_folder.samples import rollouts_file
+from splitppo.run_folder.step_file import METRICS_FILE, StepFile
 from tests.support.groups import wait_until
+from tests.support.recorded import write_samples
 
 
 @dataclass
@@ -82,7 +84,6 @@ class FakeRunFolder:
 
     def restart(self, restored_step: int) -> None:
         self.metrics = StepFile(self.path / METRICS_FILE, restored_step)
-        self.samples = StepFile(self.path / SAMPLES_FILE, restored_step)
 
     def write(self, *steps: int, **values: float) -> None:
         for step in steps:
@@ -115,21 +116,42 @@ def test_every_step_is_sent_once_in_order_with_its_finite_metrics(folder: FakeRu
 
 
 def test_the_samples_of_a_step_go_with_it(folder: FakeRunFolder) -> None:
-    row = dict(zip(SAMPLE_COLUMNS, ("val", "letters", "sort ba", "ab", "ab", 1.0), strict=True))
-    for step in (0, 2, 3):
-        folder.samples.write(step, {"samples": [row]})
-    folder.write(1, 2)
+    write_samples(
+        folder.path, "val", 2, ("letters", "sort ba", "ab", "ab", 0.1), ("letters", "sort dc", None, "cd", 1.0)
+    )
+    write_samples(folder.path, "train", 2, ("letters", "sort fe", "ef", "ef", 1.0))
+    write_samples(folder.path, "train", 3)
+    folder.write(1, 2, 3)
     folder.send()
-    assert folder.server.samples == {2: [["val", "letters", "sort ba", "ab", "ab", 1.0]]}
+    assert folder.server.samples == {
+        2: [["train", "letters", "sort fe", "ef", "ef", 1.0], ["val", "letters", "sort ba", "ab", "ab", 0.1]]
+    }
 
 
-def test_a_text_that_no_client_can_encode_keeps_no_tracker_from_its_steps(folder: FakeRunFolder) -> None:
-    row = dict(zip(SAMPLE_COLUMNS, ("val", "letters", "sort ba", "ab", "a\ud83d", 1.0), strict=True))
-    folder.samples.write(1, {"samples": [row]})
+def test_samples_that_are_written_after_the_line_of_their_step_are_waited_for(folder: FakeRunFolder) -> None:
+    folder.run = replace(folder.run, config={"tracking": {"sample_freq": 2}})
+    is_ending = threading.Event()
+    thread = threading.Thread(target=folder.feed(is_ending).run)
+    thread.start()
+    try:
+        folder.write(1, 2)
+        wait_until(lambda: 1 in folder.server.numbers, 10.0, "step 1")
+        assert 2 not in folder.server.numbers
+        write_samples(folder.path, "train", 2, ("letters", "sort fe", "ef", "ef", 1.0))
+        wait_until(lambda: 2 in folder.server.numbers, 10.0, "step 2")
+    finally:
+        is_ending.set()
+        thread.join(10.0)
+    assert [*folder.server.samples] == [2]
+
+
+def test_a_file_of_responses_that_cannot_be_read_keeps_no_tracker_from_its_steps(folder: FakeRunFolder) -> None:
+    write_samples(folder.path, "train", 2)
+    rollouts_file(folder.path, "train", 2).write_bytes(b"PAR1 torn")
     folder.write(1, 2)
     folder.send()
     assert folder.server.numbers == [1, 2]
-    assert folder.server.samples[1][0][4] == "a?"
+    assert folder.server.samples == {}
 
 
 def test_the_report_is_sent_once_each_time_it_was_drawn(folder: FakeRunFolder) -> None:

@@ -1,0 +1,48 @@
+"""The few responses of a step that trackers show: the rows of rollouts/*/STEP.parquet that have a `shown` text.
+
+Only who reads them needs pyarrow, which the Python of a tracker may lack.
+"""
+
+from pathlib import Path
+from typing import Any
+
+# The columns of a sample as trackers show it.
+SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")
+TRAIN = "train"
+VALIDATIONS = ("val", "val_only")
+# The column with the response as its scorers got it, without special tokens; null for responses that are not shown.
+SHOWN = "shown"
+_READ = ("data_source", "prompt", SHOWN, "ground_truth", "score")
+
+
+def rollouts_file(run_dir: Path, kind: str, step: int) -> Path:
+    """Returns the path of the responses of a step ("train") or of its validation."""
+    return run_dir / "rollouts" / kind / f"{step}.parquet"
+
+
+def read_samples(run_dir: Path, step: int) -> list[list[Any]]:
+    """Reads the samples of a step, as rows of SAMPLE_COLUMNS; [] for a step without any.
+
+    Raises:
+        ImportError: this Python has no pyarrow.
+        OSError, ValueError: a file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    samples: list[list[Any]] = []
+    for kind in (TRAIN, *VALIDATIONS):
+        file = rollouts_file(run_dir, kind, step)
+        if not file.exists():
+            continue
+        with pq.ParquetFile(file) as reader:
+            if SHOWN not in reader.schema_arrow.names:  # of a version that wrote samples.jsonl
+                continue
+            rows = reader.read(columns=list(_READ)).to_pylist()
+        split = TRAIN if kind == TRAIN else VALIDATIONS[0]
+        samples += [[split, *_texts_and_score(row)] for row in rows if row[SHOWN] is not None]
+    return samples
+
+
+def _texts_and_score(row: dict[str, Any]) -> list[Any]:
+    score = float(f"{row['score']:.7g}")  # the digits that 32 bits hold
+    return [row["data_source"], row["prompt"], row[SHOWN], row["ground_truth"], score]
