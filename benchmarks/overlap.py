@@ -116,7 +116,7 @@ async def run_block(
     config: Config, folder: RunFolder, workers: Workers, prompts: PromptDataset, scorer: Scorer
 ) -> None:
     """Trains a few steps from the initial models with the trainer that users run."""
-    if "rollout" not in config.samplers:
+    if "rollout" not in config.sampling_roles:
         workers = replace(workers, rollout=None)
     sampling = SamplingGroups.of(config, workers)  # its versions of the policy are those of this block
     if not config.uses_critic:

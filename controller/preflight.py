@@ -107,7 +107,7 @@ def check_keys(config: Config) -> None:
     check_adapter_packages(config)
     for role in config.roles:
         check_compiler(config, role)
-    for role in config.samplers:
+    for role in config.sampling_roles:
         check_rollout_packages(config, role)
     for phase in config.in_every_phase:
         phase.actor.policy_loss.check_file()

@@ -75,7 +75,7 @@ def estimate_group(
         group = replace(group, model=model.with_adapters(trained))
     kept = kept_by(group)
     phases: dict[str, Terms] = {}
-    if role in config.samplers:
+    if role in config.sampling_roles:
         phases["generate"] = sampling(group, kept)
     if trained:
         phases["log-probs" if role == "actor" else "values"] = log_probs_or_values(group, kept, trained)

@@ -98,7 +98,7 @@ def _num_rows(group: Group) -> int:
     """Returns the responses that a rank samples at the same time: those of a step or of validation, up to a limit."""
     config = group.config
     share = 1.0
-    if len(config.samplers) > 1:
+    if len(config.sampling_roles) > 1:
         by_rollout_group = float(config.rollout.share)
         share = by_rollout_group if group.role == "rollout" else 1.0 - by_rollout_group
     waiting = ceil(config.data.draw_size * share / group.num_ranks) * config.rollout.n

@@ -17,7 +17,7 @@ _CPU_KV_CACHE_GB = 1.0  # where rollout.vllm.kv_cache_gb is not set
 
 def has_vllm(group: Group) -> bool:
     """Returns True if the group samples with vLLM."""
-    return group.config.rollout.backend == "vllm" and group.role in group.config.samplers
+    return group.config.rollout.backend == "vllm" and group.role in group.config.sampling_roles
 
 
 def sleeps(group: Group) -> bool:

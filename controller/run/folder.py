@@ -77,7 +77,7 @@ def check_folder(path: Path) -> None:
 
 def check_weights_folder(config: Config) -> None:
     """Raises ConfigError if ranks here could not make the folder of the published weights, where a key names one."""
-    publishes = "rollout" in config.samplers or config.checkpoint.weights_save_freq
+    publishes = "rollout" in config.sampling_roles or config.checkpoint.weights_save_freq
     if not publishes or not config.rollout.sync_dir:
         return
     try:

@@ -51,7 +51,7 @@ _NO_GENERATION = "the actor group samples nothing: services.rollout has a group 
 
 def check_config(config: Config) -> None:
     """Raises ValueError unless each phase's policy loss works, and what samples here is installed."""
-    if "actor" in config.samplers:
+    if "actor" in config.sampling_roles:
         check_rollout_packages(config, "actor")
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
@@ -59,7 +59,7 @@ def check_config(config: Config) -> None:
 
 def check_models(role_name: RoleName, config: Config) -> Iterator[str]:
     """Proves each model of the actor's group, see `roles.model_check`; the policy also samples, if it does so here."""
-    also = prove_sampling(config) if role_name in config.samplers else _no_more
+    also = prove_sampling(config) if role_name in config.sampling_roles else _no_more
     return model_check.check_models(role_name, config, also)
 
 
@@ -80,11 +80,11 @@ class ActorRole(TrainedRole):
         config = context.config
         self._phase = ""
         self._generation: Generation | None = None
-        if "actor" in config.samplers:
+        if "actor" in config.sampling_roles:
             BACKENDS[config.rollout.backend].check(config)
         super().__init__(context, config.actor, kind="policy", forward=policy_forward(config.rollout.temperature))
         self._teacher_columns = loss_columns(config.teacher)
-        if "actor" in config.samplers:
+        if "actor" in config.sampling_roles:
             BACKENDS[config.rollout.backend].prove(self._engine.gathered, config.actor, context.device)
             self._generation = Generation(context, self._engine)
         self._publisher = Publisher(

@@ -124,7 +124,7 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
             f" placement.teacher reward instead of {config.placement.teacher}"
         )
     config.services.of(role_name)  # refuses a rollout group that the run does not have
-    if role_name == "rollout" and role_name not in config.samplers:
+    if role_name == "rollout" and role_name not in config.sampling_roles:
         raise ConfigError(
             "this run has no rollout group: rollout.share is 0, expected more (auto is 0 on the critic's devices if the"
             " critic's update takes longer than the actor's)"

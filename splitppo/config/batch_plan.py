@@ -73,7 +73,7 @@ def _check_rollout(config: Config) -> None:
         raise ConfigError(f"rollout.stream_groups ({parts}) must not exceed {MAX_PARTS}; lower rollout.stream_groups")
     drawn = config.data.draw_size
     share = config.rollout.share
-    if "rollout" in config.samplers and floor(drawn * float(share)) == 0:
+    if "rollout" in config.sampling_roles and floor(drawn * float(share)) == 0:
         raise ConfigError(
             f"rollout.share ({share}) of {config.data.draw_key} ({drawn}) is not one prompt, so the rollout group would"
             f" have nothing to sample; set rollout.share to 0, or to 1/{drawn} or more"
@@ -113,7 +113,7 @@ def _check_top_k(config: Config) -> None:
 def _check_vllm(config: Config) -> None:
     vllm = config.rollout.vllm
     longest = config.data.longest_row
-    for role in config.samplers:
+    for role in config.sampling_roles:
         ranks = config.services.of(role).num_processes
         if ranks % vllm.tensor_model_parallel_size:
             key = "rollout.vllm.tensor_model_parallel_size"

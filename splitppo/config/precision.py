@@ -9,7 +9,7 @@ def fp32_on_gpus(config: Config) -> str | None:
     """Returns a warning that names the models of a resolved `config` that compute in fp32 on GPUs, or None."""
     models: list[tuple[str, RoleName | None, ComputedModelConfig]] = [
         *((role, role, config.trained_model_of(role)) for role in config.trained_roles),
-        ("actor", "rollout" if "rollout" in config.samplers else None, config.actor),
+        ("actor", "rollout" if "rollout" in config.sampling_roles else None, config.actor),
         ("reward_model", config.reward_model_host, config.reward_model),
         ("teacher", config.teacher_host, config.teacher),
     ]

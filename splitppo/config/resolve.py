@@ -111,7 +111,7 @@ def _num_parts(config: Config) -> int:
 
 def _reply_steps(config: Config) -> int:
     """Chooses `rollout.multi_turn.reply_steps` for `auto`: sampling on GPUs is not exact, so it need not wait there."""
-    return 0 if any(config.services.of(role).devices for role in config.samplers) else REPLY_STEPS
+    return 0 if any(config.services.of(role).devices for role in config.sampling_roles) else REPLY_STEPS
 
 
 def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
@@ -141,7 +141,7 @@ def _teacher_host(config: Config) -> Literal["actor", "critic", "reward"]:
 
 def _sleep_level(config: Config) -> Literal[1, 2]:
     """Chooses `rollout.vllm.sleep_level` for null: 1 if vLLM samples in a rollout group alone, else 2."""
-    return 1 if config.rollout.backend == "vllm" and "actor" not in config.samplers else 2
+    return 1 if config.rollout.backend == "vllm" and "actor" not in config.sampling_roles else 2
 
 
 OPEN_KEYS = (

@@ -141,11 +141,11 @@ class Config(Section):
     def roles(self) -> tuple[RoleName, ...]:
         """The roles of this run that have a worker group: actor, and critic, reward and rollout if they have one."""
         has_reward = "reward" in (self.reward_model_host, self.teacher_host)
-        has_group = {"reward": has_reward, "rollout": "rollout" in self.samplers}
+        has_group = {"reward": has_reward, "rollout": "rollout" in self.sampling_roles}
         return (*self.trained_roles, *(role for role in ROLES if has_group.get(role)))
 
     @property
-    def samplers(self) -> tuple[Literal["actor", "rollout"], ...]:
+    def sampling_roles(self) -> tuple[Literal["actor", "rollout"], ...]:
         """The roles whose worker groups sample the responses: actor, rollout, or both (`rollout.share`)."""
         if self.services.rollout is None or not self.rollout.share:
             return ("actor",)
@@ -159,7 +159,7 @@ class Config(Section):
         machines are other devices. So in groups that the controller does not start, they are the same devices only with
         `services.allow_shared_devices`.
         """
-        if "rollout" not in self.samplers or not self.uses_critic:
+        if "rollout" not in self.sampling_roles or not self.uses_critic:
             return False
         services = self.services
         rollout = self.services.of("rollout")
@@ -190,7 +190,9 @@ class Config(Section):
         if self.rollout.backend != "vllm" or self.services.launch == "external":
             return ()
         uses = Counter(device for group in self.groups.values() for device in set(group.devices))
-        return tuple(role for role in self.samplers if any(uses[device] > 1 for device in self.groups[role].devices))
+        return tuple(
+            role for role in self.sampling_roles if any(uses[device] > 1 for device in self.groups[role].devices)
+        )
 
     @property
     def weights_folder(self) -> Path:

@@ -194,7 +194,7 @@ def _run_facts(config: Config) -> RunFacts:
     facts.disk_free_bytes = disk.free
     facts.disk_total_bytes = disk.total
     # A folder of its own may be on the groups' machine alone.
-    if "rollout" in config.samplers and (facts.launch == "local" or not config.rollout.sync_dir):
+    if "rollout" in config.sampling_roles and (facts.launch == "local" or not config.rollout.sync_dir):
         folder = config.weights_folder
         facts.weights_dir = str(folder)
         facts.weights_free_bytes = _disk_of(folder).free

@@ -66,7 +66,7 @@ class Measurement:
     @property
     def share(self) -> float:
         """The share of the prompts that a rollout group answered; 0 if the actor's group answered all."""
-        return float(self.config.rollout.share) if "rollout" in self.config.samplers else 0.0
+        return float(self.config.rollout.share) if "rollout" in self.config.sampling_roles else 0.0
 
 
 def rows_of(config: Config, share: float) -> dict[str, float]:

@@ -94,7 +94,7 @@ def _check_attention(config: Config, model: Any) -> None:
 
 
 def _on_gpu(config: Config) -> bool:
-    return any(config.services.of(role).devices for role in config.samplers)
+    return any(config.services.of(role).devices for role in config.sampling_roles)
 
 
 def _cuts_on_gpu(config: Config) -> bool:

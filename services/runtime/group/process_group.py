@@ -96,7 +96,7 @@ def use_expandable_segments(role_name: RoleName, config: Config) -> None:
     maps the memory of other processes, which is impossible in blocks that grow.
     """
     shares_engine = config.rollout.backend == "vllm" and config.rollout.vllm.tensor_model_parallel_size > 1
-    is_left_alone = role_name == "rollout" or (role_name in config.samplers and shares_engine)
+    is_left_alone = role_name == "rollout" or (role_name in config.sampling_roles and shares_engine)
     if not is_left_alone and os.environ.keys().isdisjoint(_ALLOCATOR_VARIABLES):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # noqa: SLF001 - has no public name
 

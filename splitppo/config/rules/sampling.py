@@ -91,7 +91,7 @@ def staleness_is_corrected(config: Config) -> None:
         )
 
 
-def share_has_two_samplers(config: Config) -> None:
+def share_has_two_groups(config: Config) -> None:
     """Checks that a `rollout.share` between 0 and 1 has a rollout group, and an actor's group with time to sample."""
     share = config.rollout.share
     if share in (0, 1):

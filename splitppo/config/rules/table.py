@@ -16,7 +16,7 @@ RULES = (
     sampling.dynamic_sampling_fits,
     sampling.staleness_is_corrected,
     placement.groups_in_turns_need_not_overlap,
-    sampling.share_has_two_samplers,
+    sampling.share_has_two_groups,
     sampling.overlong_buffer_fits,
     conversations.replies_come_in_time,
     conversations.programs_end_in_time,

@@ -45,7 +45,7 @@ def test_the_share_says_which_groups_sample(
     tmp_path: Path, overrides: tuple[str, ...], samplers: tuple[str, ...]
 ) -> None:
     config = load(tmp_path, *overrides)
-    assert config.samplers == samplers
+    assert config.sampling_roles == samplers
     assert ("rollout" in config.roles) == ("rollout" in samplers)
 
 

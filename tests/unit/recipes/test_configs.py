@@ -53,7 +53,7 @@ def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
 
 def test_of_a_recipe_with_a_share_all_gpus_sample_the_critics_in_turns() -> None:
     config, plain = load_config(SHARES), load_config(SHARES.with_name("qwen2.5-1.5b.yaml"))
-    assert (config.samplers, config.rollout.share) == (("actor", "rollout"), 0.5)
+    assert (config.sampling_roles, config.rollout.share) == (("actor", "rollout"), 0.5)
     assert config.gpus_in_turns == {4, 5, 6, 7}
     for section in ("data", "algorithm", "actor", "critic"):
         assert getattr(config, section) == getattr(plain, section)

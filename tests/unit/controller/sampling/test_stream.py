@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from controller.data.prompts import NO_ROWS
-from controller.sampling.stream import Part, SamplingGroups, in_order, sample
+from controller.sampling.stream import Asked, GrowingList, Part, SamplingGroups, in_order, sample
 from controller.step.context import StepContext
 from controller.step.log_prob_check import LogProbCheck
 from controller.step.rollouts import SampledRollouts
@@ -22,6 +22,7 @@ from controller.tracking.step_record import StepRecord
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, Place, Unavailable
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 from tests.support.call_log import DEADLINE_S, CallLog
 from tests.support.fake_rollout import FakeRollout
@@ -284,7 +285,9 @@ async def test_whoever_stops_reading_leaves_nothing_running(tmp_path: Path) -> N
     step, actor, _ = two_samplers(tmp_path, num_parts=4)
     before = asyncio.all_tasks()
     actor.log.hold("rollout.generate", at_step=3)
-    asked = SampledRollouts.of_step(step, PROMPTS)._asked
+    seeded = PROMPTS.to_batch(1, 3, 2)
+    slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
+    asked = Asked(PROMPTS, seeded, version=2, params=SamplingParams(max_response_length=4), slot=slot, num_parts=4)
     async with contextlib.aclosing(sample(step.sampling, asked, step.record)) as parts:
         await anext(parts)
     assert asyncio.all_tasks() == before
@@ -301,3 +304,19 @@ async def test_an_error_of_a_group_is_raised_where_the_parts_are_read(tmp_path: 
     with pytest.raises(InvalidArgument):
         await SampledRollouts.of_step(step, PROMPTS).generate()
     assert asyncio.all_tasks() == before
+
+
+async def test_everybody_reads_a_growing_list_from_its_beginning_to_its_end() -> None:
+    numbers = GrowingList([1])
+
+    async def read() -> list[int]:
+        return [number async for number in numbers]
+
+    early = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    numbers.append(2)
+    late = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    numbers.append(3)
+    numbers.complete()
+    assert await early == await late == await read() == [1, 2, 3]

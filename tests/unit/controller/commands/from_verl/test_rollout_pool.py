@@ -24,7 +24,7 @@ def test_one_step_off_policy_samples_one_step_ahead_with_its_own_log_probs(tmp_p
     config = config_of(tmp_path, *SEPARATE, GRPO)
     assert config.services.rollout is not None
     assert (config.services.rollout.num_processes, config.services.rollout.devices) == (2, (6, 7))
-    assert (config.samplers, config.rollout.staleness) == (("rollout",), 1)
+    assert (config.sampling_roles, config.rollout.staleness) == (("rollout",), 1)
     assert config.algorithm.rollout_correction.bypass_mode is True
     assert config.rollout.vllm.sleep_level == 0
     assert config.services.launch == "local"

@@ -59,7 +59,7 @@ def leave_run(
     config = make_config(run_dir, **(settings | one_thread | changes))
     (run_dir / "config.yaml").write_text(dump_config(config))
     calls = [call for call in SERIAL if config.uses_critic or not (call[0] == "critic" or call[1] == "ref")]
-    if "rollout" in config.samplers:
+    if "rollout" in config.sampling_roles:
         calls = [("rollout", "sync", 1.0), ("rollout", *calls[0][1:]), *calls[1:], ("actor", "publish", 1.0)]
     lines, trace, now_s = StepFile(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json"), 0.0
     for step in range(1, num_steps + 1):
