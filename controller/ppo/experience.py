@@ -66,10 +66,12 @@ class Experience:
     @property
     def critic_columns(self) -> Batch:
         """The columns to send for the critic's update; with normalisation also the values, on the new scale."""
-        if not (moments := self.running.returns).count:
-            return self._present("returns", "response_mask")
+        columns = self._present("returns", "response_mask")
+        moments = self.running.returns
+        if not moments.count:
+            return columns
         scaled = {name: moments.normalize(self.batch[name], self.learned) for name in ("values", "returns")}
-        return self._present("response_mask").merge(Batch(self.batch.num_rows, scaled))
+        return columns.merge(Batch(self.batch.num_rows, scaled))
 
     def _present(self, *names: str) -> Batch:
         return self.batch.select([name for name in names if name in self.batch])

@@ -133,8 +133,9 @@ class ActorRole(TrainedRole):
         meter = self._engine.flops_meter
         computed = self._engine.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
         seconds = time.perf_counter() - started_s
+        columns = {"old_log_probs": computed["log_probs"]}
         return Outcome(
-            columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}),
+            columns=Batch(batch.num_rows, columns),
             metrics=meter.utilisation(meter.forward_flops(batch), seconds, "perf/mfu/actor_infer"),
         )
 

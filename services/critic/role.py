@@ -31,11 +31,12 @@ class CriticRole(TrainedRole):
     def commands(self) -> Sequence[Command]:
         """Returns the commands ComputeValues and Update, and those of frozen models."""
         compute_values = self.forward_command("ComputeValues", critic_pb2.ComputeValuesRequest, self.compute_values)
+        learned_from = ("prompts", "responses", "values", "returns")
         update = Command(
             "Update",
             critic_pb2.CriticUpdateRequest,
             self.update,
-            columns=("prompts", "responses", "values", "returns"),
+            columns=learned_from,
             optional_columns=("response_mask",),
             prepare=self.prepare_update,
             shard=shard_by_mini_batch,

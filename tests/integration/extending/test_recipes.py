@@ -36,7 +36,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 def test_every_recipe_ends_with_a_new_test_and_the_command_that_runs_it() -> None:
-    assert len(RECIPES) == 9
+    assert len(RECIPES) == 10
     for recipe in RECIPES.values():
         assert recipe[-2].how == "a new file"
         assert recipe[-2].file in shown_by(recipe)
