@@ -12,6 +12,7 @@ of it are `OpenTurns`: turns that have ended and wait for their replies.
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -67,18 +68,18 @@ class OpenTurns:
         return await self._ended[row].get()
 
     async def reply(self, turn: Turn, tokens: Sequence[int]) -> None:
-        """Sends the tokens that follow a turn, together with all replies that are there; none ends the response."""
+        """Sends the tokens that follow a turn; none ends the response. All replies that are there go together."""
         reply = TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=not len(tokens))
         self._replies.append(reply)
+        await asyncio.sleep(0)  # others have their replies at the same time
+        if not self._replies:  # another call has taken this one along
+            return
         async with self._sending:
-            await asyncio.sleep(0)  # whoever has its reply now goes along
             replies = self._replies
             self._replies = []
-            try:
-                if replies:
+            if replies:
+                with suppress(WrongState):  # Generate has ended, or was cancelled: its own reply says how
                     await self._client.reply(self._slot, replies)
-            except WrongState:
-                return  # Generate has ended, or was cancelled: its own reply says how
 
 
 @dataclass(eq=False)
