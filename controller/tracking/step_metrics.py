@@ -24,7 +24,6 @@ from splitppo.run_folder.spans import Span, busy_s
 Counts = NDArray[np.integer[Any]]
 
 ENGINE_POOLS = ("actor", "critic", "reward", "rollout")
-_UPDATES = ("update_actor", "update_critic")
 
 
 def learning_metrics(experience: Experience) -> dict[str, float]:
@@ -34,7 +33,8 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
     """
     learned_N = experience.learned.values
     batch = experience.batch
-    advantages_N, returns_N = (_where(learned_N, batch[name].values) for name in ("advantages", "returns"))
+    advantages_N = _where(learned_N, batch["advantages"].values)
+    returns_N = _where(learned_N, batch["returns"].values)
     metrics = {
         **_mean_max_min("critic/score", experience.scores),
         **_mean_max_min("critic/rewards", experience.rewards.sums()),
@@ -55,7 +55,8 @@ def _where(mask_N: Mask, values_N: Floats) -> Floats:
 
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
     """Computes 1 - var(returns - values) / (var(returns) + 1e-5): 1 for perfect values, <= 0 for useless ones."""
-    return float(explained_share(variance(np.subtract(returns_N, values_N, dtype=np.float64)), variance(returns_N)))
+    residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
+    return float(explained_share(residual, variance(returns_N)))
 
 
 def explained_share(residual: Any, spread: Any) -> Any:
@@ -104,7 +105,8 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
     """Computes reward_extra/...: mean, max, min of each numeric field of the scorers' dicts, without None and text."""
     metrics: dict[str, float] = {}
     for field, values in extra.items():
-        metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
+        numbers = [float(value) for value in values if is_numeric(value)]
+        metrics |= _mean_max_min(f"reward_extra/{field}", np.array(numbers))
     return metrics
 
 
@@ -163,11 +165,6 @@ def overlap_metrics(
 ) -> dict[str, float]:
     """Computes overlap/...: the shares of a step's time in which the pools worked at the same time, or were idle.
 
-        efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]
-
-    is the share of the shorter update that the longer one hides; t_wall is the time from the first start of the two
-    updates to their last end.
-
     `spans` has all work of the worker groups in the step's own time, also for neighbouring steps (an overlapped critic
     update runs into the next step), and both updates of the step, also if they end later. Only calls of the step count,
     and not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either. If
@@ -181,17 +178,31 @@ def overlap_metrics(
         return {}
     metrics = {"overlap/idle_fraction": 1.0 - busy_s(calls, started_s, finished_s) / step_s}
     for pool in ENGINE_POOLS:
-        if own := [span for span in calls if span.pool == pool]:
+        own = [span for span in calls if span.pool == pool]
+        if own:
             metrics[f"overlap/bubble_{pool}"] = 1.0 - busy_s(own, started_s, finished_s) / step_s
-    actor, critic = ([span for span in calls if span.step == step and span.name == name] for name in _UPDATES)
+    actor = [span for span in calls if span.step == step and span.name == "update_actor"]
+    critic = [span for span in calls if span.step == step and span.name == "update_critic"]
     if actor and critic:
-        updates = [*actor, *critic]
-        t_wall = max(span.finished_s for span in updates) - min(span.started_s for span in updates)
-        t_actor, t_critic = (sum(span.duration_s for span in own) for own in (actor, critic))
-        shorter = min(t_actor, t_critic)
-        hidden = t_actor + t_critic - t_wall
-        metrics["overlap/efficiency"] = min(max(hidden / shorter, 0.0), 1.0) if shorter > 0.0 else 0.0
+        metrics["overlap/efficiency"] = hidden_share(actor, critic)
     return metrics
+
+
+def hidden_share(actor: Sequence[Span], critic: Sequence[Span]) -> float:
+    """Computes the share of the shorter update that the longer one hides, in [0, 1]; 0 for an update without length.
+
+        share = (t_actor + t_critic - t_wall) / min(t_actor, t_critic)
+
+    t_wall is the time from the first start of the two updates to their last end.
+    """
+    updates = [*actor, *critic]
+    t_wall = max(span.finished_s for span in updates) - min(span.started_s for span in updates)
+    t_actor = sum(span.duration_s for span in actor)
+    t_critic = sum(span.duration_s for span in critic)
+    shorter = min(t_actor, t_critic)
+    if shorter <= 0.0:
+        return 0.0
+    return min(max((t_actor + t_critic - t_wall) / shorter, 0.0), 1.0)
 
 
 def _mean_max_min(name: str, values: NDArray[Any]) -> dict[str, float]:

@@ -57,16 +57,13 @@ class Steps:
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
-        updated_s = {span.step: span.finished_s for span in spans if span.name == "update_actor"}
-        ahead = {
-            span.step
-            for span in spans
-            if span.name == "gen" and span.started_s < updated_s.get(span.step - 1, -math.inf)
-        }
+        sampled_ahead = _steps_sampled_ahead(spans)
         made = defaultdict(list)
         for span in spans:
-            if span.name != "load_checkpoint":
-                made[span.step - (span.step in ahead and span.name in _SAMPLING)].append(span)
+            if span.name == "load_checkpoint":
+                continue
+            is_ahead = span.step in sampled_ahead and span.name in _SAMPLING
+            made[span.step - 1 if is_ahead else span.step].append(span)
         self.made: Mapping[int, Sequence[Span]] = dict(made)
 
     def to_show(self) -> int | None:
@@ -74,17 +71,22 @@ class Steps:
 
         None without steps; of steps that all have one of these, any is taken.
         """
-        lengths = {
-            step: max(call.finished_s for call in calls) - min(call.started_s for call in calls)
-            for step, made in sorted(self.made.items())
-            if (calls := [span for span in made if span.is_call])
-        }
-        inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
-        inner = [step for step in inner if _BESIDE.isdisjoint(span.name for span in self.made[step])] or inner
-        if not inner:
+        lengths = self._lengths()
+        if not lengths:
             return None
-        median = statistics.median(lengths[step] for step in inner)
-        return min(inner, key=lambda step: abs(lengths[step] - median))
+        inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
+        plain = [step for step in inner if _BESIDE.isdisjoint(span.name for span in self.made[step])] or inner
+        median = statistics.median(lengths[step] for step in plain)
+        return min(plain, key=lambda step: abs(lengths[step] - median))
+
+    def _lengths(self) -> dict[int, float]:
+        """Returns the seconds from the first call of a step to the end of its last one, by step."""
+        lengths = {}
+        for step, made in sorted(self.made.items()):
+            calls = [span for span in made if span.is_call]
+            if calls:
+                lengths[step] = max(call.finished_s for call in calls) - min(call.started_s for call in calls)
+        return lengths
 
     def times(self, step: int) -> tuple[float, float, float]:
         """Returns the start of a step, the end of its last work, and the start of the next step, in unix seconds.
@@ -121,29 +123,56 @@ class Steps:
         would be without a piece: another call may have ended a moment earlier. A call of less than 5 ms may count for
         the one before it.
         """
-        start, _, at = self.times(step)
-        during = [span for span in self.spans if span.started_s < at and span.finished_s > start]
+        start, _, end = self.times(step)
+        during = [span for span in self.spans if span.started_s < end and span.finished_s > start]
         during = [span for span in during if span.name not in ("load_checkpoint", "update_weights")]
-        path = [Span("", WAITING, step, at, at)]  # the start of the next step, without length
+        path = [Span("", WAITING, step, end, end)]  # the start of the next step, without length
+        at = end
         while at > start:
-            last = path[-1]
-            ended = [span for span in during if span.started_s < at and span.finished_s <= at]
-            before = max((span.finished_s for span in ended), default=start)
-            around = [span for span in during if span.started_s < at < span.finished_s]
-            gens = [span for span in around if span.name == "gen" and span.step == last.step and last.pool]
-            needed = [span for span in around if span.name in _EXPERIENCE and span.step == step]
-            if gens:
-                piece = min(gens, key=lambda span: span.started_s)
-                path[-1] = replace(last, started_s=min(piece.finished_s, last.finished_s))
-            elif before >= at - _JUST_S:
-                near = [span for span in ended if span.finished_s >= at - _JUST_S]
-                piece = max(near, key=lambda span: (span.step >= step, -span.started_s))
-                if piece.step < step:
-                    ends = [span.finished_s for span in during if span.step >= step]
-                    done = [end for end in ends if end < min(at, piece.finished_s)]
-                    piece = replace(piece, started_s=max(piece.started_s, start, *done))
+            piece = _generation_under(during, path[-1], at)
+            if piece is None:
+                piece = _waited_for(during, step, start, at)
             else:
-                piece = min(needed, key=lambda span: span.started_s) if needed else Span("", WAITING, step, before, at)
+                path[-1] = replace(path[-1], started_s=min(piece.finished_s, path[-1].finished_s))
             at = max(start, piece.started_s)
             path.append(replace(piece, started_s=at, finished_s=path[-1].started_s))
         return [piece for piece in path[::-1] if piece.duration_s > 0]
+
+
+def _steps_sampled_ahead(spans: Sequence[Span]) -> set[int]:
+    """Returns the steps whose responses were sampled before the actor's update of the step before had ended."""
+    updated_s = {span.step: span.finished_s for span in spans if span.name == "update_actor"}
+    gens = [span for span in spans if span.name == "gen"]
+    return {gen.step for gen in gens if gen.started_s < updated_s.get(gen.step - 1, -math.inf)}
+
+
+def _generation_under(during: Sequence[Span], later: Span, at: float) -> Span | None:
+    """Returns the generation of the same step that goes on at `at`, when the piece `later` of a path began.
+
+    It handed on the responses with which the piece began.
+    """
+    if not later.pool:
+        return None
+    gens = [span for span in during if span.name == "gen" and span.step == later.step]
+    around = [span for span in gens if span.started_s < at < span.finished_s]
+    return min(around, key=lambda span: span.started_s, default=None)
+
+
+def _waited_for(during: Sequence[Span], step: int, start: float, at: float) -> Span:
+    """Returns what a step, which began at `start`, was waiting for just before `at`."""
+    ended = [span for span in during if span.started_s < at and span.finished_s <= at]
+    last_end = max((span.finished_s for span in ended), default=start)
+    if last_end >= at - _JUST_S:
+        just_ended = [span for span in ended if span.finished_s >= at - _JUST_S]
+        longest = max(just_ended, key=lambda span: (span.step >= step, -span.started_s))
+        return longest if longest.step >= step else _awaited_part(longest, during, step, start, at)
+    around = [span for span in during if span.started_s < at < span.finished_s]
+    needed = [span for span in around if span.name in _EXPERIENCE and span.step == step]
+    return min(needed, key=lambda span: span.started_s, default=Span("", WAITING, step, last_end, at))
+
+
+def _awaited_part(earlier: Span, during: Sequence[Span], step: int, start: float, at: float) -> Span:
+    """Cuts off of an earlier step's work what was done while this step had work of its own: nobody waited for it."""
+    ends = [span.finished_s for span in during if span.step >= step]
+    before = [end for end in ends if end < min(at, earlier.finished_s)]
+    return replace(earlier, started_s=max(earlier.started_s, start, *before))

@@ -20,17 +20,18 @@ TRACE_FILE = "trace.json"
 # In the order of the rows: a rollout group may take turns with the critic, on the same devices.
 POOLS = ("actor", "critic", "rollout", "controller", "scoring", "reward", "environments")
 
-# Metadata: a process per pool.
-_PROCESSES = [
-    {"ph": "M", "pid": pid, "tid": 0, "name": f"process_{key}", "args": {key: value}}
-    for pid, pool in enumerate(POOLS, start=1)
-    for key, value in (("name", pool), ("sort_index", pid))
-]
 _TAIL = "\n]"
 # What reading a line raises that holds no span of ours.
 _NO_SPAN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 # The number of spans that are remembered per line of the timeline: enough for spans that come some steps late.
 _REMEMBERED_SPANS = 256
+
+
+def _rows_of_pools() -> Iterator[dict[str, Any]]:
+    """Yields the metadata of the trace: a process per pool, in the order of the pools."""
+    for pid, pool in enumerate(POOLS, start=1):
+        for key, value in (("name", pool), ("sort_index", pid)):
+            yield {"ph": "M", "pid": pid, "tid": 0, "name": f"process_{key}", "args": {key: value}}
 
 
 class Trace:
@@ -40,7 +41,7 @@ class Trace:
         """Writes the trace file anew, with these spans."""
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
-        events = [*_PROCESSES, *map(self._event, spans)]
+        events = [*_rows_of_pools(), *map(self._event, spans)]
         write_atomically(path, "[\n" + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:
