@@ -271,10 +271,8 @@ def _price_of_a_loss(config: Config, step: int) -> str:
 
 def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
     """Makes a table of validation accuracies: head, data sources if several, overall; [] without a validation."""
-    old, new = (
-        {} if part is None else {**part.by_source, "overall": part.overall}
-        for part in (summary.validation.before, summary.validation.after)
-    )
+    old = _by_source(summary.validation.before)
+    new = _by_source(summary.validation.after)
     if not old and not new:
         return []
     sources = sorted({*old, *new} - {"overall"})
@@ -283,6 +281,10 @@ def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
         change = f"{new[name] - old[name]:+.3f}" if name in old and name in new else ""
         rows.append((name, _number(old.get(name)) or "-", _number(new.get(name)) or "-", change))
     return rows
+
+
+def _by_source(accuracy: Accuracy | None) -> dict[str, float]:
+    return {} if accuracy is None else {**accuracy.by_source, "overall": accuracy.overall}
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.metrics import FIGURES, Figure
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.step_spans import MARGIN, PHASES, Steps
+from splitppo.run_folder.step_spans import MARGIN, PHASES, Phase, Steps
 from splitppo.run_folder.trace import POOLS, TRACE_FILE, read_trace
 
 _INK = "#22313f"
@@ -107,7 +107,8 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
     axes.set_ylabel(chart.figure.unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     for (label, points), colour in zip(chart.curves.items(), _LINES, strict=False):
-        steps, values = map(list, zip(*points, strict=True))
+        steps = [step for step, _ in points]
+        values = [value for _, value in points]
         half = len(values) // 40  # half of the smoothing window, which is a twentieth of the run
         if half >= 2:
             axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
@@ -123,8 +124,6 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
     """Draws the work of each pool during one step and beside it, that of neighbouring steps in pale colours."""
-    from matplotlib.patches import Patch
-
     steps = Steps(spans)
     step = steps.to_show()
     if step is None:
@@ -132,27 +131,37 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
         axes.set_axis_off()
         return
     start, end, next_start = steps.times(step)
-    busy = steps.busy(step)
     margin = MARGIN * (end - start)
     shown = [span for span in spans if span.finished_s > start - margin and span.started_s < end + margin]
     pools = [pool for pool in POOLS if any(span.pool == pool for span in shown)]
-    for span in shown:
-        _draw_span(axes, pools.index(span.pool), span, step, (start, start - margin, end + margin))
-    for row, pool in enumerate(pools):
-        share = busy.get(pool, 0.0) / max(next_start - start, 1e-9)
-        axes.text(1.01, row, f"{share:.0%} busy", transform=axes.get_yaxis_transform(), va="center", fontsize=11)
-    for boundary in (0.0, next_start - start):
-        axes.axvline(boundary, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1)
     axes.set_title(f"Step {step}: who worked when")
     axes.grid(visible=False)
     axes.set_yticks(range(len(pools)), labels=pools, fontsize=12)
     axes.set_ylim(len(pools) - 0.5, -0.5)
     axes.set_xlim(-margin, end - start + margin)
     axes.set_xlabel("seconds since the step began (dashed: the step's own time; pale: work for neighbouring steps)")
+    for span in shown:
+        # The step begins at 0, and what lies beyond the axes is cut off.
+        left = max(span.started_s - start, -margin)
+        right = min(span.finished_s - start, end - start + margin)
+        share_of_width = (right - left) / (end - start + 2 * margin)
+        _draw_span(axes, pools.index(span.pool), span, (left, right), share_of_width, is_own=span.step == step)
+    busy = steps.busy(step)
+    for row, pool in enumerate(pools):
+        share = busy.get(pool, 0.0) / max(next_start - start, 1e-9)
+        axes.text(1.01, row, f"{share:.0%} busy", transform=axes.get_yaxis_transform(), va="center", fontsize=11)
+    for boundary in (0.0, next_start - start):
+        axes.axvline(boundary, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1)
     own = sorted(steps.made[step], key=lambda span: span.started_s)
-    phases = dict.fromkeys(PHASES[span.name] for span in [*own, *shown])
+    _draw_legend(axes, dict.fromkeys(PHASES[span.name] for span in [*own, *shown]))
+
+
+def _draw_legend(axes: Any, phases: Collection[Phase]) -> None:
+    """Draws what the colours of the timeline mean, above it."""
+    from matplotlib.patches import Patch
+
     axes.legend(
-        handles=[Patch(color=colour, label=label) for label, colour, _ in phases],
+        handles=[Patch(color=phase.colour, label=phase.label) for phase in phases],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         ncols=len(phases) if len(phases) <= _LEGEND_COLUMNS else math.ceil(len(phases) / 2),
@@ -161,16 +170,25 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
     )
 
 
-def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
-    """Draws a span as a bar, and its name if it fits; `times`: the step's start, the plot's first and last time."""
-    start, left, right = times
-    begin = max(span.started_s, left)
-    end = min(span.finished_s, right)
-    (label, colour, is_dark), own = PHASES[span.name], span.step == step
-    bar = {"height": 0.62, "edgecolor": "white", "linewidth": 1.2, "alpha": 1.0 if own else 0.3}
-    axes.barh(row, end - begin, left=begin - start, color=colour, **bar)
-    words = label.split(" ")
-    if (end - begin) / (right - left) > _CHARACTER_WIDTH * max(map(len, words)):
-        style = {"fontsize": 10 if len(words) == 1 else 8.5, "linespacing": 1.0, "ha": "center", "va": "center"}
-        ink = _FAINT if not own else "white" if is_dark else _INK
-        axes.text((begin + end) / 2 - start, row, "\n".join(words), color=ink, **style)
+def _draw_span(
+    axes: Any, row: int, span: Span, edges: tuple[float, float], share_of_width: float, *, is_own: bool
+) -> None:
+    """Draws a span as a bar between its edges, and its name if it fits; pale if it is not the step's own."""
+    left, right = edges
+    phase = PHASES[span.name]
+    style = {"height": 0.62, "edgecolor": "white", "linewidth": 1.2, "alpha": 1.0 if is_own else 0.3}
+    axes.barh(row, right - left, left=left, color=phase.colour, **style)
+    words = phase.label.split(" ")
+    if share_of_width <= _CHARACTER_WIDTH * max(map(len, words)):
+        return
+    ink = "white" if phase.is_dark else _INK
+    axes.text(
+        (left + right) / 2,
+        row,
+        "\n".join(words),
+        color=ink if is_own else _FAINT,
+        fontsize=10 if len(words) == 1 else 8.5,
+        linespacing=1.0,
+        ha="center",
+        va="center",
+    )

@@ -8,29 +8,39 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from splitppo.run_folder.spans import Span, busy_s
 
-# The label of spans by name in the timeline, their colour, and True if text on this colour is white.
+
+class Phase(NamedTuple):
+    """The label of spans in the timeline, their colour, and True if text on this colour is white."""
+
+    label: str
+    colour: str
+    is_dark: bool
+
+
+# By the name of a span.
 PHASES = {
-    "gen": ("generate", "#4c78a8", True),
-    "update_weights": ("sync", "#b5cf6b", False),
-    "old_log_prob": ("old log-probs", "#72b7b2", False),
-    "ref": ("reference", "#9ecae9", False),
-    "teacher": ("teacher", "#59a14f", True),
-    "values": ("values", "#f2cf5b", False),
-    "reward_model": ("reward model", "#d67195", True),
-    "score": ("reward", "#b279a2", True),
-    "environment": ("environments", "#8cd17d", False),
-    "adv": ("advantages", "#bab0ac", False),
-    "update_actor": ("update", "#f58518", False),
-    "publish": ("publish", "#e45756", True),
-    "sync": ("sync", "#b5cf6b", False),
-    "probe": ("probe", "#79706e", True),
-    "update_critic": ("update", "#f58518", False),
-    "testing": ("validation", "#d4a6c8", False),
-    "save_checkpoint": ("checkpoint", "#9d755d", True),
-    "load_checkpoint": ("restore", "#54a24b", True),
+    "gen": Phase("generate", "#4c78a8", is_dark=True),
+    "update_weights": Phase("sync", "#b5cf6b", is_dark=False),
+    "old_log_prob": Phase("old log-probs", "#72b7b2", is_dark=False),
+    "ref": Phase("reference", "#9ecae9", is_dark=False),
+    "teacher": Phase("teacher", "#59a14f", is_dark=True),
+    "values": Phase("values", "#f2cf5b", is_dark=False),
+    "reward_model": Phase("reward model", "#d67195", is_dark=True),
+    "score": Phase("reward", "#b279a2", is_dark=True),
+    "environment": Phase("environments", "#8cd17d", is_dark=False),
+    "adv": Phase("advantages", "#bab0ac", is_dark=False),
+    "update_actor": Phase("update", "#f58518", is_dark=False),
+    "publish": Phase("publish", "#e45756", is_dark=True),
+    "sync": Phase("sync", "#b5cf6b", is_dark=False),
+    "probe": Phase("probe", "#79706e", is_dark=True),
+    "update_critic": Phase("update", "#f58518", is_dark=False),
+    "testing": Phase("validation", "#d4a6c8", is_dark=False),
+    "save_checkpoint": Phase("checkpoint", "#9d755d", is_dark=True),
+    "load_checkpoint": Phase("restore", "#54a24b", is_dark=True),
 }
 # The name of a piece of the critical path that waits for no call: messages, or the controller's own work.
 WAITING = "waiting"

@@ -34,8 +34,9 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
     lists |= {f"log_ratio_{name}": tokens.difference("old", name) for name in ("ref", "rollout")}
     values: dict[str, NDArray[Any]] = {name: those[learned] for name, those in lists.items() if those is not None}
     shown = {**values, "length": tokens.lengths, "score": scores_B}
+    histograms = {name: histogram(those) for name, those in shown.items()}
     statistics: dict[str, Any] = {
-        "histograms": {name: found for name, those in shown.items() if (found := histogram(those))},
+        "histograms": {name: found for name, found in histograms.items() if found},
         "by_position": _by_position(tokens, values),
         "lengths": dict(zip(("p10", "p50", "p90"), np.quantile(tokens.lengths, (0.1, 0.5, 0.9)).tolist(), strict=True)),
     }
@@ -61,8 +62,8 @@ def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict
     taken = {_POSITIONED[name]: those for name, those in values.items() if name in _POSITIONED}
     means = {name: mean(np.abs(those) if name == "mismatch" else those) for name, those in taken.items()}
     if "value" in taken:
-        residual, ret = (_spread(mean, values_N) for values_N in (taken["ret"] - taken["value"], taken["ret"]))
-        means["ev"] = explained_share(residual, ret)
+        residual = _spread(mean, taken["ret"] - taken["value"])
+        means["ev"] = explained_share(residual, _spread(mean, taken["ret"]))
     rows = {name: [None if np.isnan(one) else short(one) for one in those] for name, those in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
 
@@ -77,8 +78,9 @@ def _calibration(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, l
     order = np.argsort(values_N)
     parts = [part for part in np.array_split(order, _NUM_LEVELS) if len(part)]
     edges = [float(values_N[part[0]]) for part in parts] + [float(values_N[order[-1]])]
-    mean = [[float(those[part].mean(dtype=np.float64)) for part in parts] for those in (values_N, returns_N)]
-    return {"edges": edges, "value": mean[0], "ret": mean[1], "count": [len(part) for part in parts]}
+    value = [float(values_N[part].mean(dtype=np.float64)) for part in parts]
+    ret = [float(returns_N[part].mean(dtype=np.float64)) for part in parts]
+    return {"edges": edges, "value": value, "ret": ret, "count": [len(part) for part in parts]}
 
 
 def explained_variance(tokens: StepTokens) -> dict[str, float]:
@@ -103,7 +105,8 @@ def explained_variance(tokens: StepTokens) -> dict[str, float]:
         shares_B = np.fmax(1.0 - _ev_of(total_K[:, None] - sums_KB), _LEAST_SHARE)
     shifts_B = np.clip(np.log(shares_B / share), -_MOST_SHIFT, _MOST_SHIFT)
     error = float(np.sqrt((num_rows - 1) * shifts_B.var()))
-    low, high = (1.0 - (1.0 - value) * math.exp(sign * _OF_NORMAL * error) for sign in (1, -1))
+    low = 1.0 - (1.0 - value) * math.exp(_OF_NORMAL * error)
+    high = 1.0 - (1.0 - value) * math.exp(-_OF_NORMAL * error)
     return {"value": value, "se": (1.0 - value) * error, "low": low, "high": high}
 
 

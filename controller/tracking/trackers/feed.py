@@ -102,23 +102,28 @@ class Feed:
                 self._is_ending.wait(POLL_INTERVAL_S)
 
     def _send_new(self) -> None:
-        """Sends the tracker the steps in metrics.jsonl that it was not sent yet."""
+        """Sends the tracker the steps in metrics.jsonl that it was not sent yet; connects once there is a step."""
         _, rows = self._lines.read()
+        if self._tracker is None and next(rows, None) is not None:
+            self._tracker = self._connected()
+            _, rows = self._lines.read()
         for row in rows:
-            if self._tracker is None:
-                self._tracker = self._connected()
-                self._send_new()
-                return
-            if self._lines.inode != self._cursor.inode:
-                step = -1 if self._tracker.rewind() else self._cursor.step
-                self._move(step=step, inode=self._lines.inode)
-            if (step := row["step"]) > self._cursor.step:
-                metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
-                self._tracker.log(step, metrics, self._samples_of(step, metrics))
-                self._move(step=step)
+            assert self._tracker is not None
+            self._send(self._tracker, row)
         if self._is_failing and self._tracker is not None:
             self._is_failing = False
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
+
+    def _send(self, tracker: Tracker, row: dict[str, Any]) -> None:
+        """Sends a step, unless the tracker has it; if the file is another one, the run has gone back before."""
+        if self._lines.inode != self._cursor.inode:
+            step = -1 if tracker.rewind() else self._cursor.step
+            self._move(step=step, inode=self._lines.inode)
+        step = row["step"]
+        if step > self._cursor.step:
+            metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
+            tracker.log(step, metrics, self._samples_of(step, metrics))
+            self._move(step=step)
 
     def _move(self, **changes: Any) -> None:
         """Changes the cursor; the change is on disk when the method returns."""

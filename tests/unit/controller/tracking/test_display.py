@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from controller.tracking.display import Display, open_display, sparkline
+from controller.tracking.events import LineComplete, StepBegun, Worked
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
@@ -85,6 +86,17 @@ def test_plain_output_tells_the_whole_run_in_lines() -> None:
     assert f"see it in the browser: {our_command('viewer', 'runs/x')}\n" in text
     assert text.endswith("completed after step 3 in 1:02:03 (1:15 in steps, 123,456 tokens trained)\n")
     assert "\x1b" not in text
+
+
+def test_the_display_shows_the_events_of_a_run_that_are_for_the_screen() -> None:
+    stream = io.StringIO()
+    display = open_display(stream)
+    display.start(batch_plan(config()), config())
+    display.receive(StepBegun(1))
+    display.receive(LineComplete(1, {"critic/score/mean": 0.5}, [SAMPLE], completed_s=1.0))
+    display.receive(Worked([]))
+    text = stream.getvalue()
+    assert text.index("step 1/3  reward 0.500") < text.index("sample 1 of step 1 (sort_letters), score 1")
 
 
 def test_the_live_panel_shows_both_pools_and_the_figures() -> None:
