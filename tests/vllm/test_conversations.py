@@ -45,9 +45,9 @@ def test_log_probs_of_whole_conversations_are_those_of_the_training_forward(foun
     assert max(run["log_prob_diff"] for rank in found for run in rank["runs"]) <= MAX_LOG_PROB_DIFF
     for rank in found:
         for run in rank["runs"]:
-            observed = [value for value, mask in zip(run["log_probs"], run["vllm"][1], strict=True) if not mask]
-            assert not any(observed)
-            assert bool(observed) == bool(rank["rows"])
+            of_replies = [value for value, mask in zip(run["log_probs"], run["vllm"][1], strict=True) if not mask]
+            assert not any(of_replies)
+            assert bool(of_replies) == bool(rank["rows"])
 
 
 def test_with_reply_steps_the_delay_of_replies_changes_neither_the_order_of_turns_nor_a_bit(
