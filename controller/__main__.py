@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from splitppo.machine.children.ending import keep_exit_codes
-from splitppo.our_commands import NO_PACKAGE
+from splitppo.our_commands import missing_package
 
 try:
     from splitppo.config import Config, ConfigError, load_config
@@ -27,7 +27,7 @@ try:
     from splitppo.machine.standard_streams import open_standard_streams
     from splitppo.printable import printable
 except ModuleNotFoundError as missing:
-    sys.stderr.write(NO_PACKAGE.format(sys.executable, missing.name))
+    sys.stderr.write(f"error: {missing_package(missing.name)}\n")
     sys.exit(1)
 
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {sentence_of(error)}\n")
         return 1
     except ModuleNotFoundError as error:
-        sys.stderr.write(NO_PACKAGE.format(sys.executable, error.name))
+        sys.stderr.write(f"error: {missing_package(error.name)}\n")
         return 1
     except KeyboardInterrupt:
         return 130

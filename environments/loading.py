@@ -1,7 +1,6 @@
 """Loads what the model talks with: tools, classes and coroutines from the user's files, and parsers of calls."""
 
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from environments.tools import Tool, message_of
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import MCP_TOOLS, EnvironmentConfig, MultiTurnConfig, is_file_and_name
 from splitppo.config_error import ConfigError, config_errors
-from splitppo.our_commands import our_python
+from splitppo.our_commands import missing_package
 from splitppo.user_file import callable_of, import_file
 
 Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
@@ -120,8 +119,7 @@ def _adapter(name: str, label: str) -> ModuleType:
     try:
         return import_module(f"environments.adapters.{name}")
     except ModuleNotFoundError as error:
-        install = f"{our_python()} -m pip install 'splitppo[{name}]'"
-        raise ConfigError(f"{label}: {sys.executable} does not have the package {error.name}: {install}") from error
+        raise ConfigError(f"{label}: {missing_package(error.name)}") from error
 
 
 def _tools_named(code: CodeConfig, servers: ToolsOfServers, entry: str, key: str) -> Sequence[Tool]:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from splitppo.our_commands import NO_PACKAGE
+from splitppo.our_commands import missing_package
 
 try:
     import uvicorn
@@ -33,7 +33,7 @@ try:
     from viewer.one_file import export
     from viewer.run import Run, find_runs
 except ModuleNotFoundError as missing:
-    sys.stderr.write(NO_PACKAGE.format(sys.executable, missing.name))
+    sys.stderr.write(f"error: {missing_package(missing.name)}\n")
     sys.exit(1)
 
 PORT = 8265

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from controller.tracking.plain_text import clock
 from splitppo.atomic_write import write_atomically
+from splitppo.our_commands import missing_package
 from splitppo.run_folder.metrics import FIGURES, Figure
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
@@ -41,6 +42,10 @@ _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 _LEGEND_COLUMNS = 9  # of the timeline, beside its title
 
 
+class NoPlots(Exception):
+    """Raised if this Python cannot draw; the message is a sentence that says what to install."""
+
+
 class Chart(NamedTuple):
     """One figure of the report, with its (step, value) pairs by label, steps ascending."""
 
@@ -62,9 +67,15 @@ def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *
     """Draws the report as a PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
 
     A chart without a metric is left out. A timeline without spans has a title that says so.
+
+    Raises:
+        NoPlots: matplotlib is missing.
     """
-    from matplotlib import rc_context  # slow to import, and drawn once per run
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib import rc_context  # slow to import, and drawn once per run
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise NoPlots(missing_package(error.name)) from error
 
     charts = charts_of(metrics)
     image = io.BytesIO()

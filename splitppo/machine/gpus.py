@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from splitppo.config_error import ConfigError
+from splitppo.our_commands import missing_package
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def check_offered(key: str, devices: Sequence[int], num_gpus: int | None = None)
         problem = f"{listed} offers {len(offered)} GPUs{places}"
     elif num_gpus is None or highest < num_gpus:
         return
+    elif missing := _missing_nvml():
+        problem = f"the GPUs of this machine cannot be counted: {missing}"
     elif offered is None:
         problem = f"this machine offers {num_gpus} GPUs"
     else:
@@ -82,31 +85,64 @@ def total_bytes_of_gpus() -> dict[int, int]:
 
     The memory is 0 for a GPU that shares the memory of the machine.
     """
-    import pynvml  # late: only runs with GPUs need it
-
+    try:
+        nvml = _nvml()
+        handles = _handles(nvml)
+    except _NotKnown as error:
+        log.info("the GPUs of this machine are not known: %s", error)
+        return {}
     sizes: dict[int, int] = {}
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        offered = offered_gpus()
-        names = [*map(str, range(len(handles)))] if offered is None else offered
-        for index, name in enumerate(takewhile(lambda name: not name.isdigit() or int(name) < len(handles), names)):
-            sizes[index] = 0
-            with suppress(pynvml.NVMLError):
-                sizes[index] = int(pynvml.nvmlDeviceGetMemoryInfo(_find(name, handles)).total)
+    offered = offered_gpus()
+    names = [*map(str, range(len(handles)))] if offered is None else offered
+    for index, name in enumerate(takewhile(lambda name: not name.isdigit() or int(name) < len(handles), names)):
+        sizes[index] = 0
+        with suppress(nvml.NVMLError):
+            sizes[index] = int(nvml.nvmlDeviceGetMemoryInfo(_find(nvml, name, handles)).total)
     return sizes
 
 
-def _find(name: str, handles: Sequence[Any]) -> Any:
-    """Returns the NVML handle of an entry of CUDA_VISIBLE_DEVICES; a UUID may be cut short, as CUDA allows."""
-    import pynvml
+class _NotKnown(Exception):
+    """Raised if NVML cannot be asked; the message says why."""
 
+
+def _nvml() -> Any:
+    """Returns the module of NVML, ready to be asked; _NotKnown without the package or a driver."""
+    if missing := _missing_nvml():
+        raise _NotKnown(missing)
+    import pynvml  # late: only machines with GPUs need it
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _NotKnown(str(error)) from error
+    return pynvml
+
+
+def _missing_nvml() -> str:
+    """Returns a sentence which package is missing to ask NVML, and what installs it; empty if none is."""
+    try:
+        import pynvml  # noqa: F401
+    except ModuleNotFoundError as error:
+        return missing_package(error.name)
+    return ""
+
+
+def _handles(nvml: Any) -> list[Any]:
+    """Returns the NVML handles of all GPUs of this machine, in the order of nvidia-smi."""
+    try:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise _NotKnown(str(error)) from error
+
+
+def _find(nvml: Any, name: str, handles: Sequence[Any]) -> Any:
+    """Returns the NVML handle of an entry of CUDA_VISIBLE_DEVICES; a UUID may be cut short, as CUDA allows."""
     if name.isdigit():
         return handles[int(name)]
     for handle in handles:
-        if pynvml.nvmlDeviceGetUUID(handle).startswith(name):
+        if nvml.nvmlDeviceGetUUID(handle).startswith(name):
             return handle
-    return pynvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU
+    return nvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU
 
 
 def name_in_nvidia_smi(uuid: str) -> str:
@@ -114,30 +150,34 @@ def name_in_nvidia_smi(uuid: str) -> str:
 
     A part of a GPU (MIG) has none.
     """
-    import pynvml
-
     name = f"GPU-{uuid}"
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        name = f"GPU {pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(name))} of nvidia-smi"
+    with suppress(_NotKnown):
+        nvml = _nvml()
+        with suppress(nvml.NVMLError):
+            return f"GPU {nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(name))} of nvidia-smi"
     return name
 
 
 def memory_reader(uuid: str) -> Callable[[], GpuMemory]:
     """Returns a function that reads the memory of the GPU `GPU-<uuid>` each time; it never raises, on any thread."""
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except pynvml.NVMLError as error:
+        nvml = _nvml()
+        handle = _handle_of(nvml, uuid)
+    except _NotKnown as error:
         log.info("the memory of the GPU is not known: %s", error)
         return GpuMemory
 
     def read() -> GpuMemory:
-        with suppress(pynvml.NVMLError):
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             return GpuMemory(int(memory.free), int(memory.total))
         return GpuMemory()
 
     return read
+
+
+def _handle_of(nvml: Any, uuid: str) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError as error:
+        raise _NotKnown(str(error)) from error

@@ -32,6 +32,24 @@ def test_what_a_shell_would_read_otherwise_is_quoted(tmp_path: Path, monkeypatch
     assert our_python() == ".venv/bin/python"
 
 
+@pytest.mark.parametrize(
+    ("hidden", "call", "extra"),
+    [
+        ("omegaconf", "controller.__main__ import main; sys.exit(main(['from-verl', 'script.sh']))", "from-verl"),
+        ("uvicorn", "viewer.__main__ import main", "viewer"),
+    ],
+)
+def test_a_command_without_a_package_that_few_need_names_the_extra_that_has_it(
+    hidden: str, call: str, extra: str
+) -> None:
+    code = f"import sys; sys.modules[{hidden!r}] = None; from {call}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith(f"error: {sys.executable} does not have the package {hidden}: ")
+    assert sentence.endswith(f" -m pip install 'splitppo[{extra}]'")
+
+
 def test_the_viewer_without_its_packages_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("import no_such_package")
     command = [sys.executable, "-m", "viewer", "runs"]
@@ -40,4 +58,7 @@ def test_the_viewer_without_its_packages_is_one_sentence(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     [sentence] = done.stderr.splitlines()
-    assert "has no package no_such_package: `make setup` makes an environment, `. .venv/bin/activate`" in sentence
+    assert (
+        "does not have the package no_such_package: `make setup` makes an environment, `. .venv/bin/activate`"
+        in sentence
+    )

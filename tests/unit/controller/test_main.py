@@ -105,7 +105,10 @@ def test_a_missing_package_is_one_sentence_that_says_how_to_enter_the_environmen
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     [sentence] = done.stderr.splitlines()
-    assert "has no package no_such_package: `make setup` makes an environment, `. .venv/bin/activate`" in sentence
+    assert (
+        "does not have the package no_such_package: `make setup` makes an environment, `. .venv/bin/activate`"
+        in sentence
+    )
 
 
 def test_check_says_what_holds_in_which_steps(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

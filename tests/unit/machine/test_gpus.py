@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from splitppo.config_error import ConfigError
-from splitppo.machine.gpus import GpuMemory, check_offered, memory_reader, total_bytes_of_gpus, visible_devices
+from splitppo.machine.gpus import (
+    GpuMemory,
+    check_offered,
+    memory_reader,
+    name_in_nvidia_smi,
+    total_bytes_of_gpus,
+    visible_devices,
+)
+from splitppo.our_commands import our_python
 from tests.support.fake_gpus import put_gpus
 
 
@@ -101,6 +111,23 @@ def test_where_there_is_no_gpu_nothing_is_known(monkeypatch: pytest.MonkeyPatch,
     put_gpus(monkeypatch, sizes)
     assert total_bytes_of_gpus() == {}
     assert memory_reader("0")() == GpuMemory()
+
+
+def test_without_the_library_of_nvml_nothing_is_known_and_devices_are_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    caplog.set_level("INFO")
+    assert total_bytes_of_gpus() == {}
+    assert memory_reader("0")() == GpuMemory()
+    assert name_in_nvidia_smi("0") == "GPU-0"
+    sentence = f"does not have the package pynvml: {our_python()} -m pip install 'splitppo[worker]'"
+    assert [record.message.endswith(sentence) for record in caplog.records] == [True, True]
+    with pytest.raises(ConfigError, match="the GPUs of this machine cannot be counted: ") as raised:
+        check_offered("services.actor.devices", [0], num_gpus=0)
+    assert sentence in str(raised.value)
+    check_offered("services.actor.devices", [], num_gpus=0)
 
 
 def test_the_library_itself_answers_here_too() -> None:

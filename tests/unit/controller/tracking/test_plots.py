@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from controller.tracking.plots import charts_of, render_report, write_report
+from controller.tracking.plots import NoPlots, charts_of, render_report, write_report
 from splitppo.run_folder.spans import Span
 from splitppo.run_folder.step_file import StepFile
 from splitppo.run_folder.step_spans import PHASES
@@ -55,6 +56,14 @@ def test_charts_follow_the_metrics() -> None:
     without_critic = [chart.figure.title for chart in charts_of(metrics_of(4, critic=False))]
     assert without_critic == [SCORE, ACCURACY, "KL"]
     assert charts_of([]) == []
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(
+        NoPlots, match=r"does not have the package matplotlib: \S+ -m pip install 'splitppo\[report\]'$"
+    ):
+        render_report(metrics_of(1), (), title="")
 
 
 def test_a_curve_holds_the_steps_that_have_the_metric_as_a_number() -> None:
