@@ -20,7 +20,7 @@ from splitppo.config import ConfigError
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import StorageFailed
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
-from splitppo.run_folder.summary import ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
+from splitppo.run_folder.summary import Accuracy, ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class RunOutcome:
 
     Attributes:
         reason: why the run ends, e.g. "completed"; "failed" until another reason is known.
+        why: the sentence by which the run fails; None as long as it does not.
         signal: the first signal that asked the run to end.
         resumed_at_step: the step from which this process went on first, before any recovery.
         digests: sha256 of the weights at the end of the run.
@@ -40,6 +41,7 @@ class RunOutcome:
 
     def __init__(self, folder: RunFolder, display: Display) -> None:
         self.reason: ExitReason = "failed"
+        self.why: str | None = None
         self.signal: signal.Signals | None = None
         self.resumed_at_step = 0
         self.digests = WeightsDigests()
@@ -80,21 +82,23 @@ class RunOutcome:
             lines = [row for row in read_metrics(folder / METRICS_FILE) if row["step"] <= last_step]
         has_stagnated = state.has_stagnated(config)
         has_ended = trainer is not None and (trainer.has_ended or has_stagnated)
+        after = state.validation_after if state.validated_step > 0 else None
+        missed = self._missed_accuracy(after) if self.reason == "completed" else None
         self.summary = Summary(
             global_step=last_step,
-            validation=Validation(
-                before=state.validation_before, after=state.validation_after if state.validated_step > 0 else None
-            ),
+            validation=Validation(before=state.validation_before, after=after),
             train_s=state.train_s,
             tokens=state.tokens,
             overlap=Overlap.over(lines),
             this_start=ThisStart(resumed_at_step=self.resumed_at_step, wall_s=time.monotonic() - self._started_s),
             weights_sha256=self.digests,
             exit_reason=self.reason,
+            why=self.why or missed,
             finished=self.reason in ("completed", "interrupted") and has_ended,
             stopped_early=has_stagnated,
             best=state.best,
         )
+        self.why = self.summary.why
         with self._failing():
             self.summary.write(folder / "summary.json")
         if trainer is not None and with_report and config.tracking.report:
@@ -108,14 +112,19 @@ class RunOutcome:
         """Returns the exit status of the process. A run below `evaluation.min_accuracy` has failed."""
         if self.reason == "interrupted":
             return 128 + (self.signal or signal.SIGINT)
-        minimum = self._folder.config.evaluation.min_accuracy
-        if self.reason == "completed" and minimum > 0.0:
-            after = self.summary.validation.after if self.summary else None
-            if after is None or after.overall < minimum:
-                reached = "nothing was validated" if after is None else f"the final accuracy is {after.overall:.3f}"
-                sys.stderr.write(f"error: {reached}, expected evaluation.min_accuracy ({minimum:g}) or more\n")
-                return EXIT_STATUS["failed"]
+        after = self.summary.validation.after if self.summary else None
+        if self.reason == "completed" and (missed := self._missed_accuracy(after)):
+            sys.stderr.write(f"error: {missed}\n")
+            return EXIT_STATUS["failed"]
         return EXIT_STATUS[self.reason]
+
+    def _missed_accuracy(self, after: Accuracy | None) -> str | None:
+        """Returns the sentence that the last validation is below `evaluation.min_accuracy`; None if it is not."""
+        minimum = self._folder.config.evaluation.min_accuracy
+        if minimum <= 0.0 or (after is not None and after.overall >= minimum):
+            return None
+        reached = "nothing was validated" if after is None else f"the final accuracy is {after.overall:.3f}"
+        return f"{reached}, expected evaluation.min_accuracy ({minimum:g}) or more"
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -134,6 +143,7 @@ class RunOutcome:
         if isinstance(error, OSError | StorageFailed) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())
         text = sentence(error)
+        self.why = self.why or text
         log.error("%s", text, extra=FILE_ONLY)
         self._display.close()
         if not (isinstance(error, OSError) and self._storage_has_failed):

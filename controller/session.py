@@ -114,8 +114,9 @@ class Session:
         except (ConfigError, GroupFailed, WireError, OSError, *_ENDINGS) as error:
             is_refused = isinstance(error, ConfigError) and self._phase == "preparing"
             self._outcome.fail(error)
-        except Exception:
+        except Exception as error:
             log.exception("the run failed")
+            self._outcome.why = f"{type(error).__name__}: {error}; the traceback is in logs/controller_0.log"
         finally:
             self._phase = "closing"
             self._recorder.emit(Closing())
@@ -125,7 +126,7 @@ class Session:
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored)
             status = self._outcome.exit_status()
-            self._recorder.emit(Ended(self._outcome.reason, status))
+            self._recorder.emit(Ended(self._outcome.reason, status, self._outcome.why))
             # Both may be cut short by a signal.
             await asyncio.to_thread(self._record.close)
             await asyncio.to_thread(self._trackers.finish)
@@ -151,7 +152,7 @@ class Session:
             self._groups.kill()
             self._folder.remove_published_weights()
             self._outcome.finish(self._trainer, self._recorder, self._restored, with_report=False)
-            self._recorder.emit(Ended(self._outcome.reason, self._outcome.exit_status()))
+            self._recorder.emit(Ended(self._outcome.reason, self._outcome.exit_status(), self._outcome.why))
             self._record.close(timeout_s=1.0)
             self._folder.release()
             logging.shutdown()

@@ -76,7 +76,10 @@ class Run:
             return steps, self.metrics.columns(numbers, since)
 
     def state(self) -> dict[str, Any]:
-        """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "live": live.json or None}."""
+        """Returns {"state": live | quiet | gone | ended | unknown, "sentence", "why", "live": live.json or None}.
+
+        `why` is the sentence by which a run that has ended failed; None otherwise, and in folders of older versions.
+        """
         live, summary = (self._read(name) for name in ("live.json", "summary.json"))
         phase = live.get("phase")
         reason = str(summary.get("exit_reason", ""))
@@ -89,7 +92,9 @@ class Run:
             state = "ended", reason or "ended"
         else:
             state = "unknown", "no live.json: it is not known whether this run still works"
-        return {"state": state[0], "sentence": state[1], "live": live or None}
+        why = summary.get("why") if state[0] == "ended" else None
+        told = redacted(why[:MAX_EVENT_TEXT]) if isinstance(why, str) else None
+        return {"state": state[0], "sentence": state[1], "why": told, "live": live or None}
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
@@ -98,7 +103,7 @@ class Run:
             return {"exit_reason": str(error)} if name == "summary.json" and self.folder.stamp(name) else {}
 
     def overview(self) -> dict[str, Any]:
-        """Returns the line of the run in the table of runs."""
+        """Returns the line of the run in the table of runs, which those that were removed have left."""
         self.refresh()
         state = self.state()
         total = (state["live"] or {}).get("total_steps")
@@ -107,6 +112,7 @@ class Run:
             "name": self.folder.path.name,
             "path": str(self.folder.path),
             **state,
+            "is_removed": not self.folder.path.exists(),
             "error": None if self.folder.path.is_dir() else f"The run folder {self.folder.path} cannot be read.",
             "generation": self.metrics.generation,
             "step": self.metrics.steps[-1] if self.metrics.steps else None,

@@ -147,10 +147,14 @@ class Closing:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run ends for this reason, with this exit status. No event follows."""
+    """The run ends for this reason, with this exit status; `why` is the sentence by which it failed, if it did.
+
+    No event follows.
+    """
 
     reason: str
     exit_status: int
+    why: str | None = None
 
 
 Event = (

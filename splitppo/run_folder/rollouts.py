@@ -1,6 +1,6 @@
 """Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run-folder.md describes them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,12 @@ SCALARS = (
     "fixed",
 )
 TEXTS = ("prompt", "response", "ground_truth", "messages")
+# A table shows so many characters of a text: of a prompt, the question stands at its end.
+_EXCERPT = 120
+_EXCERPTS: Mapping[str, Callable[[str | None], str | None]] = {
+    "prompt": lambda text: text and text[-_EXCERPT:],
+    "response": lambda text: text and text[:_EXCERPT],
+}
 # Lists with one number per token.
 TOKEN_LISTS = (
     *("ids", "ends", "old", "ref", "rollout", "value", "ret", "advantage", "rewards", "flags", "turn"),
@@ -42,21 +48,23 @@ Float64s = NDArray[np.float64]
 def read_scalars(folder: RunDir, kind: str, step: int, text: str = "") -> dict[str, Any]:
     """Reads the columns of all rows of a step: {"step", "footer": {...}, "columns": {name: [...]}}.
 
-    Two columns are not in the file: `step`, and, if a text is given, `found`: True for rows whose recorded texts have
-    it, in capitals or not. `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
+    Of recorded texts it has what a table shows: the end of the prompt and the beginning of the response, None for
+    others. Two columns are not in the file: `step`, and, if a text is given, `found`: True for rows whose recorded
+    texts have it, in capitals or not. `text_hash` stays a text, because a number of 64 bits is none of JavaScript's.
 
     Raises:
         Unreadable: the file cannot be read.
     """
     with _parquet(folder, kind, step) as (file, reader):
-        columns = _values(_table(file, reader, (*SCALARS, *TEXTS) if text else SCALARS))
+        columns = _values(_table(file, reader, (*SCALARS, *TEXTS)))
         if "row" not in columns:
             raise Unreadable(f"{file} has no column `row`.")
         columns["step"] = [step] * len(columns["row"])
-        texts = [columns.pop(name) for name in TEXTS if name in columns]
+        texts = {name: columns.pop(name) for name in TEXTS if name in columns}
         if text:
-            together = zip(*texts, strict=True) if texts else [()] * len(columns["row"])
+            together = zip(*texts.values(), strict=True) if texts else [()] * len(columns["row"])
             columns["found"] = [text.casefold() in "\0".join(filter(None, row)).casefold() for row in together]
+        columns |= {name: list(map(excerpt, texts[name])) for name, excerpt in _EXCERPTS.items() if name in texts}
         return {"step": step, "footer": _footer(reader, file), "columns": columns}
 
 

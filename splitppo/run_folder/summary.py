@@ -89,6 +89,7 @@ class Summary(_Part):
     this_start: ThisStart
     weights_sha256: WeightsDigests = Field(default_factory=WeightsDigests)
     exit_reason: ExitReason
+    why: str | None = Field(None, description="the sentence by which the run failed; null if it did not")
     finished: bool = Field(False, description="true once the run has done its last step")
     stopped_early: bool = Field(False, description="true if evaluation.early_stop has ended the run")
     best: Best | None = Field(

@@ -47,7 +47,7 @@ export const drawn = (values, [low, high] = []) =>
 
 const faint = (name) => colour(name).replace(/rgb\((.*)\)/, "rgba($1, 0.18)");
 
-// series: [{label, values, width?, colour?, dash?, scale?, hasGaps?, isFilled?, isBars?, hidden?}], of which those of one scale share their limits.
+// series: [{label, values, width?, colour?, dash?, scale? ("right": from 0, with an axis on the right), hasGaps?, isFilled?, isBars?, hidden?}], of which those of one scale share their limits.
 // bands: [[label of the upper curve, of the lower one, colour?], ...]; told: what the caption says of x, chosen or the last;
 // carries: between its points, a curve tells the last one.
 export function Chart({
@@ -65,15 +65,17 @@ export function Chart({
   useEffect(() => {
     const grid = { stroke: colour("--line"), width: 1 };
     const axis = { stroke: colour("--dim"), grid, ticks: grid, font: "11px sans-serif" };
+    const numbers = (_, ticks) => ticks.map((tick) => number(tick));
     const size = () => ({ width: Math.max(100, holder.current.clientWidth), height });
     const made = new uPlot({
       ...size(), legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { range } },
+      scales: { x: { time: false }, y: { range }, right: { range: (_, low, high) => [0, high || 1] } },
       // No fraction of a step or a token stands at a tick.
       axes: [
         { ...axis, size: 32, incrs: x.every(Number.isInteger) ? ROUND.filter(Number.isInteger) : ROUND },
-        { ...axis, size: 54, space: 24, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+        { ...axis, size: 54, space: 24, values: numbers },
+        ...(curves.some((one) => one.scale === "right") ? [{ ...axis, scale: "right", side: 1, size: 54, space: 24, grid: { show: false }, values: numbers }] : []),
       ],
       series: [{}, ...curves.map((one) => ({
         label: one.label, scale: one.scale ?? "y", stroke: colour(one.colour), width: one.width ?? 1.5, dash: one.dash, spanGaps: !one.hasGaps,

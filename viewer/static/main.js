@@ -1,6 +1,7 @@
 // Chooses the page by the address, and holds what all pages share: the head line, the theme, the run that is watched.
 import { takeToken } from "./api.js";
 import { Compare } from "./compare.js";
+import { Configuration } from "./configuration.js";
 import { Critic } from "./critic.js";
 import { Health } from "./health.js";
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useState } from "./lib.js";
@@ -11,7 +12,7 @@ import { Prompt } from "./prompt.js";
 import { Responses } from "./responses.js";
 import { RunData } from "./run_data.js";
 import { Runs } from "./runs.js";
-import { duration, number, visible } from "./text.js";
+import { duration, nth, number, visible } from "./text.js";
 import { Timeline } from "./timeline.js";
 import { Tokens } from "./tokens.js";
 
@@ -20,25 +21,26 @@ const SCHEME = matchMedia("(prefers-color-scheme: dark)");
 const THEMES = { "light dark": { name: "auto", next: "light" }, light: { name: "light", next: "dark" }, dark: { name: "dark", next: "light dark" } };
 const KEYS = [
   ["j k", "next, previous response (Tokens), prompt (Prompt)"], ["g", "next prompt (Tokens)"], ["1–8", "colour of tokens (Tokens)"], ["[ ]", "previous, next step; prompt (Prompt)"],
-  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses, Compare)"], ["?", "these keys"],
+  ["← →", "a token, or a point of a curve, once the text or the curve has the focus"], ["Enter", "open the point"], ["+ − Home", "zoom, show all (Timeline)"], ["/", "search (Overview, Responses, Config, Compare)"], ["?", "these keys"],
 ];
 
 // The pages of a run in the order of the head line: their names, titles and components.
 const PAGES = [
   ["overview", "Overview", Overview], ["critic", "Critic", Critic], ["policy", "Policy", Policy], ["responses", "Responses", Responses], ["tokens", "Tokens", Tokens],
-  ["prompt", "Prompt", Prompt], ["timeline", "Timeline", Timeline], ["health", "Health", Health],
+  ["prompt", "Prompt", Prompt], ["timeline", "Timeline", Timeline], ["health", "Health", Health], ["config", "Config", Configuration],
 ];
 
-// #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, to: null, row: 17}; 120-130 has a `to`.
-// #/run/3/prompt/17 -> {page: "prompt", run: 3, rest: ["17"], ...}; #/compare/0-3-5 -> {page: "compare", runs: [0, 3, 5]}.
+// #/run/3/tokens/train/120/17 -> {page: "tokens", run: 3, kind: "train", step: 120, to: null, row: 16}; 120-130 has a `to`.
+// Addresses count rows and prompts from 1, the data from 0. #/run/3/prompt/17 -> {page: "prompt", run: 3, rest: ["17"], ...}; #/compare/0-3-5 -> {page: "compare", runs: [0, 3, 5]}.
 export function parseAddress(hash) {
   const [, begin, run, page = "overview", ...rest] = hash.split("/");
   const [kind, step, row] = rest;
   if (begin === "compare") return { page: "compare", runs: runNumbers(run) };
   if (begin !== "run" || !/^\d+$/.test(run)) return { page: "runs" };
   const whole = (text) => (/^\d{1,9}$/.test(text ?? "") ? Number(text) : null);
+  const indexOf = (text) => (whole(text) ? whole(text) - 1 : null);
   const [first, last] = (step ?? "").split("-");
-  return { page, rest, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: whole(row) };
+  return { page, rest, run: Number(run), kind: kind === "val" ? "val" : "train", step: whole(first), to: whole(last), row: indexOf(row) };
 }
 
 function App() {
@@ -81,7 +83,7 @@ function App() {
 function Head({ at, data }) {
   const { facts } = data;
   const step = at.step ?? facts.train.at(-1) ?? "";
-  const rest = { responses: `/train/${step}`, tokens: step === "" ? "" : `/${at.kind}/${step}${at.row === null ? "" : `/${at.row}`}` };
+  const rest = { responses: `/train/${step}`, tokens: step === "" ? "" : `/${at.kind}/${step}${at.row === null ? "" : `/${nth(at.row)}`}` };
   return html`<b class="name">${visible(facts.name)}</b><${State} facts=${facts} />
     <nav aria-label="pages">${PAGES.map(([page, title]) => html`<a href=${`#/run/${at.run}/${page}${rest[page] ?? ""}`} aria-current=${at.page === page ? "page" : null}>${title}</a>`)}</nav>`;
 }

@@ -1,7 +1,7 @@
 // Is the run healthy? The figures that the report shares, then every metric.
 import { Chart } from "./chart.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
-import { Choice, go, nearest, useKeys } from "./parts.js";
+import { Choice, ErrorSentence, go, nearest, useKeys } from "./parts.js";
 import { axesOf } from "./run_data.js";
 import { clock, duration, number, visible } from "./text.js";
 
@@ -25,6 +25,7 @@ export function Overview({ data, at, theme }) {
   const onStep = (step) => go(`/run/${at.run}/responses/train/${nearest(facts.train, step)}`);
   return html`<div class="bar"><h1>Overview</h1><label>x: <${Choice} value=${axis} options=${axes} choose=${setAxis} /></label>
       <span class="dim">a click on a curve opens the responses of the step</span></div>
+    ${facts.why && html`<${ErrorSentence} text=${`Why it ended: ${facts.why}`} />`}
     <div class="cards">
       ${figures.map(({ title, metrics, range, recorded: name }) => {
         const [Better, column] = BETTER[name] ?? [];
@@ -82,7 +83,7 @@ function sentence(event) {
     group_lost: `${told("role")}${told("rank") && ` rank ${told("rank")}`} at step ${told("step")}${told("method") && ` in ${told("method")}`}: ${told("cause")}`,
     recovery: `from step ${told("from_step")} back to ${told("to_step")}; restarted: ${told("restarted")}`,
     recovered: `step ${told("to_step")}${seconds}; complete steps done again: ${told("repeated_steps")}`,
-    end: `${told("reason")}, exit status ${told("exit_status")}`,
+    end: `${told("reason")}, exit status ${told("exit_status")}${told("why") && `: ${told("why")}`}`,
   };
   return Object.hasOwn(texts, told("kind")) ? texts[told("kind")] : `${told("cause")} ${told("why")}`;
 }

@@ -3,7 +3,7 @@ import { Chart, COLOURS } from "./chart.js";
 import { changes } from "./diff.js";
 import { html, useMemo, useState } from "./lib.js";
 import { Choice, Chooser, ErrorSentence, go, labelsOf, MOST_RUNS, runNumbers, Sentence, useEvery, useKeys, useValue, useValues } from "./parts.js";
-import { number, visible } from "./text.js";
+import { nth, number, visible } from "./text.js";
 
 const OTHERS_MS = 5000, ANSWERS = 20;
 const NO_VALIDATION = "This run has no record of a validation: tracking.rollouts.enable turns it on, evaluation.test_freq says how often the run validates.";
@@ -19,24 +19,24 @@ export function Prompt({ data, at, theme }) {
   const lists = useValues(numbers.map((one) => `runs/${one}/prompts`), stamp);
   const listed = numbers.map((one) => lists.find((list) => list.address === `runs/${one}/prompts`) ?? {});
   const prompts = listed[0].value?.prompts ?? [];
-  const wanted = /^\d+$/.test(at.rest[0] ?? "") ? Number(at.rest[0]) : prompts[0]?.prompt_index;
+  const wanted = /^[1-9]\d*$/.test(at.rest[0] ?? "") ? Number(at.rest[0]) - 1 : prompts[0]?.prompt_index;
   const place = prompts.findIndex((one) => one.prompt_index === wanted);
   const found = listed.map((one) => one.value && place >= 0 && sameOf(prompts[place], one.value.prompts));
   const given = useValues(found.flatMap((one, at) => (one ? [`runs/${numbers[at]}/prompts/${one.prompt_index}`] : [])), `${facts.generation} ${listed.map((one) => one.value?.step)}`);
   const labels = labelsOf(numbers.map((one) => (one === at.run ? facts : all.value?.runs.find((run) => run.number === one) ?? { number: one, name: `run ${one}` })));
   const runs = numbers.map((one, at) => ({ number: one, label: labels[at], ...listed[at], found: found[at], ...given.find((answer) => answer.address === `runs/${one}/prompts/${found[at]?.prompt_index}`) }));
-  const open = (prompt) => prompt && (() => go(`/run/${at.run}/prompt/${prompt.prompt_index}${others.length ? `/with/${others.join("-")}` : ""}`));
+  const open = (prompt) => prompt && (() => go(`/run/${at.run}/prompt/${nth(prompt.prompt_index)}${others.length ? `/with/${others.join("-")}` : ""}`));
   const [next, previous] = [open(prompts[place + 1]), open(prompts[place - 1])];
   useKeys({ j: next, k: previous, "]": next, "[": previous });
   const title = html`<div class="bar"><h1>Prompt</h1>
     ${place >= 0 && html`<${Chooser} what="prompt" note=${`${place + 1} of ${prompts.length}, the same at every validation`} ...${{ previous, next }}>
       <${Choice} label="prompt" value=${place} choose=${(chosen) => open(prompts[chosen])()}
-        options=${prompts.map((one, at) => [at, `${one.prompt_index}: ${visible(one.begin).slice(0, 80)}`])} /><//>`}</div>`;
+        options=${prompts.map((one, at) => [at, `${nth(one.prompt_index)}: ${visible(one.begin).slice(0, 80)}`])} /><//>`}</div>`;
   const problems = runs.flatMap((run) => [run.error, ...(run.value?.errors ?? [])].filter(Boolean).map((text) => (others.length ? `${run.label}: ${text}` : text)));
   const first = runs[0].value;
   return html`${title}${problems.map((text) => html`<${ErrorSentence} text=${text} />`)}
     ${listed[0].value && !prompts.length && html`<${Sentence}>${NO_VALIDATION}<//>`}
-    ${prompts.length > 0 && place < 0 && html`<${Sentence}>Prompt ${wanted} is none of the ${prompts.length} prompts that each validation of this run records. <a href=${`#/run/${at.run}/prompt`}>The first of them</a><//>`}
+    ${prompts.length > 0 && place < 0 && html`<${Sentence}>Prompt ${nth(wanted)} is none of the ${prompts.length} prompts that each validation of this run records. <a href=${`#/run/${at.run}/prompt`}>The first of them</a><//>`}
     ${place >= 0 && first?.rows && (all.value || all.error || !others.length) && html`<${Answers} key=${wanted} ...${{ runs, theme }} identity=${prompts[place]} texts=${first} />`}`;
 }
 
@@ -71,7 +71,7 @@ function Answers({ runs, identity, texts, theme }) {
     <section class="card" data-card="prompt"><h2>Score${samples.length > 1 ? `, mean of ${samples.length} samples` : ""}</h2><${Chart} x=${steps} ...${{ series, theme }} label="score at each validation" /></section>
     <div class="bar"><h2>Answers, the newest first</h2>
       ${samples.length > 1 && html`<label>sample
-        ${" "}<${Choice} value=${chosen} options=${samples.map((one) => [one, number(one + 1)])} choose=${(text) => setSample(Number(text))} /></label>`}
+        ${" "}<${Choice} value=${chosen} options=${samples.map((one) => [one, number(nth(one))])} choose=${(text) => setSample(Number(text))} /></label>`}
       <span class="dim">against the validation before: <del>removed</del> <ins>added</ins></span></div>
     <div class="wide"><table class="answers"><thead><tr><th>step</th>${answered.map((run) => html`<th>${run.label}</th>`)}</tr></thead>
       <tbody>${newest.slice(0, shown).map((step) => html`<tr key=${step}><td class="n">${step}</td>${answered.map((run, at) => {
@@ -98,6 +98,6 @@ function Answer({ run, row, before }) {
     before && !found && (isWhole ? "too many words differ to show them" : "not compared"), !before && "the first",
   ].filter(Boolean);
   const parts = found ?? [[0, row.response]];
-  return html`<a href=${`#/run/${run}/tokens/val/${row.step}/${row.row}`}>score ${number(row.score)}</a> <span class="dim">${number(row.length)} tokens${told.map((text) => `, ${text}`)}</span>
+  return html`<a href=${`#/run/${run}/tokens/val/${row.step}/${nth(row.row)}`}>score ${number(row.score)}</a> <span class="dim">${number(row.length)} tokens${told.map((text) => `, ${text}`)}</span>
     <div class="text answer">${parts.map(([sign, text]) => (sign ? html`<${sign > 0 ? "ins" : "del"}>${visible(text)}<//>` : visible(text)))}</div>`;
 }

@@ -2,13 +2,15 @@
 import { colour, penOf, useDrawn } from "./chart.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { Choice, ErrorSentence, extent, go, NOT_RECORDED, Sentence, StepChooser, useKeys, useValues } from "./parts.js";
-import { notes, number, parsed, reasons, visible } from "./text.js";
+import { notes, nth, number, parsed, reasons, visible } from "./text.js";
 
 // [column, title]
 const COLUMNS = [
   ["row", "row"], ["step", "step"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"],
   ["kl", "KL"], ["entropy", "entropy"], ["mismatch", "mismatch"], ["value_first", "V₀"], ["value_error", "value error"], ["advantage_sum", "Σ adv"], ["repetition", "repetition"],
+  ["prompt", "prompt, its end"], ["response", "response, its beginning"],
 ];
+const TEXTS = ["prompt", "response"];
 export const REASONS = ["num_reasons", "reasons to look"];
 const EXTRA = "extra:", PAGE = 200, MOST_FIELDS = 12, AT_RANDOM = 1;
 const MOST_STEPS = 20, MOST_ROWS = 20000; // of several steps together
@@ -101,13 +103,15 @@ export function Rows({ name, titles, rows, at, sorted = ([, title]) => title, or
   </table></div>`;
 }
 
-const isNumeric = ([name]) => name !== "data_source" && name !== REASONS[0];
-const address = (at, row) => `/run/${at.run}/tokens/${at.kind}/${row.key}`;
+const isNumeric = ([name]) => !["data_source", REASONS[0], ...TEXTS].includes(name);
+const address = (at, row) => `/run/${at.run}/tokens/${at.kind}/${row.step}/${nth(row.row)}`;
 // Columns that are the same everywhere in most tables.
 const isNews = (name, value, columns) => (name === "turns" ? value > 1 : name !== "step" || value !== columns.step[0]);
 
 function cell(row, name, at) {
-  if (name === "row") return row.isRecorded ? html`<a href=${`#${address(at, row)}`}>${row.row}</a>` : row.row;
+  if (name === "row") return row.isRecorded ? html`<a href=${`#${address(at, row)}`}>${nth(row.row)}</a>` : nth(row.row);
+  if (name === "prompt_index") return number(nth(row.prompt_index));
+  if (TEXTS.includes(name)) return html`<div class="excerpt"><bdi>${visible(row[name])}</bdi></div>`;
   if (name === REASONS[0]) return visible(row.reasons.join(", "));
   return name === "data_source" ? html`<bdi>${visible(row.data_source)}</bdi>` : number(row[name]);
 }

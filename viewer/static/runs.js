@@ -13,12 +13,13 @@ export function Runs() {
   const [chosen, setChosen] = useState(ticked);
   useEvery(REFRESH_MS, () => get("runs").then(setFound, (error) => setFound((old) => ({ ...old, error: error.message }))), []);
   const tick = (one) => setChosen(ticked = chosen.includes(one) ? chosen.filter((other) => other !== one) : [...chosen, one]);
+  const there = found.runs?.filter((run) => !run.is_removed) ?? []; // a page that shows one of the others keeps it, and says so
   return html`<div class="bar"><h1>Runs</h1>
-      ${chosen.length > 1 ? html`<a href=${`#/compare/${chosen.join("-")}`}>Compare ${chosen.length} runs</a>` : found.runs?.length > 1 && html`<span class="dim">tick several to compare them</span>`}</div>
+      ${chosen.length > 1 ? html`<a href=${`#/compare/${chosen.join("-")}`}>Compare ${chosen.length} runs</a>` : there.length > 1 && html`<span class="dim">tick several to compare them</span>`}</div>
     ${found.error && html`<${ErrorSentence} text=${found.error} />`}
     ${found.runs && html`<div class="wide"><table class="runs">
       <thead><tr><th>run</th><th>state</th><th class="n">step</th><th class="n">score</th><th class="n">held-out accuracy</th><th>score over recent steps</th></tr></thead>
-      <tbody>${found.runs.map((run) => html`<tr key=${run.number}>
+      <tbody>${there.map((run) => html`<tr key=${run.number}>
         <td><input type="checkbox" aria-label=${`compare ${visible(run.name)}`} checked=${chosen.includes(run.number)} onChange=${() => tick(run.number)} /> <a href=${`#/run/${run.number}/overview`}>${visible(run.name)}</a><div class="dim path">${visible(run.path)}</div>
           ${run.error && html`<div class="error">${visible(run.error)}</div>`}
           ${run.lines_broken > 0 && html`<div class="error">${run.lines_broken} lines of metrics.jsonl cannot be read and are left out.</div>`}</td>

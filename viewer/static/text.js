@@ -27,6 +27,9 @@ export function number(value) {
   return String(Number(value.toPrecision(size >= 1 ? 4 : 3)));
 }
 
+// Rows, prompts and samples are counted from 1 wherever somebody reads them, as the rows of data files are.
+export const nth = (index) => (Number.isInteger(index) ? index + 1 : index);
+
 export function signed(value) {
   return typeof value === "number" && value > 0 ? `+${number(value)}` : number(value);
 }

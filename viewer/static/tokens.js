@@ -4,7 +4,7 @@ import { COLOURINGS, numbersOf, ownLimits, scaleOf } from "./colours.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { Chooser, ErrorSentence, go, moved, NOT_RECORDED, onKeys, Sentence, StepChooser, useKeys, useStored, useValue } from "./parts.js";
 import { rowsOf } from "./responses.js";
-import { notes, number, parsed, reasons, signed, visible } from "./text.js";
+import { notes, nth, number, parsed, reasons, signed, visible } from "./text.js";
 
 const COUNTS = 1, LEARNED = 2, MOST_BARS = 4000; // more of them are narrower than a pixel
 const CLIPS = [[1, "clipped high"], [2, "clipped low"], [4, "dual clip"]];
@@ -18,7 +18,7 @@ export function Tokens({ data, at, theme }) {
   const row = at.row ?? recorded[0]?.row ?? null;
   const found = useValue(step === null || row === null ? null : `runs/${at.run}/${at.kind}/${step}/${row}`);
   const scales = useValue(`runs/${at.run}/scales`, steps.length);
-  const address = (one, of = step) => `/run/${at.run}/tokens/${at.kind}/${of}${one === null ? "" : `/${one}`}`;
+  const address = (one, of = step) => `/run/${at.run}/tokens/${at.kind}/${of}${one === null ? "" : `/${nth(one)}`}`;
   const place = recorded.findIndex((one) => one.row === row);
   const open = (one) => one && (() => go(address(one.row)));
   const [previous, next] = [open(recorded[place - 1]), open(recorded[place + 1])];
@@ -26,7 +26,7 @@ export function Tokens({ data, at, theme }) {
   const chooser = html`<div class="bar"><h1>Tokens</h1>
     ${step !== null && html`<${StepChooser} steps=${steps} step=${step} address=${(one) => address(null, one)} />`}
     ${place >= 0 && html`<${Chooser} what="response" note=${`${place + 1} of ${recorded.length} recorded`} ...${{ previous, next }}>
-      response ${number(recorded[place].sample + 1)} of prompt ${visible(recorded[place].prompt_index)}<//>`}
+      response ${number(nth(recorded[place].sample))} of prompt ${number(nth(recorded[place].prompt_index))}<//>`}
     <a href=${`#/run/${at.run}/responses/${at.kind}/${step ?? ""}`}>all of the step</a></div>`;
   if (step === null) return html`${chooser}<${Sentence}>${NOT_RECORDED}<//>`;
   const error = all.error ?? found.error ?? scales.error;
@@ -130,7 +130,7 @@ function Strips({ found: { row }, chosen, setChosen, theme }) {
     const counted = (values) => values?.map((value, at) => (row.flags[at] & COUNTS ? value : null));
     const isBars = row.ends.length < MOST_BARS;
     const all = [
-      { label: "|advantage|", values: counted(row.advantage?.map(Math.abs)), colour: "--c2", scale: row.value && "bars", isBars, isFilled: true },
+      { label: row.value ? "|advantage|, axis on the right" : "|advantage|", values: counted(row.advantage?.map(Math.abs)), colour: "--c2", scale: row.value && "right", isBars, isFilled: true },
       { label: "return", values: counted(row.ret), colour: "--c3" },
       { label: "value", values: counted(row.value), colour: "--c1" },
     ];

@@ -137,5 +137,10 @@ class EventLog:
         self._step = event.step
 
     def _write_end(self, event: Ended, head: dict[str, Any]) -> None:
-        facts = {"reason": event.reason, "exit_status": event.exit_status, "record_cpu_s": time.thread_time()}
+        facts = {
+            "reason": event.reason,
+            "exit_status": event.exit_status,
+            "why": event.why,
+            "record_cpu_s": time.thread_time(),
+        }
         append_event(self._folder, {**head, "kind": "end", **facts})

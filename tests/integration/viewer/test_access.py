@@ -21,18 +21,19 @@ PAGES = {
     "": "table.runs tbody a",
     "run/0/overview": ".chart canvas",
     "run/0/responses/train/2": "table.responses",
-    "run/0/tokens/train/2/0": 'main:has([aria-label="next response"]) .tok',
-    "run/1/tokens/train/2/0": 'main:has([aria-label="next response"]) .turn',
+    "run/0/tokens/train/2/1": 'main:has([aria-label="next response"]) .tok',
+    "run/1/tokens/train/2/1": 'main:has([aria-label="next response"]) .turn',
     "run/0/critic": "canvas.heat",
     "run/0/timeline": "canvas.lanes",
     "run/0/timeline/train/3": "table.critical",
     "run/4/timeline": ".sentence",
     "run/0/policy": "canvas.heat",
     "run/0/health": "svg.lifelines",
+    "run/0/config": "table.config",
     "run/4/tokens": ".sentence",
     "compare/0-2-4": 'main:has(table.differences) [data-card="critic/score/mean"] span:nth-of-type(4) b',
     "run/0/prompt": "table.answers",
-    "run/0/prompt/2/with/2-4": "table.answers",
+    "run/0/prompt/3/with/2-4": "table.answers",
 }
 
 
@@ -104,9 +105,9 @@ def test_keys_alone_tick_two_runs_compare_them_and_lead_to_a_prompt(page: Page) 
     press(page, Keys.ENTER)
     page.one("table.answers")
     press(page, "]")
-    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/1/with/2"), "the next prompt")
+    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/2/with/2"), "the next prompt")
     press(page, "k")
-    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/0/with/2"), "the previous prompt")
+    page.until(lambda: page.driver.current_url.endswith("#/run/0/prompt/1/with/2"), "the previous prompt")
     page.go("")
     tab_to(page, 'input[aria-label="compare grpo"]')
     press(page, Keys.SPACE)

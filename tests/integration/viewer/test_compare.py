@@ -210,7 +210,7 @@ def whole(shown: Sequence[tuple[str, str]], *names: str) -> str:
 
 
 def test_the_answers_to_a_prompt_are_marked_against_the_validation_before(page: Page, folders: list[Path]) -> None:
-    page.go("run/2/prompt/1")
+    page.go("run/2/prompt/2")
     page.one("table.answers")
     assert page.one('[aria-label="prompt"].text').text == "Question 1: how many apples are left?"
     for sample in (0, 1):
@@ -228,7 +228,7 @@ def test_the_answers_to_a_prompt_are_marked_against_the_validation_before(page: 
 
 
 def test_one_prompt_of_several_runs_is_found_by_what_it_is(page: Page, folders: list[Path]) -> None:
-    page.go("run/2/prompt/1/with/0-5-4")
+    page.go("run/2/prompt/2/with/0-5-4")
     page.one("table.answers")
     page.until_shown("does not record this prompt")
     page.until_shown("bare: This run has no record of a validation: tracking.rollouts.enable turns it on")
@@ -236,7 +236,7 @@ def test_one_prompt_of_several_runs_is_found_by_what_it_is(page: Page, folders: 
     shown = [whole(one, "#text", "INS") for one in parts(page)]
     assert shown == [responses(folders[2], 1)[8], responses(folders[2], 1)[4], responses(folders[0], 1)[4]]
     page.driver.switch_to.active_element.send_keys("j")
-    page.until(lambda: page.driver.current_url.endswith("prompt/2/with/0-5-4"), "the next prompt")
+    page.until(lambda: page.driver.current_url.endswith("prompt/3/with/0-5-4"), "the next prompt")
     page.go("run/2/prompt/77")
     page.until_shown("Prompt 77 is none of the 3 prompts")
     page.go("run/4/prompt")
@@ -250,7 +250,7 @@ def test_hostile_texts_stay_texts_in_answers_and_in_keys(page: Page, folders: li
     # What YAML itself has no sign for stands in its own escapes, or not at all.
     assert [text for text in HOSTILE if visible(text) not in content and "\x00" not in text] == []
     for prompt in range(20):
-        page.go(f"run/5/prompt/{prompt}")
+        page.go(f"run/5/prompt/{prompt + 1}")
         for sample in (0, 1):
             texts = responses(folders[5], prompt, sample)
             page.until(lambda texts=texts: whole(parts(page)[0], "#text", "INS") == visible(texts[8]), "answers")  # type: ignore[misc]

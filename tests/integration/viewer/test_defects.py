@@ -180,7 +180,7 @@ def test_an_answer_that_is_copied_for_many_prompts_is_named_and_read(way: Way) -
 
 def test_a_collapse_has_no_entropy_and_one_text_for_all_prompts(way: Way) -> None:
     way.click("table.runs a", "collapsed")
-    assert way.caption('[data-card="actor/entropy"]', "actor/entropy") == {"actor/entropy": 0}
+    assert way.caption('[data-card="actor/entropy"]', "entropy") == {"entropy": 0}
     way.click("nav a", "Responses")
     way.page.until_shown("32 of 32 responses")
     assert way.page.text().count("same text for 7 other prompts") == 32

@@ -89,6 +89,8 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
             ["#/run/0/responses/val/3-7"],
             AT | {"page": "responses", "rest": ["val", "3-7"], "kind": "val", "step": 3, "to": 7},
         ),
+        (["#/run/0/tokens/train/3/1"], AT | {"page": "tokens", "rest": ["train", "3", "1"], "step": 3, "row": 0}),
+        (["#/run/0/tokens/train/3/0"], AT | {"page": "tokens", "rest": ["train", "3", "0"], "step": 3}),
         (["#/run/0/tokens/../3/-1"], AT | {"page": "tokens", "rest": ["..", "3", "-1"], "step": 3}),
     ],
     ("api.js", "parseEvent"): [

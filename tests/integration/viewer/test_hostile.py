@@ -33,7 +33,7 @@ def look_at_all(page: Page, run: int) -> None:
     assert len(HOSTILE) == 40
     for number, text in enumerate(HOSTILE):
         row = next(row for row in (number, number + len(HOSTILE) + 1) if row % 5 != 4)  # a recorded one
-        page.go(f"run/{run}/tokens/train/1/{row}")
+        page.go(f"run/{run}/tokens/train/1/{row + 1}")
         page.until(lambda text=text: str(page.script(SHOWN)).startswith(visible(text)), text)  # type: ignore[misc]
         assert visible(text) in page.one(".facts").get_property("textContent")
     page.go(f"run/{run}/responses/train/1")

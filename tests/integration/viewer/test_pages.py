@@ -12,6 +12,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from tests.integration.viewer.conftest import TALKS, UPDATED
+from tests.integration.viewer.test_hostile import visible
 from tests.support.browser import Page
 from tests.support.viewed_runs import GAMMA, add_step
 
@@ -74,7 +75,7 @@ def test_every_number_of_a_token_is_that_of_the_formulas(page: Page, tmp_path: P
         "old": numbers["old"],
         "entropy": np.array(row["entropy_tokens"]),
     }
-    page.go(f"run/0/tokens/train/5/{row['row']}")
+    page.go(f"run/0/tokens/train/5/{row['row'] + 1}")
     page.one(".tok")
     text = page.one(".tokens")
     texts = page.script("return [...document.querySelectorAll('.tok')].map((token) => token.textContent)")
@@ -93,7 +94,7 @@ def test_every_number_of_a_token_is_that_of_the_formulas(page: Page, tmp_path: P
 
 def test_colours_follow_the_sign_and_clipped_tokens_are_underlined(page: Page, tmp_path: Path) -> None:
     row = next(row for row in rows_of(tmp_path, 5) if row["why"])
-    page.go(f"run/0/tokens/train/5/{row['row']}")
+    page.go(f"run/0/tokens/train/5/{row['row'] + 1}")
     page.one(".tok")
     page.driver.switch_to.active_element.send_keys("2")
     page.until(lambda: page.all('button[aria-pressed="true"]')[0].text == "2 advantage", "the colour")
@@ -109,7 +110,7 @@ def test_colours_follow_the_sign_and_clipped_tokens_are_underlined(page: Page, t
 @pytest.mark.promise("the viewer")
 def test_a_conversation_has_turns_with_rewards_and_an_environment_without_numbers(page: Page, tmp_path: Path) -> None:
     row = next(row for row in rows_of(tmp_path, 2, TALKS) if row["why"])
-    page.go(f"run/1/tokens/train/2/{row['row']}")
+    page.go(f"run/1/tokens/train/2/{row['row'] + 1}")
     page.one(".tok")
     heads = [head.text for head in page.all(".turn")]
     assert [head.split(":")[0].split(" reward")[0] for head in heads] == ["turn 1", "environment", "turn 2"]
@@ -134,7 +135,7 @@ def test_the_critic_has_an_interval_positions_calibration_and_its_worst_response
     page.until_shown("bin 10 of 10, ")
     rows = rows_of(tmp_path, 6)
     worst = sorted(rows, key=lambda row: -float(str(row["value_error"])))[0]
-    assert page.one("table.worst tbody td").text == str(worst["row"])
+    assert page.one("table.worst tbody td").text == str(worst["row"] + 1)
 
 
 def test_the_table_of_responses_sorts_and_lists_reasons(page: Page, tmp_path: Path) -> None:
@@ -144,11 +145,46 @@ def test_the_table_of_responses_sorts_and_lists_reasons(page: Page, tmp_path: Pa
     [head] = [head for head in page.all("th button") if head.text.startswith("KL")]
     head.click()
     page.until(lambda: page.all('th[aria-sort="descending"]'), "the order")
-    wanted = [str(row["row"]) for row in sorted(rows, key=lambda row: -float(str(row["kl"])))]
+    wanted = [str(row["row"] + 1) for row in sorted(rows, key=lambda row: -float(str(row["kl"])))]
     assert [row.text.split()[0] for row in page.all("table.responses tbody tr")] == wanted
     assert page.script(IS_DRAWN, "canvas.scatter")
     page.one('button[aria-pressed="false"]').click()
     page.until(lambda: "/responses/val/12" in page.driver.current_url, "validation")
+
+
+def test_the_table_of_responses_shows_the_texts_that_are_recorded(page: Page, tmp_path: Path) -> None:
+    rows = [row for row in rows_of(tmp_path, 4) if row["why"]]
+    page.go("run/0/responses/train/4")
+    page.one("table.responses")
+    texts = [one.get_property("textContent") for one in page.all(".excerpt")]
+    for name, part in (("response", slice(120)), ("prompt", slice(-120, None))):
+        assert [row["row"] for row in rows if visible(str(row[name])[part]) not in texts] == []
+
+
+def test_rows_and_prompts_are_counted_from_1_as_rows_of_files_are(page: Page, tmp_path: Path) -> None:
+    first = min(rows_of(tmp_path, 3), key=lambda row: int(str(row["row"])))
+    page.go("run/0/tokens/train/3/1")
+    page.one(".tok")
+    page.until_shown(f"response {first['sample'] + 1} of prompt {first['prompt_index'] + 1}")  # type: ignore[operator]
+    page.go("run/0/responses/train/3")
+    page.one("table.responses tbody tr")
+    cells = [row.text.split()[:2] for row in page.all("table.responses tbody tr")]
+    assert cells[0] == ["1", str(first["prompt_index"] + 1)]  # type: ignore[operator]
+
+
+def test_the_configuration_is_a_page_that_is_searched(page: Page) -> None:
+    page.go("run/0/config")
+    page.one("table.config")
+    page.one('input[type="search"]').send_keys("run.seed")
+    page.until(lambda: len(page.all("table.config tbody tr")) == 1, "the key")
+    assert page.one("table.config tbody td").text == "run.seed"
+
+
+def test_the_advantage_has_an_axis_and_says_on_which_side(page: Page, tmp_path: Path) -> None:
+    row = next(row for row in rows_of(tmp_path, 5) if row["why"])
+    page.go(f"run/0/tokens/train/5/{row['row'] + 1}")  # type: ignore[operator]
+    page.until_shown("|advantage|, axis on the right")
+    assert len(page.all(".u-axis")) == 3
 
 
 def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_path: Path) -> None:
@@ -170,7 +206,7 @@ def test_several_steps_are_one_table_whose_texts_are_searched(page: Page, tmp_pa
     page.one('input[type="search"]').send_keys(Keys.BACK_SPACE)
     page.one("table.responses tbody a").click()
     page.one(".tok")
-    assert page.driver.current_url.endswith(f"/tokens/train/4/{searched['row']}")
+    assert page.driver.current_url.endswith(f"/tokens/train/4/{searched['row'] + 1}")
 
 
 def test_steps_of_which_none_is_recorded_are_one_sentence(page: Page) -> None:
@@ -196,7 +232,7 @@ def test_what_a_run_does_not_have_is_one_sentence(page: Page) -> None:
 def test_back_and_forward_and_an_address_that_is_opened_later_lead_to_the_same_page(page: Page) -> None:
     page.go("run/0/responses/train/3")
     page.one("table.responses")
-    page.go("run/0/tokens/train/3/0")
+    page.go("run/0/tokens/train/3/1")
     page.one(".tok")
     page.driver.back()
     page.one("table.responses")
@@ -204,7 +240,7 @@ def test_back_and_forward_and_an_address_that_is_opened_later_lead_to_the_same_p
     page.one(".tok")
     page.driver.refresh()
     page.one(".tok")
-    assert page.driver.current_url.endswith("#/run/0/tokens/train/3/0")
+    assert page.driver.current_url.endswith("#/run/0/tokens/train/3/1")
 
 
 def test_from_run_to_run_nothing_of_the_first_is_asked_of_the_second(page: Page) -> None:
@@ -218,13 +254,13 @@ def test_from_run_to_run_nothing_of_the_first_is_asked_of_the_second(page: Page)
 
 def test_keys_lead_through_responses_steps_and_prompts(page: Page, tmp_path: Path) -> None:
     recorded = [row for row in rows_of(tmp_path, 3) if row["why"]]
-    page.go(f"run/0/tokens/train/3/{recorded[0]['row']}")
+    page.go(f"run/0/tokens/train/3/{recorded[0]['row'] + 1}")
     page.one(".tok")
     body = page.driver.switch_to.active_element
     other_prompt = next(row for row in recorded[2:] if row["prompt_index"] != recorded[1]["prompt_index"])
     for key, end in (
-        ("j", f"3/{recorded[1]['row']}"),
-        ("g", f"3/{other_prompt['row']}"),
+        ("j", f"3/{recorded[1]['row'] + 1}"),
+        ("g", f"3/{other_prompt['row'] + 1}"),
         ("]", "train/4"),
         ("[", "train/3"),
     ):
@@ -241,12 +277,13 @@ def test_no_page_is_wider_than_the_window(page: Page, width: int) -> None:
     for name, sign in (
         ("overview", ".chart canvas"),
         ("responses/train/2", "table.responses"),
-        ("tokens/train/2/0", ".tok"),
+        ("tokens/train/2/1", ".tok"),
         ("critic", "canvas.heat"),
         ("timeline/train/3", "table.critical"),
         ("policy", "canvas.heat"),
         ("health", "svg.lifelines"),
-        ("prompt/0/with/1-2", "table.answers"),
+        ("prompt/1/with/1-2", "table.answers"),
+        ("config", "table.config"),
         ("compare", "table.differences"),
     ):
         page.go("compare/0-1-2-3-4" if name == "compare" else f"run/0/{name}")

@@ -215,6 +215,7 @@ def test_a_mistake_in_the_data_ends_the_run_with_a_summary_in_a_folder_that_was_
         "train_s": 0.0,
         "tokens": 0,
         "overlap": None,
+        "why": "data.train_files: no such file none.jsonl",
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
         "finished": False,

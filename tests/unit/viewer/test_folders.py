@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from urllib.parse import quote
@@ -34,6 +35,23 @@ def run(tmp_path: Path) -> Path:
 def test_runs_are_found_in_a_folder_of_runs(run: Path) -> None:
     (run.parent / "no run").mkdir()
     assert find_runs([run.parent]) == find_runs([run]) == find_runs([run, run.parent]) == [run]
+
+
+async def test_a_run_that_was_removed_is_told_so_and_keeps_its_number(run: Path) -> None:
+    other = make_run(run.parent / "other", Shape(steps=1, prompts=1, samples=1))
+    shutil.rmtree(run)
+    lines = json.loads((await ask([run, other], "/api/runs")).content)["runs"]
+    assert [(line["number"], line["is_removed"]) for line in lines] == [(0, True), (1, False)]
+    assert "cannot be read" in lines[0]["error"]
+
+
+async def test_why_a_run_failed_is_among_its_facts_without_secrets(run: Path) -> None:
+    why = "data.train_files: no such file none.jsonl, password=hunter22hunter22"
+    (run / "summary.json").write_text(json.dumps({"exit_reason": "bad_input", "why": why}))
+    facts = json.loads((await ask([run], "/api/runs/0")).content)
+    assert facts["why"] == "data.train_files: no such file none.jsonl, password=(hidden)"
+    (run / "summary.json").write_text(json.dumps({"exit_reason": "failed"}))
+    assert json.loads((await ask([run], "/api/runs/0")).content)["why"] is None
 
 
 async def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path) -> None:

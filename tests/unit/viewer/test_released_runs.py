@@ -50,6 +50,14 @@ def facts_of_the_folder(facts: dict[str, Any], names: Collection[str]) -> dict[s
     return {**kept, "metrics": [name for name, *_ in facts["metrics"]]}
 
 
+def without_excerpts(answer: Any) -> Any:
+    """Leaves out the beginnings of texts, which tables did not have in the first release."""
+    if not isinstance(answer, dict) or "columns" not in answer or not isinstance(answer["columns"], dict):
+        return answer
+    texts = ("prompt", "response")
+    return answer | {"columns": {name: one for name, one in answer["columns"].items() if name not in texts}}
+
+
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The time zone in which the logs were written."""
@@ -72,4 +80,4 @@ def test_every_answer_about_a_run_of_the_first_release_is_as_it_was(tmp_path: Pa
         if address == "":
             assert facts_of_the_folder(now, before) == facts_of_the_folder(before, before)
         else:
-            assert now == before, address
+            assert without_excerpts(now) == before, address

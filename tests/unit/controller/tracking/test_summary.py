@@ -43,6 +43,7 @@ def test_what_did_not_happen_is_null(tmp_path: Path) -> None:
         "this_start": {"resumed_at_step": 0, "wall_s": 1.0},
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
+        "why": None,
         "finished": False,
         "stopped_early": False,
         "best": None,
