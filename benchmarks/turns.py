@@ -31,7 +31,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.rollout import HEAD_DIM, NUM_KV_HEADS, NUM_STOP_TOKENS, VOCABULARY, random_rows
-from services.rollout.conversations import RankConversations
+from services.rollout.open_turns import RankConversations
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Conversations, DecodingStep, Response, Sampling, empty_responses
 from services.rollout.stopping import StopRule

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
-from services.rollout.conversations import RankConversations
+from services.rollout.open_turns import RankConversations
 from services.rollout.protocol import PolicyWeights, Response, Sampling
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.context import RankContext

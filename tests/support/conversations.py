@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.rollout.conversations import RankConversations
+from services.rollout.open_turns import RankConversations
 from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
 from splitppo.batch import Batch
 from splitppo.v1 import conversation_pb2

@@ -13,8 +13,8 @@ from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
-from services.runtime.ranks.replies import receiving_replies
-from services.runtime.ranks.streaming import num_parts_of, sending
+from services.runtime.ranks.exchange import receiving_replies
+from services.runtime.ranks.parts import num_parts_of, sending
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from splitppo import failpoints
 

@@ -36,10 +36,10 @@ from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
-from services.runtime.ranks.replies import open_conversations, sending_replies
+from services.runtime.ranks.exchange import open_conversations, sending_replies
 from services.runtime.ranks.results import keep_result
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
-from services.runtime.ranks.streaming import PartGatherer, num_parts_of
+from services.runtime.ranks.parts import PartGatherer, num_parts_of
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueueClosed

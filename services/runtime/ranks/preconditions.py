@@ -1,6 +1,6 @@
 """Checks a command on rank 0 before it is sent to all ranks: the caller, the training step, the rows."""
 
-from services.runtime.ranks.streaming import num_parts_of
+from services.runtime.ranks.parts import num_parts_of
 from services.runtime.state.batch_store import KINDS_WITH_PARTS, describe
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.worker import Worker

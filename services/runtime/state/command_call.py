@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from services.runtime.role import Command
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from splitppo.rpc.errors import InvalidArgument, Place, WireError
 from splitppo.v1 import conversation_pb2, worker_pb2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.runtime.ranks.streaming import PartGatherer
+from services.runtime.ranks.parts import PartGatherer
 from splitppo.batch import Batch
 from splitppo.v1 import worker_pb2
 

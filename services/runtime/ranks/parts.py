@@ -23,7 +23,7 @@ import numpy as np
 
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.role import Command
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from splitppo.batch import Batch, concatenate
 from splitppo.v1 import conversation_pb2, worker_pb2
 

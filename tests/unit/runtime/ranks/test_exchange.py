@@ -11,10 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from services.runtime.ranks.control_channel import ControlChannel
-from services.runtime.ranks.replies import receiving_replies, sending_replies
-from services.runtime.ranks.streaming import PartGatherer, sending
+from services.runtime.ranks.exchange import receiving_replies, sending_replies
+from services.runtime.ranks.parts import PartGatherer, sending
 from services.runtime.role import CommandProgress, ReplyLimits, ReplyQueue
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.config.sections.debug import DebugConfig

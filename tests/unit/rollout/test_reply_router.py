@@ -8,7 +8,7 @@ from queue import Empty
 import pytest
 
 from services.runtime.role import ReplyLimits
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from splitppo.rpc.errors import InvalidArgument
 from splitppo.v1 import conversation_pb2
 from tests.fuzz.replies import LIMITS, Talk, impossible

@@ -10,7 +10,7 @@ import pytest
 from services.runtime.role import Command, Outcome, ReplyLimits
 from services.runtime.rpc.servicer import WorkerServicer, command_method
 from services.runtime.state.command_call import CommandCall
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from services.runtime.state.worker import Worker
 from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, Unavailable, WrongState
 from splitppo.v1 import actor_pb2, batch_pb2, conversation_pb2, worker_pb2

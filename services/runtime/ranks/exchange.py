@@ -16,10 +16,10 @@ from queue import SimpleQueue
 
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.sharding import Indices
-from services.runtime.ranks.streaming import in_threads
+from services.runtime.ranks.parts import in_threads
 from services.runtime.role import ReplyQueue
 from services.runtime.state.command_call import CommandCall
-from services.runtime.state.open_conversations import OpenConversations
+from services.rollout.reply_router import OpenConversations
 from splitppo.batch import Batch
 from splitppo.v1 import conversation_pb2
 
