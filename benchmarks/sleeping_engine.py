@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from google.protobuf.message import Message
 
+from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
-from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch, Column
 from splitppo.config.section import RoleName
 from splitppo.v1 import actor_pb2, critic_pb2, reference_pb2, worker_pb2
@@ -70,25 +71,31 @@ class SleepingRole:
 
     def commands(self) -> Sequence[Command]:
         """The commands that the steps of the benchmark need."""
-        compute = self._compute
-        reference = Command("ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest, compute, columns=_ROWS)
+        reference = self._forward("ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest)
         if self._is_actor:
             return (
                 Command(
                     "Generate",
                     actor_pb2.GenerateRequest,
+                    Effect.WRITES_SLOT,
                     self._generate,
-                    columns=("prompts", "seeds"),
+                    Rows(columns=("prompts", "seeds")),
                 ),
-                Command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, compute, columns=_ROWS),
+                self._forward("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest),
                 reference,
-                Command("Update", actor_pb2.ActorUpdateRequest, self._update, columns=("advantages",), commits=True),
+                self._trains(actor_pb2.ActorUpdateRequest, "advantages"),
             )
         return (
-            Command("ComputeValues", critic_pb2.ComputeValuesRequest, compute, columns=_ROWS),
+            self._forward("ComputeValues", critic_pb2.ComputeValuesRequest),
             reference,
-            Command("Update", critic_pb2.CriticUpdateRequest, self._update, columns=("returns",), commits=True),
+            self._trains(critic_pb2.CriticUpdateRequest, "returns"),
         )
+
+    def _forward(self, method: str, request_type: type[Message]) -> Command:
+        return Command(method, request_type, Effect.WRITES_SLOT, self._compute, Rows(columns=_ROWS))
+
+    def _trains(self, request_type: type[Message], column: str) -> Command:
+        return Command("Update", request_type, Effect.TRAINS, self._update, Rows(columns=(column,)))
 
     def _seconds(self) -> dict[str, float]:
         return cast(dict[str, float], json.loads(self._settings.read_text()))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import statistics
 import time
 from collections import deque
@@ -31,13 +32,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.rollout import HEAD_DIM, NUM_KV_HEADS, NUM_STOP_TOKENS, VOCABULARY, random_rows
-from services.rollout.open_turns import RankConversations
 from services.rollout.hf_backend.backend import HfRollout
-from services.rollout.protocol import Conversations, DecodingStep, Response, Sampling, empty_responses
+from services.rollout.open_turns import RankTurns
+from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, empty_responses
 from services.rollout.stopping import StopRule
-from services.runtime.role import CommandProgress, EndedTurn, TurnReply
+from services.runtime.command import CommandProgress
 from splitppo.batch import Array, Batch
 from splitppo.v1 import actor_pb2, conversation_pb2
+from splitppo.v1.conversation_pb2 import ReplyRequest, TurnReply, TurnsEnded
 
 REPLY_TOKENS = 8
 LONGEST = 1 << 16
@@ -70,27 +72,31 @@ class Tools(CommandProgress):
     """
 
     def __init__(self, delays_PT: Array) -> None:
-        super().__init__("benchmark", (), lambda *_: None, lambda: False, self._answer, self._take)
+        super().__init__("benchmark", (), lambda *_: None, lambda: False)
         self._delays_PT = delays_PT
-        self._coming: list[tuple[float, TurnReply]] = []
+        self._coming: list[tuple[float, int, TurnReply]] = []
+        self._number = itertools.count()
         self.most_open = 0
 
-    def _answer(self, turns: Sequence[EndedTurn]) -> None:
-        for place, turn, _, is_last in turns:
-            if is_last:
+    def send(self, message: bytes) -> None:
+        for turn in TurnsEnded.FromString(message).turns:
+            if turn.is_last:
                 continue
-            ends = turn == self._delays_PT.shape[1]
-            due_s = time.perf_counter() + (0.0 if ends else self._delays_PT[place, turn - 1])
-            heapq.heappush(self._coming, (due_s, TurnReply(place, turn, () if ends else (1,) * REPLY_TOKENS, ends)))
+            ends = turn.turn == self._delays_PT.shape[1]
+            due_s = time.perf_counter() + (0.0 if ends else self._delays_PT[turn.place, turn.turn - 1])
+            tokens = () if ends else (1,) * REPLY_TOKENS
+            reply = TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=ends)
+            # The number decides between replies of the same time.
+            heapq.heappush(self._coming, (due_s, next(self._number), reply))
         self.most_open = max(self.most_open, len(self._coming))
 
-    def _take(self, timeout_s: float) -> Sequence[TurnReply]:
+    def receive(self, timeout_s: float) -> Sequence[bytes]:
         if timeout_s and self._coming:
             time.sleep(max(0.0, min(timeout_s, self._coming[0][0] - time.perf_counter())))
         there = []
         while self._coming and self._coming[0][0] <= time.perf_counter():
-            there.append(heapq.heappop(self._coming)[1])
-        return there
+            there.append(heapq.heappop(self._coming)[-1])
+        return [ReplyRequest(replies=there).SerializeToString()] if there else []
 
 
 @dataclass
@@ -113,14 +119,14 @@ class SleepingEngine:
         rows: Batch,
         _sampling: Sampling,
         _is_cancelled: Callable[[], bool],
-        conversations: Conversations | None = None,
+        open_turns: OpenTurns | None = None,
         turn: int = 0,
     ) -> Iterator[DecodingStep]:
         """Samples responses; see `RolloutBackend.generate`. `turn` (from 0) of each response is the first one."""
         queue = deque(empty_responses(rows))
         running: list[Response] = []
         ended: list[Response] = []
-        while queue or running or ended or (conversations is not None and conversations.are_open):
+        while queue or running or ended or (open_turns is not None and open_turns.any_open):
             started_s = time.perf_counter()
             while queue and len(running) < self.places:
                 running.append(response := queue.popleft())
@@ -132,10 +138,10 @@ class SleepingEngine:
             if running:
                 time.sleep(max(0.0, started_s + self.step_s - time.perf_counter()))
             running = [response for response in running if self._left[response.index]]
-            yield DecodingStep(0, 1, ended if conversations else over, over if conversations else ())
+            yield DecodingStep(0, 1, ended if open_turns else over, over if open_turns else ())
             ended = []
-            if conversations is not None:
-                for response, tokens, is_last in conversations.due(is_idle=not queue and not running):
+            if open_turns is not None:
+                for response, tokens, is_last in open_turns.due(is_idle=not queue and not running):
                     if is_last:
                         ended.append(response)
                     else:
@@ -158,11 +164,11 @@ def converse(
         conversation=conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
     )
     rows = rows.merge(Batch.from_rows(places=[[place] for place in range(rows.num_rows)]))
-    conversations = RankConversations(rows, request, tools)
+    open_turns = RankTurns(rows, request, tools)
     started_s = clock()
     num_tokens = 0
-    for step in generate(rows, Sampling(1.0, 1.0, 0, LONGEST), tools.is_cancelled, conversations):
-        conversations.announce(step)
+    for step in generate(rows, Sampling(1.0, 1.0, 0, LONGEST), tools.is_cancelled, open_turns):
+        open_turns.announce(step)
         num_tokens += sum(int(response.mask.sum()) for response in step.ended)
     return num_tokens, clock() - started_s
 

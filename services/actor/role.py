@@ -25,14 +25,14 @@ from services.engine.model.forward import policy_forward
 from services.engine.model.loading import resolve_folder
 from services.engine.token_metrics import MetricLimit
 from services.roles import model_check
+from services.roles.sharding import shard_by_mini_batch
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS, prove_sampling
-from services.rollout.generation import Generation
+from services.rollout.generation import Generation, refused_generate
 from services.rollout.weight_sync import dtype_of
+from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import storage_errors
-from services.runtime.ranks.sharding import shard_by_mini_batch
-from services.runtime.role import Command, CommandProgress, Outcome, refused_command
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -96,13 +96,22 @@ class ActorRole(TrainedRole):
 
     def commands(self) -> Sequence[Command]:
         """Returns all commands of ActorService, and those of the frozen models."""
-        compute_log_probs = self.forward_command(
-            "ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, self.compute_log_probs
+        generate = refused_generate(_NO_GENERATION) if self._generation is None else self._generation.command()
+        log_probs = actor_pb2.ComputeLogProbsRequest
+        update = actor_pb2.ActorUpdateRequest
+        publish = actor_pb2.PublishWeightsRequest
+        on_rows = (
+            Command("ComputeLogProbs", log_probs, Effect.WRITES_SLOT, self.compute_log_probs, self.forward_rows()),
+            Command("Update", update, Effect.TRAINS, self.update, self._update_rows()),
         )
-        update = Command(
-            "Update",
-            actor_pb2.ActorUpdateRequest,
-            self.update,
+        return (
+            generate,
+            *self.commands_of_models(*on_rows),
+            Command("PublishWeights", publish, Effect.READS, self.publish_weights),
+        )
+
+    def _update_rows(self) -> Rows:
+        return Rows(
             columns=("prompts", "responses"),
             optional_columns=(
                 "advantages",
@@ -116,13 +125,7 @@ class ActorRole(TrainedRole):
             ),
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
-            commits=True,
         )
-        generate = refused_command("Generate", actor_pb2.GenerateRequest, _NO_GENERATION)
-        if self._generation is not None:
-            generate = self._generation.command()
-        publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, self.publish_weights)
-        return (generate, *self.commands_of_models(compute_log_probs, update), publish)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from services.critic.losses import critic_loss
 from services.engine.model.forward import value_forward
+from services.roles.sharding import shard_by_mini_batch
 from services.roles.trained_role import TrainedRole
+from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
-from services.runtime.ranks.sharding import shard_by_mini_batch
-from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.v1 import critic_pb2, worker_pb2
 
@@ -30,19 +30,18 @@ class CriticRole(TrainedRole):
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands ComputeValues and Update, and those of frozen models."""
-        compute_values = self.forward_command("ComputeValues", critic_pb2.ComputeValuesRequest, self.compute_values)
-        learned_from = ("prompts", "responses", "values", "returns")
-        update = Command(
-            "Update",
-            critic_pb2.CriticUpdateRequest,
-            self.update,
-            columns=learned_from,
+        values = critic_pb2.ComputeValuesRequest
+        update = critic_pb2.CriticUpdateRequest
+        learned_from = Rows(
+            columns=("prompts", "responses", "values", "returns"),
             optional_columns=("response_mask",),
             prepare=self.prepare_update,
             shard=shard_by_mini_batch,
-            commits=True,
         )
-        return self.commands_of_models(compute_values, update)
+        return self.commands_of_models(
+            Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, self.forward_rows()),
+            Command("Update", update, Effect.TRAINS, self.update, learned_from),
+        )
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

@@ -13,8 +13,9 @@ from services.engine.model.adapters import adapters_off
 from services.engine.model.forward import Forward, policy_forward, reward_forward
 from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
+from services.roles.sharding import shard_by_tokens
+from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows, refused_command
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandProgress, Outcome, refused_command
 from splitppo.batch import Batch, Column, concatenate
 from splitppo.columns import spec_of
 from splitppo.config import ComputedModelConfig
@@ -186,9 +187,8 @@ class FrozenModels:
             return Outcome(columns=joined if len(models) == 1 else joined.take(np.argsort(np.concatenate(parts))))
 
         optional = ("teachers",) if len(models) > 1 else ()
-        return Command(
-            method, request_type, compute, columns=columns, optional_columns=optional, check=check, prepare=prepare_rows
-        )
+        rows = Rows(columns=columns, optional_columns=optional, prepare=prepare_rows, shard=shard_by_tokens)
+        return Command(method, request_type, Effect.WRITES_SLOT, compute, rows, check=check)
 
 
 def _typed(column: str, values: Column) -> Column:

@@ -1,12 +1,10 @@
 """Implements what actor and critic share: a model in training, checks of its rows, updates, metrics, checkpoints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from google.protobuf.message import Message
 
 from services.engine.batching.mini_batches import assign_mini_batches
 from services.engine.batching.row_checks import check_rows
@@ -16,9 +14,10 @@ from services.engine.model.weights import Kind
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TokenLoss, TrainEngine, Updated
 from services.roles.frozen_models import FrozenModels
+from services.roles.sharding import shard_by_tokens
+from services.runtime.command import Command, CommandProgress, Rows
 from services.runtime.context import RankContext
 from services.runtime.ranks.row_group import RowGroup
-from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.config.sections.models import TrainedModelConfig
 
@@ -57,10 +56,10 @@ class TrainedRole:
         """Returns these commands of the trained model and those of frozen models; ranks that share rows run them so."""
         return [self._rows.share_rows_of(command) for command in (*commands, *self._frozen.commands())]
 
-    def forward_command(self, method: str, request_type: type[Message], run: Callable[..., Outcome]) -> Command:
-        """Makes a command that runs forward passes of the trained model over rows that it can take."""
+    def forward_rows(self) -> Rows:
+        """Returns the rows of a command that runs forward passes of the trained model, which must be able to."""
         prepare = partial(_checked_rows, self._engine.model)
-        return Command(method, request_type, run, columns=("prompts", "responses"), prepare=prepare)
+        return Rows(columns=("prompts", "responses"), prepare=prepare, shard=shard_by_tokens)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the trained model, see `Role.save_checkpoint`; other models of the group are not saved."""

@@ -1,7 +1,8 @@
 """Runs the command Generate with any rollout backend, and frees the backend's memory before other commands."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
-from services.rollout.open_turns import RankConversations
+from services.rollout.open_turns import RankTurns
 from services.rollout.protocol import PolicyWeights, Response, Sampling
+from services.rollout.reply_router import ReplyLimits, ReplyRouter
 from services.rollout.streamed_parts import StreamedParts, response_rows
+from services.runtime.command import Command, CommandProgress, Effect, Messages, Outcome, Rows, refused_command
 from services.runtime.context import RankContext
 from services.runtime.ranks.row_group import to_leaders
-from services.runtime.role import Command, CommandProgress, Outcome, ReplyLimits
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2, conversation_pb2
 
@@ -42,13 +44,15 @@ class Generation:
         return Command(
             "Generate",
             actor_pb2.GenerateRequest,
+            Effect.WRITES_SLOT,
             self.generate,
-            columns=("prompts", "seeds"),
-            prepare=self._prepare,
-            num_parts=lambda request: request.num_parts,
-            reply_limits=self._reply_limits,
-            shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
-            cancellable=True,
+            Rows(
+                columns=("prompts", "seeds"),
+                prepare=self._prepare,
+                shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
+                num_parts=lambda request: request.num_parts,
+            ),
+            messages=replies(self._open_turns),
             service=service,
         )
 
@@ -77,18 +81,18 @@ class Generation:
     def _sample(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
         version = request.header.base_step
         metrics = self.update_weights(version)
-        conversations = RankConversations(batch, request, report) if request.HasField("conversation") else None
-        have_turns = conversations is not None
+        turns = RankTurns(batch, request, report) if request.HasField("conversation") else None
+        have_turns = turns is not None
         parts = StreamedParts(batch, request.num_parts, report, version, have_turns=have_turns)
         ended: list[Response] = []
-        for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, conversations):
-            if conversations is not None:
-                conversations.announce(step)
+        for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, turns):
+            if turns is not None:
+                turns.announce(step)
             ended += step.ended
             parts.add(step.ended)
             report(step.done, step.total, "generate")
-        if conversations is not None:
-            metrics["timing_s/wait_replies"] = conversations.waited_s
+        if turns is not None:
+            metrics["timing_s/wait_replies"] = turns.waited_s
         return Outcome(columns=response_rows(ended, have_turns=have_turns), metrics=metrics, policy_version=version)
 
     def update_weights(self, version: int) -> dict[str, float]:
@@ -128,11 +132,30 @@ class Generation:
         if self._forces_lengths:
             raise ValueError("debug.response_lengths forces the lengths of responses, which conversations do not take")
 
-    def _reply_limits(self, request: actor_pb2.GenerateRequest) -> ReplyLimits | None:
-        if not request.HasField("conversation"):
-            return None
+    def _open_turns(self, request: actor_pb2.GenerateRequest, shares: Sequence[Batch]) -> ReplyRouter:
+        """Makes what checks the replies to the turns of a request, whose rows the ranks have."""
         vocab_size = int(self._policy.model.config.get_text_config().vocab_size)
-        return ReplyLimits(vocab_size, request.sampling.max_response_length)
+        limits = ReplyLimits(vocab_size, request.sampling.max_response_length)
+        return ReplyRouter(limits, [share["places"].values.tolist() for share in shares])
+
+
+def replies(open_turns: Callable[[actor_pb2.GenerateRequest, Sequence[Batch]], ReplyRouter]) -> Messages:
+    """Makes the messages of Generate: turns that have ended, and the replies that callers send by Reply."""
+    return Messages(
+        "Reply",
+        conversation_pb2.ReplyResponse,
+        are_exchanged=lambda request: bool(request.HasField("conversation")),
+        open=open_turns,
+    )
+
+
+def refused_generate(because: str) -> Command:
+    """Makes the command Generate of a group that samples nothing; also no turn of it takes a reply."""
+
+    def never(*_: object) -> NoReturn:
+        raise AssertionError("a refused command is never run")
+
+    return refused_command("Generate", actor_pb2.GenerateRequest, because, messages=replies(never))
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:

@@ -1,25 +1,59 @@
-"""The conversations of one rank: announces ended turns, takes the replies, and says when a response goes on.
+"""The open turns of one rank: those that have ended and wait for a reply, after which their response goes on.
 
 A response whose turn ended in decoding step k is due at step k + reply_steps; generation waits for its reply there. If
 nothing can be decoded, the steps until the earliest response is due are left out. So what is decoded together depends
 on tokens alone. With 0 reply_steps a response goes on as soon as its reply is there.
+
+Turns and replies travel as messages of the running command; rank 0 checks them (reply_router.py).
 """
 
 import time
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from typing import NamedTuple
 
-from services.rollout.protocol import DecodingStep, Response
-from services.runtime.role import CommandCancelled, CommandProgress
+from services.rollout.protocol import Answered, DecodingStep, Response
+from services.runtime.command import CommandCancelled, CommandProgress
+from splitppo import failpoints
 from splitppo.batch import Batch
+from splitppo.rpc.wire_format import divide
 from splitppo.v1 import actor_pb2
-from splitppo.v1.conversation_pb2 import Turn, TurnReply
+from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnReply, TurnsEnded
 
 _WAIT_S = 0.5
+# The most bytes of a message with turns, far below the limit of gRPC.
+_MAX_MESSAGE_BYTES = 1 << 20
 
 
-class RankConversations:
-    """The clock of one rank's decoding steps and its responses that wait for replies; see `protocol.Conversations`.
+def send_turns(report: CommandProgress, turns: Sequence[Turn]) -> None:
+    """Tells the callers of a running Generate about turns of this rank's responses that have ended."""
+    for some in divide(turns, _MAX_MESSAGE_BYTES):
+        report.send(TurnsEnded(turns=some).SerializeToString())
+    for _ in turns:
+        failpoints.hit(f"{report.point}.turn")
+
+
+def receive_replies(report: CommandProgress, timeout_s: float) -> Sequence[TurnReply]:
+    """Takes the replies to this rank's turns that have arrived since the last call.
+
+    If there are none, it waits for the first one, at most for this time.
+    """
+    replies: list[TurnReply] = []
+    for message in report.receive(timeout_s):
+        replies += ReplyRequest.FromString(message).replies
+    for _ in replies:
+        failpoints.hit(f"{report.point}.reply")
+    return replies
+
+
+class _Waiting(NamedTuple):
+    """A response whose turn has ended, and the decoding step at which it is due."""
+
+    due_step: int
+    response: Response
+
+
+class RankTurns:
+    """The clock of one rank's decoding steps, and its responses that wait for replies; see `protocol.OpenTurns`.
 
     `rows` are those of this rank, with the column `places`.
 
@@ -34,13 +68,13 @@ class RankConversations:
         self._places = rows["places"].values
         self._clock = 0
         self._progress = (0, 0)
-        # Both by place and number of the turn; a response that waits with the step at which it is due.
-        self._waiting: dict[tuple[int, int], tuple[int, Response]] = {}
+        # Both by place and number of the turn.
+        self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._replies: dict[tuple[int, int], TurnReply] = {}
         self.waited_s = 0.0
 
     @property
-    def are_open(self) -> bool:
+    def any_open(self) -> bool:
         """True while responses wait for replies."""
         return bool(self._waiting)
 
@@ -52,39 +86,34 @@ class RankConversations:
     def announce(self, step: DecodingStep) -> None:
         """Counts a decoding step, and reports the turns that have ended in it."""
         self._clock += 1
-        self._progress = step.done, step.total
+        self._progress = (step.done, step.total)
         full = [response for response in step.ended if len(response.tokens) == self._max_response_length]
-        turns = []
-        for response in (*step.turns, *full):
-            place, number = key = self._key(response)
-            is_last = len(response.tokens) == self._max_response_length
-            turns.append(Turn(place=place, turn=number, tokens=response.turn_tokens, is_last=is_last))
-            if not is_last:
-                self._waiting[key] = self._clock + self._limits.reply_steps, response
+        turns = [self._turn(response) for response in step.turns]
+        turns += [self._turn(response, is_last=True) for response in full]
+        for response in step.turns:
+            self._waiting[self._key(response)] = _Waiting(self._clock + self._limits.reply_steps, response)
         if turns:
-            self._report.turns_ended(turns)
+            send_turns(self._report, turns)
 
-    def due(
-        self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None
-    ) -> Sequence[tuple[Response, Sequence[int], bool]]:
-        """Returns the responses that go on after this decoding step, by due step and index; see `Conversations`."""
+    def due(self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None) -> Sequence[Answered]:
+        """Returns the responses that go on after this decoding step, by due step and index; see `OpenTurns`."""
         if is_idle and self._waiting:
-            self._clock = max(self._clock, min(step for step, _ in self._waiting.values()))
-        due = {key for key, (step, _) in self._waiting.items() if step <= self._clock}
+            self._clock = max(self._clock, min(waiting.due_step for waiting in self._waiting.values()))
+        due = {key for key, waiting in self._waiting.items() if waiting.due_step <= self._clock}
         if due:
-            self._collect(due, len(due) if self._limits.reply_steps else int(is_idle), while_waiting)
-        admitted = []
-        for key in due & self._replies.keys():
-            (step, response), reply = self._waiting.pop(key), self._replies.pop(key)
-            admitted.append((step, response.index, (response, reply.tokens, reply.is_last)))
-        return [item for *_, item in sorted(admitted, key=itemgetter(0, 1))]
+            num_needed = len(due) if self._limits.reply_steps else int(is_idle)
+            self._wait_for_replies(due, num_needed, while_waiting)
+        answered = [(self._waiting.pop(key), self._replies.pop(key)) for key in due & self._replies.keys()]
+        answered.sort(key=lambda pair: (pair[0].due_step, pair[0].response.index))
+        return [Answered(waiting.response, reply.tokens, reply.is_last) for waiting, reply in answered]
 
-    def _collect(self, due: set[tuple[int, int]], num_needed: int, while_waiting: Callable[[], None]) -> None:
+    def _wait_for_replies(self, due: set[tuple[int, int]], num_needed: int, while_waiting: Callable[[], None]) -> None:
         """Takes replies until there are so many for the responses that are due."""
         started_s = time.perf_counter()
         wait_s = 0.0
         while True:
-            self._replies |= {(reply.place, reply.turn): reply for reply in self._report.take_replies(wait_s)}
+            for reply in receive_replies(self._report, wait_s):
+                self._replies[reply.place, reply.turn] = reply
             missing = due - self._replies.keys()
             if len(due) - len(missing) >= num_needed:
                 break
@@ -95,5 +124,10 @@ class RankConversations:
             wait_s = _WAIT_S
         self.waited_s += time.perf_counter() - started_s
 
+    def _turn(self, response: Response, *, is_last: bool = False) -> Turn:
+        place, number = self._key(response)
+        return Turn(place=place, turn=number, tokens=response.turn_tokens, is_last=is_last)
+
     def _key(self, response: Response) -> tuple[int, int]:
+        """Returns the place of a response, and the number of its latest turn."""
         return int(self._places[response.index]), len(response.replies) + 1

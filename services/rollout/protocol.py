@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -120,20 +120,26 @@ class DecodingStep:
     turns: Sequence[Response] = ()  # responses that wait for a reply now, because their turn has ended in this step
 
 
-class Conversations(Protocol):
-    """The conversations of this rank's responses: how long turns may be, and what follows them."""
+class Answered(NamedTuple):
+    """A response whose turn has a reply: with these tokens it goes on, or it is over and there are none."""
+
+    response: Response
+    tokens: Sequence[int]
+    is_last: bool
+
+
+class OpenTurns(Protocol):
+    """The turns of this rank's responses: how long they may be, which wait for a reply, and what follows them."""
 
     @property
-    def are_open(self) -> bool:
+    def any_open(self) -> bool:
         """True while responses wait for replies."""
 
     def max_tokens(self, response: Response) -> int:
         """Returns the number of tokens, of all turns together, at which the next turn of a response must end."""
 
-    def due(
-        self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None
-    ) -> Sequence[tuple[Response, Sequence[int], bool]]:
-        """Returns the responses that go on after this decoding step: response, tokens of the reply, whether it is over.
+    def due(self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None) -> Sequence[Answered]:
+        """Returns the responses that go on after this decoding step.
 
         To be called at most once after each yielded `DecodingStep`; it may wait for replies, and then calls
         `while_waiting` at least every second. `is_idle`: nothing can be decoded before a reply comes.
@@ -164,11 +170,11 @@ class RolloutBackend(Protocol):
         rows: Batch,
         sampling: Sampling,
         is_cancelled: Callable[[], bool],
-        conversations: Conversations | None = None,
+        open_turns: OpenTurns | None = None,
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; yields the progress after each decoding step.
 
-        Each of `empty_responses` is in `ended` of one step. With `conversations` it may be in `turns` of several steps
+        Each of `empty_responses` is in `ended` of one step. With `open_turns` it may be in `turns` of several steps
         before: each time it goes on once it is `due`. Ranks may have different numbers of prompts, also none, and
         finish at different times. So an implementation may synchronise ranks at the beginning, but never between
         tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses and

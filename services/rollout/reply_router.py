@@ -1,14 +1,29 @@
-"""Tracks the conversations of a running command on rank 0: which turns have ended, and which replies were taken."""
+"""Tracks the turns of a running Generate on rank 0: which have ended, and which have a reply; checks replies.
+
+a rank samples a turn          -> `from_rank`   -> event TurnsEnded for the callers
+a caller answers it by Reply   -> `from_caller` -> the rank that has the response (open_turns.py)
+"""
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 
-from services.runtime.role import ReplyLimits, ReplyQueue
 from splitppo.rpc.errors import InvalidArgument
-from splitppo.v1 import conversation_pb2
+from splitppo.v1 import conversation_pb2, worker_pb2
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """The limits by which replies to turns are checked when they arrive.
+
+    Attributes:
+        num_token_ids: token ids are 0 to num_token_ids - 1.
+        max_response_length: the most tokens of a response, replies included.
+    """
+
+    num_token_ids: int
+    max_response_length: int
 
 
 @dataclass
@@ -22,70 +37,69 @@ class _Response:
     has_ended: bool = False
 
 
-class OpenConversations:
-    """The conversations of one running command: checks replies, and gives each to the rank that has the row.
+class ReplyRouter:
+    """The turns of one running Generate: checks replies, and sends each to the rank that has its response.
 
-    Thread-safe: the gRPC thread brings replies, and one thread per rank reports turns.
+    A `services.runtime.command.MessageRouter`. Its messages are a TurnsEnded of a rank, and a ReplyRequest of a caller.
 
     Args:
-        limits: those of the command's replies.
         places: the places of each rank's responses, by rank.
-        announce: tells the command's callers of ended turns; they may be answered from then on.
-
-    Attributes:
-        replies: the queue of each rank, by rank.
     """
 
-    def __init__(
-        self,
-        limits: ReplyLimits,
-        places: Sequence[Iterable[int]],
-        announce: Callable[[conversation_pb2.TurnsEnded], None],
-    ) -> None:
+    def __init__(self, limits: ReplyLimits, places: Sequence[Iterable[int]]) -> None:
         self._limits = limits
-        self._announce = announce
         self._responses = {place: _Response(rank) for rank, of_rank in enumerate(places) for place in of_rank}
         self._lock = threading.Lock()
-        self.replies: list[ReplyQueue] = [SimpleQueue() for _ in places]
 
-    def turns_ended(self, rank: int, ended: conversation_pb2.TurnsEnded) -> None:
-        """Notes turns of a rank's responses that have ended, and announces them; RuntimeError for a bug in a role."""
+    def from_rank(self, rank: int, message: bytes) -> worker_pb2.CommandEvent:
+        """Notes turns of a rank's responses that have ended; returns the event about them."""
+        ended = conversation_pb2.TurnsEnded.FromString(message)
         with self._lock:
             for turn in ended.turns:
-                response = self._responses.get(turn.place)
-                is_open = response is not None and response.rank == rank and not response.has_ended
-                if response is None or not is_open or not turn.turn - 1 == response.num_turns == response.num_replies:
-                    raise RuntimeError(f"rank {rank} has no turn {turn.turn} of response {turn.place} to end")
-                response.num_turns = turn.turn
-                response.length += len(turn.tokens)
-                response.has_ended = turn.is_last
-        self._announce(ended)
+                self._note(rank, turn)
+        return worker_pb2.CommandEvent(turns=ended)
 
-    def reply(self, replies: Sequence[conversation_pb2.TurnReply]) -> None:
-        """Takes the replies of one request, all or none; replies to turns that have one already are ignored.
+    def _note(self, rank: int, turn: conversation_pb2.Turn) -> None:
+        response = self._responses.get(turn.place)
+        is_open = response is not None and response.rank == rank and not response.has_ended
+        if response is None or not is_open or not turn.turn - 1 == response.num_turns == response.num_replies:
+            raise RuntimeError(f"rank {rank} has no turn {turn.turn} of response {turn.place} to end")
+        response.num_turns = turn.turn
+        response.length += len(turn.tokens)
+        response.has_ended = turn.is_last
+
+    def from_caller(self, request: conversation_pb2.ReplyRequest) -> Mapping[int, bytes]:
+        """Takes the replies of one request, all or none; returns those of each rank, as a ReplyRequest.
+
+        Replies to turns that have one already are ignored.
 
         Raises:
             InvalidArgument: one of them cannot be a reply to its turn.
         """
+        replies = request.replies
         if len({(reply.place, reply.turn) for reply in replies}) < len(replies):
             raise InvalidArgument("the request has two replies to the same turn")
+        by_rank: dict[int, list[conversation_pb2.TurnReply]] = defaultdict(list)
         with self._lock:
-            new = [(reply, self._responses[reply.place]) for reply in replies if self._is_new(reply)]
-            by_rank: dict[int, list[conversation_pb2.TurnReply]] = defaultdict(list)
-            for reply, response in new:
+            new = [reply for reply in replies if self._is_new(reply)]
+            for reply in new:
+                response = self._responses[reply.place]
                 response.num_replies = reply.turn
                 response.length += len(reply.tokens)
                 response.has_ended = reply.is_last
                 by_rank[response.rank].append(reply)
-            for rank, of_rank in by_rank.items():
-                self.replies[rank].put(of_rank)
+        return {
+            rank: conversation_pb2.ReplyRequest(replies=of_rank).SerializeToString()
+            for rank, of_rank in by_rank.items()
+        }
 
     def _is_new(self, reply: conversation_pb2.TurnReply) -> bool:
         """Returns False if the turn of a possible reply has one already; InvalidArgument if it cannot be a reply."""
         turn = f"turn {reply.turn} of response {reply.place}"
         tokens = reply.tokens
         limits = self._limits
-        if (response := self._responses.get(reply.place)) is None:
+        response = self._responses.get(reply.place)
+        if response is None:
             raise InvalidArgument(f"there is no response {reply.place}; there are {len(self._responses)} responses")
         if not 1 <= reply.turn <= response.num_turns:
             raise InvalidArgument(f"{turn} has not ended: {response.num_turns} of its turns have")
@@ -97,7 +111,8 @@ class OpenConversations:
             return False
         if response.has_ended:
             raise InvalidArgument(f"{turn} is the last one, and takes no reply")
-        if (length := response.length + len(tokens)) >= limits.max_response_length:
+        length = response.length + len(tokens)
+        if length >= limits.max_response_length:
             raise InvalidArgument(
                 f"after the reply to {turn} the response would have {length} tokens, expected fewer than"
                 f" {limits.max_response_length}"

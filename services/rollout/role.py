@@ -10,8 +10,8 @@ from services.engine.model_check import check_model
 from services.rollout.backends import BACKENDS, prove_sampling
 from services.rollout.generation import Generation
 from services.rollout.weight_sync import SyncedWeights
+from services.runtime.command import Command, CommandProgress, Effect, Outcome
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.config import Config
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.config.section import RoleName
@@ -49,16 +49,12 @@ class RolloutRole:
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands SyncWeights and Generate."""
-        sync = Command(
-            "SyncWeights",
-            rollout_pb2.SyncWeightsRequest,
-            self.sync_weights,
-            check=self._weights.check,
-            repairs=True,
-            syncs=True,
-        )
+        sync = rollout_pb2.SyncWeightsRequest
         service = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"]
-        return sync, self._generation.command(service)
+        return (
+            Command("SyncWeights", sync, Effect.LOADS, self.sync_weights, check=self._weights.check),
+            self._generation.command(service),
+        )
 
     def sync_weights(self, request: rollout_pb2.SyncWeightsRequest, _rows: None, progress: CommandProgress) -> Outcome:
         """Loads a published version into the backend, which forgets all that it computed with another one."""

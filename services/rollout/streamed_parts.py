@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from services.rollout.protocol import Response
-from services.runtime.role import CommandProgress
+from services.runtime.command import CommandProgress
 from splitppo.balance import part_ends
 from splitppo.batch import Batch
 

@@ -22,7 +22,7 @@ class RankContext:
         rank, world_size: global, over all nodes of the torchrun group.
         device: where the rank computes; a CUDA device is already the current one.
         control_group: a gloo process group for the runtime alone.
-        parts_group: a gloo process group for what ranks send each other while a command runs; None in a group of one.
+        side_group: a gloo process group for what ranks send each other while a command runs; None in a group of one.
     """
 
     role_name: RoleName
@@ -31,7 +31,7 @@ class RankContext:
     device: torch.device
     control_group: ProcessGroup
     config: Config
-    parts_group: ProcessGroup | None = None
+    side_group: ProcessGroup | None = None
 
     @property
     def writer_locks(self) -> Sequence[Path]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from services.runtime.command import Command, Effect, Outcome
 from services.runtime.context import RankContext
 from services.runtime.failures.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
@@ -29,7 +30,7 @@ from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_ch
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.follower import Follower
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import CheckpointedRole, Command, Outcome, Role
+from services.runtime.role import CheckpointedRole, Role
 from services.runtime.rpc.server import Server
 from services.runtime.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.runtime.state.batch_store import BatchStore
@@ -183,21 +184,23 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     checkpoint_commands = no_checkpoint_commands(role_name)
     if isinstance(role, CheckpointedRole):
         ledger = Ledger()
-        checkpoint_commands = CheckpointCommands(role, context, ledger, slots).commands()
-    commands = give_cache_back([*role.commands(), *checkpoint_commands], context)
-    if any(command.syncs for command in commands):
+        checkpoint_commands = CheckpointCommands(role, context, ledger).commands()
+    elif any(command.effect is Effect.LOADS for command in role.commands()):
         ledger = Ledger(committed_step=-1)
+    commands = give_cache_back([*role.commands(), *checkpoint_commands], context)
     channel = ControlChannel(world_size, context.control_group)
-    parts_channel = ControlChannel(world_size, context.parts_group)
+    side_channel = ControlChannel(world_size, context.side_group)
     activity.idle()
     if rank == 0:
         num_trainable = getattr(role, "num_trainable_parameters", 0)
-        worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots, num_trainable)
-        _lead(Leader(commands, channel, failure, worker, parts_channel, activity), credentials, heartbeat)
+        worker = Worker(
+            context, role.role, role.num_parameters, members.processes, ledger, slots, commands, num_trainable
+        )
+        _lead(Leader(worker, channel, side_channel, failure, activity), credentials, heartbeat)
     else:
         ignore_signals()
         show_progress_on_stderr()
-        Follower(commands, channel, failure, parts_channel, activity).serve()
+        Follower(commands, channel, side_channel, failure, activity).serve()
     log.info("leaving")
     dist.destroy_process_group()
 
@@ -242,7 +245,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
     context = leader.worker.context
     services = context.config.services
     bind = services.of(context.role_name).bind
-    server = Server(worker, leader.commands, bind, services.security, credentials, heartbeat.vital_signs)
+    server = Server(worker, bind, services.security, credentials, heartbeat.vital_signs)
     if credentials == PLAINTEXT:
         risk = f"any user of this machine can give orders to the {context.role_name}"
         log.warning("neither services.security.tls nor a token is set: %s", risk)

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from services.runtime.role import ReplyLimits
+from services.rollout.reply_router import ReplyLimits
 from splitppo.rpc.credentials import PLAINTEXT
 from splitppo.v1 import conversation_pb2
 from tests.fuzz.fuzzer import ALLOWED

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.rollout.open_turns import RankConversations
+from services.rollout.open_turns import RankTurns
 from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
 from splitppo.batch import Batch
 from splitppo.v1 import conversation_pb2
-from splitppo.v1.conversation_pb2 import Turn, TurnReply
+from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnReply, TurnsEnded
 from tests.support.roles import RecordedProgress, generate_request
 from tests.support.turns import turn_reply
 
@@ -58,6 +58,11 @@ class ScriptedReplies(RecordedProgress):
         super().__call__(done, total, phase)
         self.phases.append(phase)
 
+    point = "generate"
+
+    def send(self, message: bytes) -> None:
+        self.turns_ended(TurnsEnded.FromString(message).turns)
+
     def turns_ended(self, turns: Sequence[Turn]) -> None:
         self.turns += turns
         for turn in turns:
@@ -65,12 +70,12 @@ class ScriptedReplies(RecordedProgress):
                 late = int(self._rng.integers(0, self._most_late + 1))
                 self._coming.append((len(self.waits) + late, self._script(turn)))
 
-    def take_replies(self, timeout_s: float) -> Sequence[TurnReply]:
+    def receive(self, timeout_s: float) -> Sequence[bytes]:
         self.waits.append(timeout_s)
         there = [reply for due, reply in self._coming if due < len(self.waits)]
         self._coming = [(due, reply) for due, reply in self._coming if due >= len(self.waits)]
         self._rng.shuffle(there)  # type: ignore[arg-type]
-        return there
+        return [ReplyRequest(replies=[reply]).SerializeToString() for reply in there]
 
 
 def converse(
@@ -94,11 +99,11 @@ def converse(
     if "places" not in rows:
         places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
         rows = rows.merge(Batch.from_rows(places=places))
-    conversations = RankConversations(rows, request, report)
+    open_turns = RankTurns(rows, request, report)
     steps = []
     sampling = Sampling(temperature, 1.0, 0, max_response_length)
-    for step in backend.generate(rows, sampling, report.is_cancelled, conversations):
-        conversations.announce(step)
+    for step in backend.generate(rows, sampling, report.is_cancelled, open_turns):
+        open_turns.announce(step)
         steps.append(step)
     return steps
 

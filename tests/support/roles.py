@@ -9,8 +9,9 @@ import numpy as np
 
 from services.actor.role import ActorRole
 from services.rollout.role import RolloutRole
+from services.runtime.command import Command, CommandProgress, Outcome
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandProgress, Outcome, Role
+from services.runtime.role import Role
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
@@ -93,9 +94,10 @@ class RecordedProgress(CommandProgress):
 def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedProgress | None = None) -> Outcome:
     """Runs a command on one rank as a service does."""
     entry = command_of(role, method)
-    wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
+    rows = entry.rows
+    wanted = [*rows.columns, *(name for name in rows.optional_columns if name in batch)]
     entry.check(request)
-    return entry.run(request, entry.prepare(request, batch.select(wanted)), report or RecordedProgress())
+    return entry.run(request, rows.prepare(request, batch.select(wanted)), report or RecordedProgress())
 
 
 def command_of(role: Role, method: str) -> Command:
@@ -166,7 +168,7 @@ def teacher_columns(role: Role, batch: Batch, *, num_ids: int = len(VOCABULARY),
     request = teacher_pb2.ComputeTeacherLogProbsRequest(num_ids=num_ids)
     if is_of_rank:
         entry = command_of(role, "ComputeTeacherLogProbs")
-        rows = batch.select([*entry.columns, *entry.optional_columns])
+        rows = batch.select([*entry.rows.columns, *entry.rows.optional_columns])
         computed = entry.run(request, rows, RecordedProgress()).columns
     else:
         computed = call(role, "ComputeTeacherLogProbs", request, batch).columns

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tests.vllm.sampling_roles import Actor
 
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config.resolve import MAX_LOG_PROB_DIFF, MAX_MEAN_LOG_PROB_DIFF
 from tests.support.roles import RecordedProgress

@@ -21,8 +21,8 @@ from tests.vllm.sampling_roles import Actor, Sampler
 
 from services.actor.role import ActorRole
 from services.rollout.role import RolloutRole
+from services.runtime.command import CommandCancelled
 from services.runtime.context import RankContext
-from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.config.section import RoleName

@@ -17,16 +17,10 @@ from torch import Tensor, nn
 
 from services.rollout.hf_backend.decoding import DecodedRows
 from services.rollout.hf_backend.grouped_attention import grouped_attention
-from services.rollout.protocol import (
-    Conversations,
-    DecodingStep,
-    Response,
-    Sampling,
-    empty_responses,
-)
+from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, empty_responses
 from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Array, Batch
 
 # Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
@@ -63,31 +57,31 @@ class HfRollout:
         rows: Batch,
         sampling: Sampling,
         is_cancelled: Callable[[], bool],
-        conversations: Conversations | None = None,
+        open_turns: OpenTurns | None = None,
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
-        begin = partial(self._begin, sampling, conversations)
+        begin = partial(self._begin, sampling, open_turns)
         waiting = deque(map(begin, empty_responses(rows)))
         done = 0
         total = len(waiting) * sampling.max_response_length
         ended: list[Response] = []
         with self.gathered() as model, grouped_attention(model):
-            while waiting or ended or (conversations is not None and conversations.are_open):
+            while waiting or ended or (open_turns is not None and open_turns.any_open):
                 for longer in self._decode(model, waiting, sampling) if waiting else ([],):
                     turns: list[Response] = []
                     for row in longer:
                         if row.has_ended:
-                            goes_on = conversations and len(row.response.tokens) < sampling.max_response_length
+                            goes_on = open_turns and len(row.response.tokens) < sampling.max_response_length
                             (turns if goes_on else ended).append(row.response)
                     done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
                     if is_cancelled():
                         raise CommandCancelled
                     yield DecodingStep(done, total, ended, turns)
                     ended = []
-                    if conversations is None:
+                    if open_turns is None:
                         continue
                     is_idle = not waiting and all(row.has_ended for row in longer)
-                    for response, tokens, is_last in conversations.due(is_idle=is_idle):
+                    for response, tokens, is_last in open_turns.due(is_idle=is_idle):
                         if is_last:
                             ended.append(response)
                         else:
@@ -95,10 +89,10 @@ class HfRollout:
                             waiting.append(begin(response))
                         done += len(tokens)
 
-    def _begin(self, sampling: Sampling, conversations: Conversations | None, response: Response) -> "_Row":
+    def _begin(self, sampling: Sampling, open_turns: OpenTurns | None, response: Response) -> "_Row":
         """Makes the row of a response's next turn, or of the whole response."""
         rule = self.stop_rule
-        max_tokens = conversations.max_tokens(response) if conversations else rule.max_tokens(response.seed, sampling)
+        max_tokens = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
         context = response.context()
         return _Row(response, context, rule.begin(context), max_tokens)
 

@@ -18,8 +18,8 @@ import torch
 from services.engine.exchange import saved_buffers
 from services.engine.model.file_names import FileNames
 from services.rollout.protocol import (
-    Conversations,
     DecodingStep,
+    OpenTurns,
     PolicyWeights,
     Response,
     Sampling,
@@ -32,8 +32,8 @@ from services.rollout.vllm_backend.engine import build_engine, sleeps
 from services.rollout.vllm_backend.process import forget_kernels, import_vllm, pack_heads
 from services.rollout.vllm_backend.sampler import SeededSampler
 from services.rollout.vllm_backend.tensor_parallel import Replica
+from services.runtime.command import CommandCancelled
 from services.runtime.context import RankContext
-from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 
 
@@ -108,7 +108,7 @@ class VllmRollout:
         rows: Batch,
         sampling: Sampling,
         is_cancelled: Callable[[], bool],
-        conversations: Conversations | None = None,
+        open_turns: OpenTurns | None = None,
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
         self._wake()
@@ -117,19 +117,19 @@ class VllmRollout:
         responses = empty_responses(self._replica.share(rows))
         try:
             for response in responses:  # before the first step, so that vLLM's batches do not depend on timing
-                self._submit(response, sampling, conversations)
-            yield from self._run(responses, sampling, is_cancelled, conversations)
+                self._submit(response, sampling, open_turns)
+            yield from self._run(responses, sampling, is_cancelled, open_turns)
         except BaseException:
             self._drop()
             raise
 
-    def _submit(self, response: Response, sampling: Sampling, conversations: Conversations | None) -> None:
+    def _submit(self, response: Response, sampling: Sampling, open_turns: OpenTurns | None) -> None:
         """Submits a vLLM request for a response, or for its next turn: the tokens so far are the request's prompt."""
         from vllm.inputs.engine import tokens_input
 
         position = len(response.tokens)
         rule = self._stop_rule
-        most = conversations.max_tokens(response) if conversations else rule.max_tokens(response.seed, sampling)
+        most = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
         params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position)
         request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
         if self._sampler is not None:
@@ -159,7 +159,7 @@ class VllmRollout:
         responses: Sequence[Response],
         sampling: Sampling,
         is_cancelled: Callable[[], bool],
-        conversations: Conversations | None,
+        open_turns: OpenTurns | None,
     ) -> Iterator[DecodingStep]:
         """Steps the vLLM engine until every response has ended; yields the progress after each step."""
         total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
@@ -176,22 +176,22 @@ class VllmRollout:
                 [completion] = output.outputs
                 response = responses[int(output.request_id)]
                 response.extend(completion.token_ids, completion.logprobs.logprobs)
-                goes_on = conversations and len(response.tokens) < sampling.max_response_length
+                goes_on = open_turns and len(response.tokens) < sampling.max_response_length
                 (turns if goes_on else ended).append(response)
             done = min(step + 1, total)
             yield DecodingStep(done, total, *((ended, turns) if self._replica.is_leader else ((), ())))
             ended = []
             num_waiting += len(turns)
-            if conversations is None or not num_waiting:
+            if open_turns is None or not num_waiting:
                 continue
             is_idle = not engine.has_unfinished_requests()
-            while (due := self._replica.due(conversations, step, is_idle=is_idle)) is None:
+            while (due := self._replica.due(open_turns, step, is_idle=is_idle)) is None:
                 yield DecodingStep(done, total, ())
             for index, tokens in due:
                 num_waiting -= 1
                 if tokens:
                     responses[index].observe(tokens)
-                    self._submit(responses[index], sampling, conversations)
+                    self._submit(responses[index], sampling, open_turns)
                 else:
                     ended.append(responses[index])
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from services.rollout.protocol import Conversations
+from services.rollout.protocol import OpenTurns
+from services.runtime.command import CommandCancelled
 from services.runtime.ranks.row_group import RowGroup
-from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 
 _STEPS_PER_QUESTION = 8
@@ -33,12 +33,10 @@ class Replica(RowGroup):
         dist.broadcast(answer, self._leader, group=self._group)
         return bool(answer)
 
-    def due(
-        self, conversations: Conversations, step: int, *, is_idle: bool
-    ) -> Sequence[tuple[int, Sequence[int]]] | None:
-        """Returns what is due to the leader's conversations, on all ranks of its engine, so that they go on together.
+    def due(self, open_turns: OpenTurns, step: int, *, is_idle: bool) -> Sequence[tuple[int, Sequence[int]]] | None:
+        """Returns which of the leader's open turns are due, on all ranks of its engine, so that they go on together.
 
-        See `Conversations.due`; here it is the index of a response and the tokens of a reply, none if it is over.
+        See `OpenTurns.due`; here it is the index of a response and the tokens of a reply, none if it is over.
         Several ranks ask only in every 8th step, and when they are idle. While the leader waits, each of the others
         gets None at least every second, and must ask again.
 
@@ -53,7 +51,7 @@ class Replica(RowGroup):
             tokens = [row.tolist() for row in replies["responses"].rows()]
             return list(zip(replies["places"].values.tolist(), tokens, strict=True))
         try:
-            due = conversations.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
+            due = open_turns.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
         except CommandCancelled:
             for other in self._others:
                 self._channel.send_cancelled(other)

@@ -45,16 +45,16 @@ def _is_of_device(error: BaseException) -> bool:
     return is_of_cuda or isinstance(error, torch.AcceleratorError)
 
 
-def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
+def cannot_go_on(error: BaseException, *, num_ranks: int, loads: bool) -> bool:
     """Returns True if the group has to end because a command failed while the ranks ran it.
 
     A group of several ranks always ends: the others would wait for the rank that failed. A group of one ends if only a
-    new process helps: its device is broken (an illegal access, a lost GPU), or a load (`repairs`) failed for another
-    reason than its input (WireError, ValueError, OSError).
+    new process helps: its device is broken (an illegal access, a lost GPU), or a command that `loads` weights failed
+    for another reason than its input (WireError, ValueError, OSError).
     """
     if num_ranks > 1 or (_is_of_device(error) and not is_out_of_memory(error)):
         return True
-    return repairs and not isinstance(error, WireError | ValueError | OSError)
+    return loads and not isinstance(error, WireError | ValueError | OSError)
 
 
 def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
@@ -66,16 +66,16 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
     return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
 
 
-def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
+def engine_error(error: Exception, *, has_stepped: bool, loads: bool) -> WireError:
     """Makes the caller's gRPC error for a command that failed while the ranks ran it, in a group that goes on.
 
-    `has_stepped`: the optimizer has changed weights before the error. A command that `repairs` is a load; its input may
-    be the caller's mistake.
+    `has_stepped`: the optimizer has changed weights before the error. The input of a command that `loads` may be the
+    caller's mistake.
     """
     here = Place(rank=0)
-    if is_out_of_memory(error) and not has_stepped and not repairs:
+    if is_out_of_memory(error) and not has_stepped and not loads:
         return OutOfMemory(f"out of memory: {error}", here)
-    if isinstance(error, WireError) or repairs:
+    if isinstance(error, WireError) or loads:
         return wire_error(error, here)
     return Internal(describe(error), here)
 

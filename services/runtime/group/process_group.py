@@ -19,8 +19,8 @@ from splitppo.v1 import worker_pb2
 
 # A rank that is done waits in a collective for the slowest rank; the watch over peers notices a dead rank at once.
 _MIN_GROUP_TIMEOUT_S = 1800.0
-# Rank 0 waits as long as a command runs for what the other ranks send, and they for replies to conversations.
-_PARTS_TIMEOUT = timedelta(days=7)
+# While a command runs, rank 0 waits for parts and messages of the other ranks, and they for messages of callers.
+_SIDE_TIMEOUT = timedelta(days=7)
 _STORE_TIMEOUT = timedelta(seconds=60)
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -129,7 +129,7 @@ def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) 
 
 
 def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
-    """Creates the process groups of a rank (default: compute; control; parts) and returns them in a RankContext."""
+    """Creates the process groups of a rank (default: compute; control; side) and returns them in a RankContext."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
     dist.init_process_group(
@@ -141,8 +141,8 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
         device_id=device if is_cuda else None,
     )
     control_group = dist.new_group(backend="gloo", timeout=timeout)
-    parts_group = dist.new_group(backend="gloo", timeout=_PARTS_TIMEOUT) if launch.world_size > 1 else None
-    return RankContext(role_name, launch.rank, launch.world_size, device, control_group, config, parts_group)
+    side_group = dist.new_group(backend="gloo", timeout=_SIDE_TIMEOUT) if launch.world_size > 1 else None
+    return RankContext(role_name, launch.rank, launch.world_size, device, control_group, config, side_group)
 
 
 def introduce(launch: Launch, store: Store) -> Members:

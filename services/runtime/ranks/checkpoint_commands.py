@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from services.runtime.command import Command, CommandProgress, Effect, Outcome, refused_command
 from services.runtime.context import RankContext
-from services.runtime.role import CheckpointedRole, Command, CommandProgress, Outcome, refused_command
-from services.runtime.state.batch_store import BatchStore
+from services.runtime.role import CheckpointedRole
 from services.runtime.state.ledger import Ledger
 from splitppo import failpoints
 from splitppo.config.section import RoleName
@@ -31,23 +31,23 @@ DURABLE_TIMEOUT_S = 25.0
 class CheckpointCommands:
     """Saves, loads and digests one rank's share of a trained role; the service's ledger is saved with the weights."""
 
-    def __init__(self, role: CheckpointedRole, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
+    def __init__(self, role: CheckpointedRole, context: RankContext, ledger: Ledger) -> None:
         self._role = role
         self._role_name = context.role_name
         self._rank = context.rank
         self._checkpoints = context.config.run.dir / "checkpoints"
         self._ledger = ledger
-        self._slots = slots
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manifest")
 
     def commands(self) -> Sequence[Command]:
         """Returns the commands SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest, bound to this role."""
         save = worker_pb2.SaveCheckpointRequest
         load = worker_pb2.LoadCheckpointRequest
+        digest = worker_pb2.ComputeWeightsDigestRequest
         return (
-            Command("SaveCheckpoint", save, self._save, check=self._check_save),
-            Command("LoadCheckpoint", load, self._load, check=self._check_load, repairs=True),
-            Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, self._digest),
+            Command("SaveCheckpoint", save, Effect.SAVES, self._save, check=self._check_save),
+            Command("LoadCheckpoint", load, Effect.LOADS, self._load, check=self._check_load),
+            Command("ComputeWeightsDigest", digest, Effect.READS, self._digest),
         )
 
     def _directory(self, step: int) -> Path:
@@ -117,9 +117,9 @@ class CheckpointCommands:
         ledger = self._role.load_checkpoint(directory, progress)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
             raise DataLoss(f"the ledger in {directory} is not the one that its manifest names")
-        self._ledger.restore(ledger if directory else b"", request.step)
-        self._slots.clear()
-        return Outcome(weights_sha256=self._role.compute_weights_digest() if directory else "")
+        if directory is None:
+            return Outcome(saved_ledger=b"")
+        return Outcome(weights_sha256=self._role.compute_weights_digest(), saved_ledger=ledger)
 
     def _digest(self, _: worker_pb2.ComputeWeightsDigestRequest, __: Any, ___: CommandProgress) -> Outcome:
         return Outcome(weights_sha256=self._role.compute_weights_digest())

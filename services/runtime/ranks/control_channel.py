@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.columns import COLUMNS
 

@@ -3,19 +3,17 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from services.runtime.command import Command, CommandCancelled, Effect
 from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
-from services.runtime.ranks.exchange import receiving_replies
-from services.runtime.ranks.parts import num_parts_of, sending
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
+from services.runtime.ranks.exchange import FollowerExchange
+from services.runtime.ranks.run_command import at_work, run_command
 from splitppo import failpoints
 
 log = logging.getLogger(__name__)
@@ -23,12 +21,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Follower:
-    """The command loop of a rank other than rank 0; its attributes are those of `Leader`."""
+    """The command loop of a rank other than rank 0; its attributes are those of `Leader`.
+
+    `commands` is the table of commands, the same on every rank; `durable` are the saves that are still being written.
+    """
 
     commands: Sequence[Command]
     channel: ControlChannel
+    side_channel: ControlChannel
     failure: PeerWatch
-    parts_channel: ControlChannel
     activity: Activity
     durable: list[Future[str]] = field(default_factory=list)
 
@@ -44,40 +45,26 @@ class Follower:
         wait(self.durable, DURABLE_TIMEOUT_S)
 
     def _take_part(self, order: Order) -> None:
+        """Runs the command of an order together with the other ranks, which may give it up together."""
         command = self.commands[order.command]
         request: Any = command.request_type.FromString(order.request)
-        step = step_of(request)
-        with self.activity.command(command.place_of(request)):
-            share = self.channel.receive(0) if command.works_on_slot else None
-            with working_on(step, request.header.request_id), failpoints.at_step(step):
-                outcome = self._run(command, request, share)
-            if outcome is None:
-                self.channel.send_cancelled(0)
+        exchange = FollowerExchange(self.channel, self.side_channel, command, request, self._lost)
+        with at_work(self.activity, command, request):
+            try:
+                outcome, _ = run_command(
+                    command,
+                    request,
+                    exchange,
+                    on_progress=(self.activity.progress,),
+                    is_cancelled=partial(self.failure.is_cancelled, self.channel.num_orders),
+                )
+            except CommandCancelled:
                 return
-            self.channel.send(outcome.columns, 0)
-            if command.commits:
-                failpoints.hit(f"{command.point}.committed", step)
+            if command.effect is Effect.TRAINS:
+                failpoints.hit(f"{command.point}.committed")
         if outcome.durable is not None:
             outcome.durable.add_done_callback(_log_if_failed)
             self.durable = [*(future for future in self.durable if not future.done()), outcome.durable]
-
-    def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
-        """Runs a command on this rank's rows and returns the outcome; None if the command was cancelled meanwhile."""
-        channel = self.parts_channel
-        takes_replies = command.reply_limits(request) is not None
-        num_parts = num_parts_of(command, request, share)
-        is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
-        with ExitStack() as stack:
-            replies = stack.enter_context(receiving_replies(channel, self._lost)) if takes_replies else None
-            sender = stack.enter_context(sending(channel, num_parts, takes_replies=takes_replies))
-            stack.enter_context(suppress(CommandCancelled))
-            tell = (self.activity.progress,)
-            send_part = sender.send_part
-            send_turns = sender.send_turns
-            progress = CommandProgress(command.point, tell, send_part, is_cancelled, send_turns, replies)
-            failpoints.hit(f"{command.point}.begin")
-            return command.run(request, share, progress)
-        return None
 
     def _lost(self, error: Exception) -> None:
         self.failure.end_group(error, self.activity.now().place)

@@ -5,12 +5,10 @@
     check who asks, and for which step (preconditions.py)
     select its rows, let the role prepare them
     announce the command            --- order ------------>  receive the order
-    deal out the rows               --- rows ------------->  receive own rows
-    run                             <-- parts, turns ------  run (a streamed command; streaming.py)
-                                    --- replies ---------->      (conversations; replies.py)
-    collect the results             <-- columns -----------  send own columns
+    run it (run_command.py)         <-- rows, parts, ----->  run it (run_command.py)
+                                        messages, columns
     restore the order of the rows
-    keep them in the slot, commit
+    keep them in the slot, commit (results.py)
     answer
 
 When there is nothing to do, rank 0 sends the order NOTHING every few seconds, else the other ranks' wait would time
@@ -29,22 +27,22 @@ from functools import partial
 
 import torch
 
+from services.runtime.command import CommandCancelled, Effect, Outcome
 from services.runtime.failures.error_policy import OptimizerStepCounter, cannot_go_on, cannot_save, engine_error
 from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
+from services.runtime.ranks.exchange import LeaderExchange
+from services.runtime.ranks.parts import PartGatherer
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
-from services.runtime.ranks.exchange import open_conversations, sending_replies
 from services.runtime.ranks.results import keep_result
+from services.runtime.ranks.run_command import at_work, run_command
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
-from services.runtime.ranks.parts import PartGatherer, num_parts_of
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from services.runtime.state.command_call import CommandCall
+from services.runtime.state.command_messages import CommandMessages
 from services.runtime.state.command_queue import CommandQueueClosed
 from services.runtime.state.worker import Worker
-from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.clock import unix_ns
 from splitppo.rpc.errors import Internal, OutOfMemory, Place, Unavailable, WireError, wire_error
@@ -59,17 +57,15 @@ class Leader:
     """The command loop of rank 0, which takes calls from the command queue and runs them on all ranks.
 
     Attributes:
-        commands: the table of commands, the same on every rank.
-        channel: sends orders and rows to the other ranks.
-        parts_channel: carries parts, turns and replies while a command runs, on a process group of its own.
+        channel: sends orders and rows to the other ranks, and gets their results.
+        side_channel: carries parts and messages while a command runs, on a process group of its own.
         idle_interval_s: seconds between orders NOTHING, so that the other ranks' wait does not time out.
     """
 
-    commands: Sequence[Command]
-    channel: ControlChannel
-    failure: PeerWatch
     worker: Worker
-    parts_channel: ControlChannel
+    channel: ControlChannel
+    side_channel: ControlChannel
+    failure: PeerWatch
     activity: Activity
     idle_interval_s: float = 5.0
     steps: OptimizerStepCounter = field(default_factory=OptimizerStepCounter)
@@ -82,8 +78,7 @@ class Leader:
                 if call is None:
                     self._announce(Order(NOTHING))
                     continue
-                step = step_of(call.request)
-                with self.activity.command(call.place), working_on(step, call.request_id), failpoints.at_step(step):
+                with at_work(self.activity, call.command, call.request):
                     self.answer(call)
         if self.worker.has_failed:
             self.failure.end_group(None, Place())  # waits for the thread that ends it: this is no orderly end
@@ -118,7 +113,7 @@ class Leader:
             _refuse(call, error, "could not be made durable")
             return
         reply.manifest_sha256 = durable.result()
-        if call.command.method == "SaveCheckpoint":
+        if call.command.effect is Effect.SAVES:
             assert self.worker.ledger is not None, "who saves has a ledger"
             self.worker.ledger.remember_save(call.request_id, call.stored(reply))
         call.resolve(reply)
@@ -130,80 +125,71 @@ class Leader:
             Unavailable: the command was cancelled before every rank had finished it; nothing of it is kept.
             WireError: the command failed.
         """
-        command = call.command
-        slots = self.worker.slots
-        shards = shard_rows(rows, self.channel.world_size, command.shard) if rows is not None else []
-
-        def deliver(part: worker_pb2.PartReady, columns: Batch) -> None:
-            # Also after a cancellation: all ranks may have finished before they learn of it.
-            slots.add_part(call.request.slot, part.part, columns)
-            call.part_ready(part)
-
-        num_parts = num_parts_of(command, call.request, rows)
-        call.conversations = open_conversations(call, rows, shards)
-        gatherer = PartGatherer(num_parts, self.channel.world_size, deliver)
+        shards = [] if rows is None else shard_rows(rows, self.channel.world_size, call.command.rows.shard)
+        shares = _shares_of_ranks(rows, shards)
+        _open_messages(call, shares)
+        gatherer = self._part_gatherer(call, rows)
         steps_before = self.steps.num_steps
-        if num_parts:
-            slots.drop_parts(call.request.slot)  # of an attempt that failed
         try:
-            outcome, results = self._run_on_all_ranks(call, rows, shards, gatherer)
-        except CommandCancelled as cancelled:
-            if num_parts:
-                slots.drop_parts(call.request.slot)
-            raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from cancelled
+            outcome, results = self._run_on_all_ranks(call, shares, gatherer)
+        except CommandCancelled as given_up:
+            if gatherer.num_parts:
+                self.worker.slots.drop_parts(call.request.slot)
+            raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from given_up
         except Exception as error:
             raise self._after_failure(call, error, has_stepped=self.steps.num_steps > steps_before) from error
         return replace(outcome, columns=None if rows is None else join_shards(shards, results))
 
     def _run_on_all_ranks(
-        self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices], gatherer: PartGatherer
-    ) -> tuple[Outcome, list[Batch | None]]:
+        self, call: CommandCall, shares: Sequence[Batch] | None, gatherer: PartGatherer
+    ) -> tuple[Outcome, Sequence[Batch | None]]:
         """Runs the command on all ranks; returns rank 0's outcome, and the result columns of each rank.
 
         Raises:
             CommandCancelled: the command was cancelled, and a rank has stopped early.
         """
-        command = call.command
-        conversations = call.conversations
-        outcome = None
-        tell = (self.activity.progress, call.report)
-        add_own = partial(gatherer.add, 0)
-        own = (partial(conversations.turns_ended, 0), conversations.replies[0]) if conversations is not None else ()
-        progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because), *own)
-        share = self._deal(call, rows, shards)
+        method = call.command.method
 
         def lost(error: Exception) -> None:
             self.failure.end_group(error, call.place)
 
-        parts = gatherer.receiving(self.parts_channel, lost, conversations)
-        replies = sending_replies(self.parts_channel, conversations, lost)
-        with parts, replies, suppress(CommandCancelled):
-            failpoints.hit(f"{command.point}.begin")
-            outcome = command.run(call.request, share, progress)
-            outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
+        exchange = LeaderExchange(self.channel, self.side_channel, shares, gatherer, call.messages, lost)
+        self._order(call)
         try:
-            results = self.channel.gather(outcome.columns if outcome else None)
-            if outcome is None:
-                raise CommandCancelled
+            outcome, results = run_command(
+                call.command,
+                call.request,
+                exchange,
+                on_progress=(self.activity.progress, call.report),
+                is_cancelled=lambda: bool(call.cancelled_because),
+            )
         except CommandCancelled as given_up:
             if call.cancelled_because:
                 raise
-            raise RuntimeError(f"a rank gave {command.method} up, but it was not cancelled") from given_up
+            raise RuntimeError(f"a rank gave {method} up, but it was not cancelled") from given_up
         if gatherer.missing:
-            raise RuntimeError(f"{command.method} has ended without its parts {gatherer.missing}")
+            raise RuntimeError(f"{method} has ended without its parts {gatherer.missing}")
         return outcome, results
 
-    def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Batch | None:
-        """Announces the command and sends each rank its rows; returns rank 0's rows, if there are rows."""
-        command = call.command
-        self._announce(Order(self.commands.index(command), call.request.SerializeToString()))
-        if command.cancellable and self.channel.world_size > 1:
+    def _part_gatherer(self, call: CommandCall, rows: Batch | None) -> PartGatherer:
+        """Makes what puts the parts of a command together in its slot, which has none of them at first."""
+        slots = self.worker.slots
+
+        def deliver(part: worker_pb2.PartReady, columns: Batch) -> None:
+            # Also after a cancellation: all ranks may have finished before they learn of it.
+            slots.add_part(call.request.slot, part.part, columns)
+            call.announce(worker_pb2.CommandEvent(part=part))
+
+        num_parts = call.command.num_parts_of(call.request, rows)
+        if num_parts:
+            slots.drop_parts(call.request.slot)  # of an attempt that failed
+        return PartGatherer(num_parts, self.channel.world_size, deliver)
+
+    def _order(self, call: CommandCall) -> None:
+        """Tells the other ranks to run a command, and if it can be cancelled, later perhaps that it is."""
+        self._announce(Order(self.worker.commands.index(call.command), call.request.SerializeToString()))
+        if call.command.effect.can_be_cancelled and self.channel.world_size > 1:
             call.on_cancel(partial(self.failure.cancel, self.channel.num_orders))
-        if rows is None or len(shards) == 1:
-            return rows
-        shares = [rows.take(shard) for shard in shards]
-        self.channel.scatter(shares)
-        return shares[0]
 
     def _announce(self, order: Order) -> None:
         """Sends an order to the other ranks; ends the group if the order cannot be sent."""
@@ -215,15 +201,31 @@ class Leader:
     def _after_failure(self, call: CommandCall, error: Exception, *, has_stepped: bool) -> WireError:
         """Makes the error for a command that failed while it ran; ends the group if the group cannot go on."""
         command = call.command
-        if cannot_go_on(error, num_ranks=self.channel.world_size, repairs=command.repairs):
+        loads = command.effect is Effect.LOADS
+        if cannot_go_on(error, num_ranks=self.channel.world_size, loads=loads):
             self.failure.end_group(error, call.place)
         log.error("%s failed in the engine", command.method, exc_info=error)
-        if (command.commits and has_stepped) or command.repairs:
+        if loads or (command.effect is Effect.TRAINS and has_stepped):
             self.worker.mark_dirty(f"{command.method} failed half-way ({describe(error)})")
-        answer = engine_error(error, has_stepped=has_stepped, repairs=command.repairs)
+        answer = engine_error(error, has_stepped=has_stepped, loads=loads)
         if isinstance(answer, OutOfMemory) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         return answer
+
+
+def _shares_of_ranks(rows: Batch | None, shards: Sequence[Indices]) -> Sequence[Batch] | None:
+    """Returns the rows of each rank; None if the command works on none."""
+    if rows is None:
+        return None
+    return [rows] if len(shards) == 1 else [rows.take(shard) for shard in shards]
+
+
+def _open_messages(call: CommandCall, shares: Sequence[Batch] | None) -> None:
+    """Lets a call take messages from now on, if it exchanges any."""
+    messages = call.command.messages
+    if messages is not None and messages.are_exchanged(call.request):
+        assert shares is not None, "messages are about rows"
+        call.messages = CommandMessages(messages.open(call.request, shares), len(shares), call.announce)
 
 
 def _refuse(call: CommandCall, error: BaseException, what: str) -> None:

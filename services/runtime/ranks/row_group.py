@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from services.runtime.command import Command, CommandProgress, Outcome
 from services.runtime.ranks.control_channel import ControlChannel
-from services.runtime.ranks.sharding import Indices, shard_by_tokens
-from services.runtime.role import Command, CommandProgress, Outcome
+from services.runtime.ranks.sharding import Indices, shard_evenly
 from splitppo.batch import Batch
 
 
@@ -42,7 +42,7 @@ class RowGroup:
         """Returns a command on rows that runs with the rows of this group on each of its ranks."""
         if self._num_ranks == 1:
             return command
-        divide = command.shard or shard_by_tokens
+        divide = command.rows.shard or shard_evenly
 
         def run(request: Any, rows: Batch, progress: CommandProgress) -> Outcome:
             outcome = command.run(request, self.share(rows), progress)
@@ -51,7 +51,7 @@ class RowGroup:
         def shard(batch: Batch, num_ranks: int) -> Sequence[Indices]:
             return to_leaders(divide(batch, num_ranks // self._num_ranks), self._num_ranks)
 
-        return replace(command, run=run, shard=shard)
+        return replace(command, run=run, rows=replace(command.rows, shard=shard))
 
     def _send(self, rows: Batch | None) -> None:
         for other in self._others:

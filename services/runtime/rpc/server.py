@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ import uvloop
 from google.protobuf.descriptor import ServiceDescriptor
 
 from services.runtime.failures.heartbeat import VitalSign
-from services.runtime.role import Command
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
 from services.runtime.rpc.diagnosis import DiagnosisServicer
 from services.runtime.rpc.health import SERVICE as HEALTH
@@ -21,7 +20,7 @@ from services.runtime.rpc.health import HealthServicer
 from services.runtime.rpc.limits import CallLimit
 from services.runtime.rpc.method_adapter import Method, methods_of, service_handler
 from services.runtime.rpc.reflection import add_reflection
-from services.runtime.rpc.servicer import WorkerServicer, command_method, service_of
+from services.runtime.rpc.servicer import WorkerServicer, command_method, message_method, service_of
 from services.runtime.state.worker import Worker
 from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.channel_options import SERVER_OPTIONS
@@ -37,29 +36,33 @@ _STOP_GRACE_S = 2.0
 
 @dataclass
 class Server:
-    """The gRPC server of a worker: WorkerService, the role's own service of `commands`, health and reflection.
+    """The gRPC server of a worker: WorkerService, the services of the role's commands, health and reflection.
 
     `vital_signs` returns the last heartbeat of each rank, by rank.
     """
 
     worker: Worker
-    commands: Sequence[Command]
     bind: str
     security: SecurityConfig
     credentials: Credentials = PLAINTEXT
     vital_signs: Callable[[], Mapping[int, VitalSign]] = dict
 
     def __post_init__(self) -> None:
-        service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
-        diagnosis = DiagnosisServicer(self.worker, self.credentials, self.vital_signs)
-        servicer = WorkerServicer(self.worker)
-        methods = methods_of(servicer, service) | methods_of(diagnosis, service)
-        self._services: dict[ServiceDescriptor, dict[str, Method]] = {service: methods}
-        for command in self.commands:
-            own = self._services.setdefault(service := service_of(command), {})
-            own |= {**methods_of(servicer, service), command.method: command_method(self.worker, command)}
+        self._services = self._methods_by_service()
         self._address: Future[str] = Future()
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
+
+    def _methods_by_service(self) -> dict[ServiceDescriptor, dict[str, Method]]:
+        """Returns the RPCs of each proto service of this worker, by name: its own, and those of its commands."""
+        own = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+        diagnosis = DiagnosisServicer(self.worker, self.credentials, self.vital_signs)
+        methods = {own: methods_of(WorkerServicer(self.worker), own) | methods_of(diagnosis, own)}
+        for command in self.worker.commands:
+            of_service = methods.setdefault(service_of(command), {})
+            of_service[command.method] = command_method(self.worker, command)
+            if (messages := command.messages) is not None:
+                of_service[messages.method] = message_method(self.worker, command, messages)
+        return methods
 
     def start(self) -> str:
         """Starts the server's thread and returns its address as host:port; ValueError if it cannot listen on `bind`."""

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
 
-from services.runtime.role import Command
+from services.runtime.command import Command, Effect, Messages
 from services.runtime.rpc.diagnosis import check_nonce
 from services.runtime.rpc.limits import refusing_when
 from services.runtime.rpc.method_adapter import Method
@@ -20,13 +21,13 @@ from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.rpc.software_version import why_versions_differ
-from splitppo.v1 import batch_pb2, conversation_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
 
 _MAX_REQUEST_ID_LENGTH = 256
 
 
 class WorkerServicer:
-    """Implements the RPCs outside the command queue: Handshake, GetStatus, PutBatch, GetBatch and a sampler's Reply."""
+    """Implements the RPCs outside the command queue: Handshake, GetStatus, PutBatch and GetBatch."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -96,7 +97,7 @@ class WorkerServicer:
 
         def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
             """Checks the caller and slot of a batch before memory is allocated for it; returns the batch header."""
-            self._check_caller(header)
+            _check_caller(self._worker, header)
             slots.check(header.batch.slot, self._worker.committed_step)
             caller.run_id = header.run_id
             caller.epoch = header.epoch
@@ -110,7 +111,7 @@ class WorkerServicer:
             late = LimitExceeded(f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)")
             async with refusing_when(asyncio.timeout(services.max_send_s), late):
                 slot, batch = await receive_batch(requests, services.max_batch_bytes, open_put, reserve=reserve)
-            self._check_caller(caller)  # a newer controller may have come while the chunks arrived
+            _check_caller(self._worker, caller)  # a newer controller may have come while the chunks arrived
             slots.put(slot, batch, self._worker.committed_step)
         return worker_pb2.PutBatchResponse(received_bytes=batch.num_bytes)
 
@@ -118,7 +119,7 @@ class WorkerServicer:
         self, request: worker_pb2.GetBatchRequest, _: Any
     ) -> AsyncIterator[worker_pb2.GetBatchResponse | bytes]:
         """Streams the requested columns of a slot: a header message, then chunks that are already serialised."""
-        self._check_caller(request)
+        _check_caller(self._worker, request)
         if not request.columns:
             raise InvalidArgument("columns must name at least one column")
         rows = self._worker.slots.get(request.slot)
@@ -131,24 +132,6 @@ class WorkerServicer:
         del header  # as large as the row lengths, and the reader may take its time
         for part in parts:
             yield part
-
-    async def reply(self, request: conversation_pb2.ReplyRequest, _: Any) -> conversation_pb2.ReplyResponse:
-        """Takes replies to turns of the running command's conversations: all of a request, or none."""
-        self._check_caller(request)
-        running = self._worker.command_queue.running
-        if running is None or running.conversations is None or running.request.slot != request.slot:
-            raise WrongState(f"no conversation of the {describe(request.slot)} is going on")
-        if running.cancelled_because:
-            raise WrongState(f"{running.command.method} was cancelled: {running.cancelled_because}")
-        running.conversations.reply(request.replies)
-        return conversation_pb2.ReplyResponse()
-
-    def _check_caller(
-        self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest | conversation_pb2.ReplyRequest
-    ) -> None:
-        self._worker.fencing.check(header.run_id, header.epoch)
-        self._worker.check_open()
-        self._worker.check_clean()
 
 
 def command_method(worker: Worker, command: Command) -> Method:
@@ -165,13 +148,39 @@ def command_method(worker: Worker, command: Command) -> Method:
     return serve
 
 
+def message_method(worker: Worker, command: Command, messages: Messages) -> Method:
+    """Returns the gRPC method by which callers send a message to a running command; it is taken whole or not at all."""
+
+    async def serve(request: Any, _: Any) -> Message:
+        _check_caller(worker, request)
+        running = worker.command_queue.running
+        is_it = running is not None and running.command is command and running.request.slot == request.slot
+        if running is None or not is_it or running.messages is None:
+            takes = f"{command.method} that takes {messages.method}"
+            raise WrongState(f"no {takes} is running on the {describe(request.slot)}")
+        if running.cancelled_because:
+            raise WrongState(f"{command.method} was cancelled: {running.cancelled_because}")
+        running.messages.from_caller(request)
+        return messages.response_type()
+
+    return serve
+
+
+def _check_caller(worker: Worker, header: Any) -> None:
+    """Raises a WireError unless the newest controller calls (`header` has run_id and epoch) a service that serves."""
+    worker.fencing.check(header.run_id, header.epoch)
+    worker.check_open()
+    worker.check_clean()
+
+
 def _check_request(call: CommandCall) -> None:
     """Raises InvalidArgument for a command call whose request id or slot is wrong in any state of the worker."""
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
         raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
-    if call.command.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
+    effect = call.command.effect
+    if effect.has_rows and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
         raise InvalidArgument("slot must be given")
-    if call.command.commits and call.request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE:
+    if effect is Effect.TRAINS and call.request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE:
         raise InvalidArgument(f"an update needs an experience slot, got the {describe(call.request.slot)}")
 
 

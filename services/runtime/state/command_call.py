@@ -1,4 +1,4 @@
-"""Defines a command's call: its request, its reply, and the events (progress, parts, turns, reply) for its callers."""
+"""Defines a command's call: its request, its reply, and the events (progress, parts, messages, reply) for callers."""
 
 import hashlib
 import threading
@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from services.runtime.role import Command
-from services.rollout.reply_router import OpenConversations
+from services.runtime.command import Command
+from services.runtime.state.command_messages import CommandMessages
 from splitppo.rpc.errors import InvalidArgument, Place, WireError
-from splitppo.v1 import conversation_pb2, worker_pb2
+from splitppo.v1 import worker_pb2
 
 # Callers get progress at most this often, and at each new phase.
 _PROGRESS_INTERVAL_S = 0.05
 
-# Progress, parts, turns, and last of all the result or the error.
+# Progress, parts, messages, and last of all the result or the error.
 Event = worker_pb2.CommandEvent | WireError
 
 
@@ -38,7 +38,7 @@ class CommandCall:
         progress: the newest progress; not every progress becomes an event.
         newest_progress: the last event with progress.
         answered: set once the result or the error is among the events.
-        conversations: those that take replies while the command runs; None if the command has none.
+        messages: those that callers and ranks exchange while the command runs; None if it exchanges none.
         cancelled_because: why the ranks must stop the command; empty if the command is not cancelled.
     """
 
@@ -50,7 +50,7 @@ class CommandCall:
         self.progress: worker_pb2.Progress | None = None
         self.newest_progress: worker_pb2.CommandEvent | None = None
         self.answered = threading.Event()
-        self.conversations: OpenConversations | None = None
+        self.messages: CommandMessages | None = None
         self.cancelled_because = ""
         self._events: list[Event] = []
         self._more: Future[None] = Future()
@@ -94,13 +94,9 @@ class CommandCall:
             self.newest_progress = worker_pb2.CommandEvent(progress=self.progress)
             self._append(self.newest_progress)
 
-    def part_ready(self, part: worker_pb2.PartReady) -> None:
-        """Adds the event that tells callers that a part of the command's slot can be fetched."""
-        self._append(worker_pb2.CommandEvent(part=part))
-
-    def turns_ended(self, turns: conversation_pb2.TurnsEnded) -> None:
-        """Adds the event that tells callers which turns of the command's conversations have ended."""
-        self._append(worker_pb2.CommandEvent(turns=turns))
+    def announce(self, event: worker_pb2.CommandEvent) -> None:
+        """Adds an event that tells callers what the running command has made: a part of its slot, or a message."""
+        self._append(event)
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
         """Answers this command call with a reply, unless the call is answered already."""
@@ -111,9 +107,9 @@ class CommandCall:
         self._append(error.at(self.place), is_last=True)
 
     def cancel(self, because: str) -> None:
-        """Asks all ranks to stop a cancellable command early; they may still finish the command."""
+        """Asks all ranks to stop the command early, if its effect allows it; they may still finish the command."""
         with self._lock:
-            if not self.command.cancellable or self.cancelled_because or self.answered.is_set():
+            if not self.command.effect.can_be_cancelled or self.cancelled_because or self.answered.is_set():
                 return
             self.cancelled_because = because
             tell_ranks = self._on_cancel

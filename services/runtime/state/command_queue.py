@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 
+from services.runtime.command import Effect
 from services.runtime.state.command_call import CommandCall
 from splitppo.rpc.errors import Busy, Unavailable, WireError
 from splitppo.v1 import worker_pb2
@@ -44,8 +45,7 @@ class CommandQueue:
     ) -> CommandCall:
         """Queues a command call, joins the open call of the same request id, or answers it with a stored reply.
 
-        A command that repairs (LoadCheckpoint, SyncWeights) refuses the calls that wait, and cancels the running call
-        if possible.
+        A command that loads weights refuses the calls that wait, and cancels the running call if possible.
 
         Raises:
             InvalidArgument: the request id is that of another request.
@@ -62,17 +62,22 @@ class CommandQueue:
                 return call
             if self._closed_because is not None:
                 raise copy(self._closed_because)
-            if call.command.repairs:
-                waiting = [queued for queued in self._queue if not queued.command.repairs]
-                self._queue = deque(queued for queued in self._queue if queued.command.repairs)
-                _fail(waiting, Unavailable(_WEIGHTS_ARE_LOADED))
-                self.cancel_running(_WEIGHTS_ARE_LOADED)
+            if call.command.effect is Effect.LOADS:
+                self._make_way_for_weights()
             if len(self._queue) >= self._max_queued:
                 raise Busy(f"the command queue holds {self._max_queued} commands (services.max_queued_commands)")
             self._queue.append(call)
             self._open[call.request_id] = call
             self._changed.notify_all()
             return call
+
+    def _make_way_for_weights(self) -> None:
+        """Refuses queued calls that do not load weights themselves, and cancels the running call if possible."""
+        loading = [queued for queued in self._queue if queued.command.effect is Effect.LOADS]
+        waiting = [queued for queued in self._queue if queued.command.effect is not Effect.LOADS]
+        self._queue = deque(loading)
+        _fail(waiting, Unavailable(_WEIGHTS_ARE_LOADED))
+        self.cancel_running(_WEIGHTS_ARE_LOADED)
 
     def take(self, timeout_s: float) -> CommandCall | None:
         """Takes the next call from the queue; `running` is this call until the next `take`. None if none came in time.

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.runtime.command import Command, Effect
 from services.runtime.context import RankContext
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.command_call import CommandCall, StoredReply
@@ -20,6 +21,7 @@ class Worker:
     """One service on rank 0: its role, its controller, its batches, its command queue, and whether it can serve.
 
     Attributes:
+        commands: the table of commands.
         ledger: of the updates, or of the version of published weights that the group holds. None if the group has
             neither; then no step is committed, and requests may name any step.
         instance_id: new at each start of the group.
@@ -33,6 +35,7 @@ class Worker:
     processes: Sequence[worker_pb2.Process]
     ledger: Ledger | None
     slots: BatchStore
+    commands: Sequence[Command] = ()
     num_trainable_parameters: int = 0
 
     def __post_init__(self) -> None:
@@ -78,20 +81,27 @@ class Worker:
         return stored.reply
 
     def _stored(self, call: CommandCall) -> StoredReply | None:
-        """Returns the reply stored for a call's request id, from its slot, the last update or last save; or None."""
-        if call.command.works_on_slot and not call.command.commits:
+        """Returns the reply stored for a call's request id where its `Effect` says it is; None without such a reply."""
+        effect = call.command.effect
+        if effect is Effect.WRITES_SLOT:
             return self.slots.reply_of(call.request.slot, call.reply_key)
-        if self.ledger is None or (self._dirty and call.command.syncs):
+        if self.ledger is None:
             return None
-        if call.command.sets_step:
-            return self.ledger.reply_of(call.request_id)
-        return self.ledger.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
+        if effect is Effect.SAVES:
+            return self.ledger.reply_of_save(call.request_id)
+        is_lost = effect is Effect.LOADS and bool(self._dirty)  # the weights that it loaded
+        return self.ledger.reply_of(call.request_id) if effect.sets_step and not is_lost else None
+
+    @property
+    def loading_method(self) -> str:
+        """The name of the command that loads weights; empty if the group has none."""
+        return next((command.method for command in self.commands if command.effect is Effect.LOADS), "")
 
     def check_clean(self) -> None:
         """Raises Dirty if the weights belong to no step because an update or a load failed half-way."""
         if self._dirty:
-            repair = "SyncWeights" if self.role == worker_pb2.ROLE_ROLLOUT else "LoadCheckpoint"
-            raise Dirty(f"{self._dirty}; only GetStatus and {repair} are answered until weights are loaded")
+            answered = f"GetStatus and {self.loading_method}"
+            raise Dirty(f"{self._dirty}; only {answered} are answered until weights are loaded")
 
     def check_open(self) -> None:
         """Raises Unavailable once the service is draining: it finishes its running command and ends."""

@@ -18,10 +18,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from services.roles.sharding import shard_by_mini_batch, shard_by_tokens
+from services.rollout.generation import replies
+from services.rollout.open_turns import receive_replies, send_turns
+from services.rollout.reply_router import ReplyLimits, ReplyRouter
+from services.runtime.command import Command, CommandCancelled, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
-from services.runtime.ranks.sharding import Indices, shard_by_mini_batch, shard_by_tokens
-from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, ReplyLimits
+from services.runtime.ranks.sharding import Indices
 from splitppo.batch import Batch, Column
 from splitppo.v1 import actor_pb2, critic_pb2, worker_pb2
 from tests.support.turns import ended_turn
@@ -74,32 +78,38 @@ class ToyRole:
             Command(
                 "ComputeValues",
                 critic_pb2.ComputeValuesRequest,
+                Effect.WRITES_SLOT,
                 self._compute_values,
-                columns=("prompts", "responses"),
-                prepare=self._prepare_values,
-                num_parts=lambda _: NUM_PARTS,
-                shard=_shard,
-                cancellable=True,
+                Rows(
+                    columns=("prompts", "responses"),
+                    prepare=self._prepare_values,
+                    shard=_shard,
+                    num_parts=lambda _: NUM_PARTS,
+                ),
             ),
             Command(
                 "Update",
                 critic_pb2.CriticUpdateRequest,
+                Effect.TRAINS,
                 self._update,
-                columns=("prompts", "responses", "returns"),
-                prepare=self._prepare,
-                shard=shard_by_mini_batch,
-                commits=True,
+                Rows(
+                    columns=("prompts", "responses", "returns"),
+                    prepare=self._prepare,
+                    shard=shard_by_mini_batch,
+                ),
             ),
             Command(
                 "Generate",
                 actor_pb2.GenerateRequest,
+                Effect.WRITES_SLOT,
                 self._generate,
-                columns=("prompts",),
-                prepare=lambda _, batch: _with_places(batch),
-                num_parts=lambda request: request.num_parts,
-                reply_limits=lambda request: REPLY_LIMITS if request.HasField("conversation") else None,
-                shard=_shard,
-                cancellable=True,
+                Rows(
+                    columns=("prompts",),
+                    prepare=lambda _, batch: _with_places(batch),
+                    shard=_shard,
+                    num_parts=lambda request: request.num_parts,
+                ),
+                messages=replies(_open_turns),
             ),
         )
 
@@ -155,16 +165,16 @@ class ToyRole:
         while True:
             for turn in ended:
                 responses[turn.place] += turn.tokens
-            report.turns_ended(ended)
+            send_turns(report, ended)
             num_open -= sum(turn.is_last for turn in ended)
             if not num_open:
                 break
             self._look_around(report)
-            replies = report.take_replies(0.05)
-            for reply in replies:
+            answers = receive_replies(report, 0.05)
+            for reply in answers:
                 responses[reply.place] += reply.tokens
-            num_open -= sum(reply.is_last for reply in replies)
-            following = [(reply.place, reply.turn + 1) for reply in replies if not reply.is_last]
+            num_open -= sum(reply.is_last for reply in answers)
+            following = [(reply.place, reply.turn + 1) for reply in answers if not reply.is_last]
             ended = [ended_turn(p, turn, turn_of(p, turn), is_last=turn == MAX_TURNS) for p, turn in following]
         columns = Batch.from_rows(responses=list(responses.values()))
         if request.num_parts > 1:  # all rows are in the first one
@@ -259,6 +269,10 @@ class ToyRole:
 
     def compute_weights_digest(self) -> str:
         return hashlib.sha256(self._weights.detach().numpy().tobytes()).hexdigest()
+
+
+def _open_turns(_request: Any, shares: Sequence[Batch]) -> ReplyRouter:
+    return ReplyRouter(REPLY_LIMITS, [share["places"].values.tolist() for share in shares])
 
 
 def _with_places(batch: Batch) -> Batch:

@@ -17,7 +17,6 @@ from services.engine import export
 from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands
 from services.runtime.role import Role
-from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.command_call import StoredReply
 from services.runtime.state.ledger import Ledger
 from splitppo.config.load import validate
@@ -70,7 +69,7 @@ class Roles:
         """The runtime's commands by role and method, over another run folder."""
         found = {}
         for name, role in self.roles.items():
-            commands_of = CheckpointCommands(role, self._context(name, run_dir), ledger or Ledger(), BatchStore())
+            commands_of = CheckpointCommands(role, self._context(name, run_dir), ledger or Ledger())
             found[name] = {command.method: command for command in commands_of.commands()}
         return found
 

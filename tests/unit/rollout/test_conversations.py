@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from services.actor.role import ActorRole
-from services.runtime.role import CommandCancelled, ReplyLimits
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch, join_parts
+from splitppo.rpc.errors import InvalidArgument
 from splitppo.run_folder.metrics import check_declared
 from splitppo.v1 import conversation_pb2
 from tests.support.conversations import Script, ScriptedReplies, last, replies_of
@@ -27,6 +28,7 @@ from tests.support.roles import (
     log_probs_request,
     prompts,
 )
+from tests.support.turns import ended_turn, turn_reply
 
 LENGTH = 14
 NUM_ROWS = 4 * N_SAMPLES
@@ -145,10 +147,21 @@ def test_a_generation_cancelled_while_it_waits_leaves_an_actor_that_samples_the_
 
 
 def test_the_limits_of_replies_are_those_of_the_model_and_the_request(model: Path) -> None:
-    limits = command_of(build_actor(model), "Generate").reply_limits
+    messages = command_of(build_actor(model), "Generate").messages
+    assert messages is not None
+    assert not messages.are_exchanged(generate_request())
+    assert messages.are_exchanged(request())
 
-    assert limits(request()) == ReplyLimits(num_token_ids=len(VOCABULARY), max_response_length=LENGTH)
-    assert limits(generate_request()) is None
+    router = messages.open(request(), [Batch.from_rows(places=[[0]])])
+    router.from_rank(0, conversation_pb2.TurnsEnded(turns=[ended_turn(0, 1, [1])]).SerializeToString())
+
+    for tokens, sentence in (
+        ([len(VOCABULARY)], f"a token id outside of 0 to {len(VOCABULARY) - 1}"),
+        ([1] * (LENGTH - 1), f"the response would have {LENGTH} tokens, expected fewer than {LENGTH}"),
+    ):
+        reply = conversation_pb2.ReplyRequest(replies=[turn_reply(0, 1, tokens)])
+        with pytest.raises(InvalidArgument, match=sentence):
+            router.from_caller(reply)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.rollout.generation import deal_prompts
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch, join_parts
 from tests.support.models import EOS
 from tests.support.roles import (

@@ -14,8 +14,8 @@ import torch
 from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, PolicyWeights, Sampling, empty_responses
 from services.rollout.role import RolloutRole
+from services.runtime.command import Command, CommandCancelled, Effect, Outcome
 from services.runtime.launch import give_cache_back
-from services.runtime.role import Command, CommandCancelled, Outcome
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
 from tests.support.command_calls import result_of
@@ -323,7 +323,7 @@ def test_commands_of_the_critic_free_cached_memory_before_their_result_on_gpus_t
 
     context = context_of(role, services=services, rollout={"share": share}, actor={"model": "some/model"})
     context = replace(context, device=torch.device(device))
-    commands = [Command(name, critic_pb2.ComputeValuesRequest, run) for name in ("One", "Two")]
+    commands = [Command(name, critic_pb2.ComputeValuesRequest, Effect.WRITES_SLOT, run) for name in ("One", "Two")]
 
     for command in give_cache_back(commands, context):
         assert command.run(1, 2, 3).metrics == {"a": 1.0}

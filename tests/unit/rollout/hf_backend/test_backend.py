@@ -32,7 +32,7 @@ from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import DecodingStep, Sampling
 from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config.subsections.response_lengths import UniformLengths
 from tests.support.models import VOCABULARY, save_tokenizer

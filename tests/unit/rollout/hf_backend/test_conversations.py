@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import DecodingStep
 from services.rollout.stopping import StopRule
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.v1.conversation_pb2 import Turn, TurnReply
 from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of

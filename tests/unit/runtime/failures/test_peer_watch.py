@@ -101,7 +101,7 @@ NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
 
 
 @pytest.mark.parametrize(
-    ("error", "num_ranks", "repairs", "expected"),
+    ("error", "num_ranks", "loads", "expected"),
     [
         (ValueError("shapes differ"), 2, False, True),
         (ValueError("shapes differ"), 1, False, False),
@@ -120,9 +120,9 @@ NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
     ],
 )
 def test_a_group_ends_where_its_ranks_would_wait_for_one_or_only_a_new_process_helps(
-    error: Exception, num_ranks: int, *, repairs: bool, expected: bool
+    error: Exception, num_ranks: int, *, loads: bool, expected: bool
 ) -> None:
-    assert cannot_go_on(error, num_ranks=num_ranks, repairs=repairs) == expected
+    assert cannot_go_on(error, num_ranks=num_ranks, loads=loads) == expected
 
 
 def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +10,21 @@ from typing import Any, NoReturn
 
 import torch
 
+from services.runtime.command import Command, Effect, MessageRouter, Messages, Outcome, Rows
 from services.runtime.context import RankContext
 from services.runtime.failures.heartbeat import Activity
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import Command, Outcome, ReplyLimits, Role
+from services.runtime.role import Role
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.ledger import Ledger
 from services.runtime.state.worker import Worker
 from splitppo.batch import Batch
 from splitppo.config.load import validate
-from splitppo.rpc.errors import (
-    Place,
-)
-from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+from splitppo.rpc.errors import Place
+from splitppo.v1 import batch_pb2, conversation_pb2, critic_pb2, worker_pb2
 from tests.support.command_calls import result_of
 
 ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
@@ -52,7 +51,7 @@ class Counter:
         self.update_columns: Batch | None = None
         self.num_parts = 0
         self.working: Callable[[Batch, Any], None] = lambda batch, report: None
-        self.reply_limits: ReplyLimits | None = None
+        self.router: MessageRouter | None = None
         self.durable: Future[str] = Future()
 
     def commands(self) -> tuple[Command, Command]:
@@ -60,21 +59,32 @@ class Counter:
             Command(
                 "ComputeValues",
                 critic_pb2.ComputeValuesRequest,
+                Effect.WRITES_SLOT,
                 self.compute_values,
-                columns=("prompts", "responses"),
-                optional_columns=("values",),
-                prepare=self.prepare,
-                num_parts=lambda _: self.num_parts,
-                reply_limits=lambda _: self.reply_limits,
-                cancellable=True,
+                Rows(
+                    columns=("prompts", "responses"),
+                    optional_columns=("values",),
+                    prepare=self.prepare,
+                    num_parts=lambda _: self.num_parts,
+                ),
+                messages=Messages(
+                    "Reply",
+                    conversation_pb2.ReplyResponse,
+                    are_exchanged=lambda _: self.router is not None,
+                    open=lambda *_: self.open_router(),
+                ),
             ),
-            Command("Update", critic_pb2.CriticUpdateRequest, self.update, columns=("prompts",), commits=True),
+            Command("Update", critic_pb2.CriticUpdateRequest, Effect.TRAINS, self.update, Rows(columns=("prompts",))),
         )
+
+    def open_router(self) -> MessageRouter:
+        assert self.router is not None
+        return self.router
 
     def prepare(self, request: Any, batch: Batch) -> Batch:
         if int(batch["prompts"].values[0]) > 100:
             raise ValueError("the first token is over 100")
-        if self.num_parts or self.reply_limits:
+        if self.num_parts:
             return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
         return batch
 
@@ -130,10 +140,10 @@ class RecordedFailureWatch:
         raise GroupEnded
 
 
-def new_leader(commands: Sequence[Command], channel: ControlChannel, failure: Any, worker: Worker) -> Leader:
+def new_leader(worker: Worker, channel: ControlChannel, failure: Any) -> Leader:
     """A leader that never waits for a call."""
     alone = ControlChannel(1)
-    return Leader(commands, channel, failure, worker, parts_channel=alone, activity=Activity(), idle_interval_s=0.0)
+    return Leader(worker, channel, side_channel=alone, failure=failure, activity=Activity(), idle_interval_s=0.0)
 
 
 class Service:
@@ -158,14 +168,15 @@ class Service:
         control: Any = None
         context = RankContext(name, 0, 1, torch.device("cpu"), control, config)
         ledger, slots = Ledger(-1 if sampler else 0), BatchStore()
-        self.worker = Worker(context, role.role, 1, (), ledger if trains or sampler else None, slots)
-        self.worker.fencing.take("run", 1)
-        checkpoints = CheckpointCommands(self.role, context, ledger, slots).commands()
+        checkpoints = CheckpointCommands(self.role, context, ledger).commands()
         has_checkpoints = trains and sampler is None
         self.commands = [*role.commands(), *(checkpoints if has_checkpoints else no_checkpoint_commands(name))]
+        ledger_of_service = ledger if trains or sampler else None
+        self.worker = Worker(context, role.role, 1, (), ledger_of_service, slots, self.commands)
+        self.worker.fencing.take("run", 1)
         self.failure = RecordedFailureWatch()
         failure: Any = self.failure
-        self.leader = new_leader(self.commands, ControlChannel(1), failure, self.worker)
+        self.leader = new_leader(self.worker, ControlChannel(1), failure)
         self.run_dir = run_dir
 
     def submit(

@@ -79,7 +79,7 @@ def test_a_save_answers_whatever_its_thread_dies_of(service: Service) -> None:
 def leader_of_two(service: Service) -> Leader:
     """A leader whose other rank hears, and has nothing to say."""
     failure: Any = service.failure
-    return new_leader(service.commands, SilentPeer(), failure, service.worker)
+    return new_leader(service.worker, SilentPeer(), failure)
 
 
 class SilentPeer(ControlChannel):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from services.runtime.command import CommandCancelled
 from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order, allocate, layout_of
-from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch, Column
 from splitppo.columns import COLUMNS
 from tests.support.ranks import rank_processes

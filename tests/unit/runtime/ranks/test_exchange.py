@@ -1,78 +1,108 @@
-"""Turns and replies travel between ranks while a command runs, and nothing is left behind when it ends."""
+"""Parts and messages travel between ranks while a command runs, and nothing is left behind when it ends."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from services.runtime.command import Command, CommandProgress, Effect, Messages, Outcome, Rows
 from services.runtime.ranks.control_channel import ControlChannel
-from services.runtime.ranks.exchange import receiving_replies, sending_replies
-from services.runtime.ranks.parts import PartGatherer, sending
-from services.runtime.role import CommandProgress, ReplyLimits, ReplyQueue
-from services.rollout.reply_router import OpenConversations
-from splitppo import failpoints
+from services.runtime.ranks.exchange import FollowerExchange, LeaderExchange
+from services.runtime.ranks.parts import PartGatherer
+from services.runtime.ranks.run_command import run_command
+from services.runtime.state.command_messages import CommandMessages
 from splitppo.batch import Batch
-from splitppo.config.sections.debug import DebugConfig
-from splitppo.failpoints import FailpointError
-from splitppo.v1 import conversation_pb2
+from splitppo.v1 import actor_pb2, conversation_pb2, worker_pb2
 from tests.support.ranks import rank_processes
-from tests.support.turns import ended_turn, turn_reply
 
-NUM_RANKS, NUM_TURNS = 3, 40
+NUM_RANKS, NUM_MESSAGES, NUM_PARTS = 3, 40, 2
+REQUEST = actor_pb2.GenerateRequest()
+PLACES = Batch.from_rows(places=[[rank] for rank in range(NUM_RANKS)])
 
 
 def _raise(error: Exception) -> None:
     raise error
 
 
-def _lead(channel: ControlChannel, *, answers: bool) -> list[tuple[int, int]]:
-    """Rank 0, which answers every turn with a reply that names it, or none."""
-    announced: list[tuple[int, int]] = []
+class Echo:
+    """A router whose callers answer every message of a rank with a long one that names it, or with none.
 
-    def announce(ended: conversation_pb2.TurnsEnded) -> None:
-        turns = [(turn.place, turn.turn) for turn in ended.turns]
-        announced.extend(turns)
-        replies = [conversation_pb2.TurnReply(place=p, turn=turn, tokens=[p, turn] * 50) for p, turn in turns]
-        for _ in range(2 if answers else 0):  # the second time they are ignored
-            talks.reply(replies)
+    Attributes:
+        announced: rank and message, in the order of the events.
+    """
 
-    talks = OpenConversations(ReplyLimits(1 << 20, 1 << 30), [[rank] for rank in range(NUM_RANKS)], announce)
-    gatherer = PartGatherer(2, NUM_RANKS, lambda ready, rows: None)
-    with gatherer.receiving(channel, _raise, talks), sending_replies(channel, talks, _raise):
-        for part in (1, 2):
-            gatherer.add(0, part, Batch.from_rows(places=[]), 0)
-        for rank in range(1, NUM_RANKS):  # for a rank that may have ended by now: it drops them
-            talks.replies[rank].put([conversation_pb2.TurnReply(place=rank, turn=0)])
-    assert gatherer.missing == []
-    return announced
+    def __init__(self, *, answers: bool) -> None:
+        self.messages = CommandMessages(self, NUM_RANKS, self._answer)
+        self.announced: list[tuple[int, int]] = []
+        self._answers = answers
+
+    def from_rank(self, rank: int, message: bytes) -> worker_pb2.CommandEvent:
+        return worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=rank, num_parts=int(message)))
+
+    def from_caller(self, request: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return request
+
+    def _answer(self, event: worker_pb2.CommandEvent) -> None:
+        rank, message = event.part.part, event.part.num_parts
+        self.announced.append((rank, message))
+        if self._answers:
+            self.messages.from_caller({rank: _answer_to(rank, message)})
 
 
-def _follow(channel: ControlChannel, *, answers: bool) -> list[conversation_pb2.TurnReply]:
-    """Another rank, with one response: its turns, a part in the midst of them, and the replies."""
-    rank, taken = dist.get_rank(), list[conversation_pb2.TurnReply]()
-    with receiving_replies(channel, _raise) as replies, sending(channel, 2, takes_replies=True) as sender:
-        progress = CommandProgress("test", (), sender.send_part, lambda: False, sender.send_turns, replies)
-        for turn in range(1, NUM_TURNS + 1) if answers else (1,):
-            progress.turns_ended([ended_turn(rank, turn, [1])])
-            while answers and not any(reply.turn == turn for reply in taken):
-                taken += progress.take_replies(5.0)
-            if turn in (1, 2):
-                progress.part_ready(turn, Batch.from_rows(places=[[rank]]), policy_version=0)
+def _answer_to(rank: int, message: int) -> bytes:
+    return f"{rank} {message} ".encode() * 50
+
+
+def _command(received: list[bytes], *, answers: bool) -> Command:
+    """Every rank but rank 0 sends messages and waits for each answer; it has parts in the midst of them."""
+
+    def run(_request: object, rows: Batch, progress: CommandProgress) -> Outcome:
+        if dist.get_rank() == 0:
+            for part in (1, 2):
+                progress.part_ready(part, rows.take([]), policy_version=0)
+            return Outcome(columns=rows)
+        for message in range(1, NUM_MESSAGES + 1) if answers else (1,):
+            progress.send(str(message).encode())
+            while answers and len(received) < message:
+                received.extend(progress.receive(5.0))
+            if message in (1, 2):
+                progress.part_ready(message, rows if message == 1 else rows.take([]), policy_version=0)
         if not answers:
-            progress.part_ready(2, Batch.from_rows(places=[]), policy_version=0)
-    return [reply for reply in taken if reply.turn]
+            progress.part_ready(2, rows.take([]), policy_version=0)
+        return Outcome(columns=rows)
+
+    messages = Messages("Reply", conversation_pb2.ReplyResponse, lambda _: True, lambda *_: Echo(answers=answers))
+    rows = Rows(num_parts=lambda _: NUM_PARTS)
+    return Command("Generate", actor_pb2.GenerateRequest, Effect.WRITES_SLOT, run, rows, messages=messages)
+
+
+def _run(channels: Sequence[ControlChannel], *, answers: bool) -> Any:
+    """Runs the command on this rank; returns what rank 0 announced and gathered, or what another rank received."""
+    received: list[bytes] = []
+    command = _command(received, answers=answers)
+    how: Any = {"on_progress": (), "is_cancelled": lambda: False}
+    if dist.get_rank() > 0:
+        run_command(command, REQUEST, FollowerExchange(*channels, command, REQUEST, _raise), **how)
+        return received
+    parts: list[list[int]] = []
+    gatherer = PartGatherer(NUM_PARTS, NUM_RANKS, lambda _, rows: parts.append(rows["places"].values.tolist()))
+    echo = Echo(answers=answers)
+    shares = [PLACES.take([rank]) for rank in range(NUM_RANKS)]
+    exchange = LeaderExchange(*channels, shares, gatherer, echo.messages, _raise)
+    _, results = run_command(command, REQUEST, exchange, **how)
+    for rank in (1, 2):  # for a rank whose command has ended: nobody receives it
+        echo.messages.from_caller({rank: b"late"})
+    return echo.announced, parts, [rows["places"].values.tolist() for rows in results if rows is not None]
 
 
 def _converse() -> list[Any]:
-    """Several commands, one after the other, on the same channel."""
-    channel = ControlChannel(NUM_RANKS, dist.new_group(backend="gloo"))
-    act: Any = _lead if dist.get_rank() == 0 else _follow
-    return [act(channel, answers=answers) for answers in (True, False, True)]
+    """Several commands, one after the other, on the same channels."""
+    channels = [ControlChannel(NUM_RANKS, dist.new_group(backend="gloo")) for _ in range(2)]
+    return [_run(channels, answers=answers) for answers in (True, False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -81,49 +111,29 @@ def ranks() -> Any:
         yield run
 
 
-def test_every_turn_is_announced_and_answered_and_the_next_command_finds_nothing_of_it(ranks: Any) -> None:
-    told, *others = ranks(NUM_RANKS, _converse)
-    turns = [(rank, turn) for rank in (1, 2) for turn in range(1, NUM_TURNS + 1)]
-    assert [sorted(announced) for announced in told] == [turns, [(1, 1), (2, 1)], turns]
-    for rank, taken in enumerate(others, start=1):
-        replies = [turn_reply(rank, turn, (rank, turn) * 50) for turn in range(1, NUM_TURNS + 1)]
-        assert taken == [replies, [], replies]
-
-
-@pytest.fixture
-def armed(tmp_path: Path) -> Iterator[None]:
-    """Failpoints at the second turn and at the second reply."""
-    point = {"action": "raise", "hit": 2}
-    debug = DebugConfig.model_validate({"failpoints": {f"actor.generate.{name}": point for name in ("turn", "reply")}})
-    failpoints.arm(debug, tmp_path, "actor")
-    yield
-    failpoints.arm(DebugConfig(), tmp_path, "actor")
-
-
-@pytest.mark.usefixtures("armed")
-def test_each_turn_and_each_reply_passes_a_failpoint() -> None:
-    announced, replies = list[conversation_pb2.TurnsEnded](), ReplyQueue()
-    progress = CommandProgress("generate", (), lambda *_: None, lambda: False, announced.append, replies)
-    progress.turns_ended([ended_turn(0, 1, [1])])
-    with pytest.raises(FailpointError, match=r"generate\.turn"):
-        progress.turns_ended([ended_turn(1, 1, [1])])
-    assert len(announced) == 2
-    replies.put([conversation_pb2.TurnReply(place=0, turn=1, tokens=[3])])
-    assert progress.take_replies(0.0) == [turn_reply(0, 1, (3,))]
-    replies.put([conversation_pb2.TurnReply(place=1, turn=1, is_last=True)])
-    with pytest.raises(FailpointError, match=r"generate\.reply"):
-        progress.take_replies(0.0)
+def test_every_message_arrives_and_is_answered_and_the_next_command_finds_nothing_of_it(ranks: Any) -> None:
+    of_leader, *of_others = ranks(NUM_RANKS, _converse)
+    sent = [(rank, message) for rank in (1, 2) for message in range(1, NUM_MESSAGES + 1)]
+    assert [sorted(announced) for announced, _, _ in of_leader] == [sent, [(1, 1), (2, 1)], sent]
+    assert [parts for _, parts, _ in of_leader] == [[[1, 2], []]] * 3
+    assert [results for _, _, results in of_leader] == [[[0], [1], [2]]] * 3
+    for rank, received in enumerate(of_others, start=1):
+        answers = [_answer_to(rank, message) for message in range(1, NUM_MESSAGES + 1)]
+        assert received == [answers, [], answers]
 
 
 def _lose_a_rank() -> bool:
     """Rank 1 leaves without an end mark; the others notice."""
     channel, lost = ControlChannel(2, dist.new_group(backend="gloo")), threading.Event()
     if dist.get_rank() == 0:
-        talks = OpenConversations(ReplyLimits(100, 100), [[0], [1]], lambda ended: None)
-        with PartGatherer(0, 2, lambda ready, rows: None).receiving(channel, lambda error: lost.set(), talks):
+        gatherer = PartGatherer(0, 2, lambda *_: None)
+        messages = Echo(answers=False).messages
+        exchange = LeaderExchange(channel, channel, None, gatherer, messages, lambda error: lost.set())
+        with exchange.open():
             assert lost.wait(60)
+            messages.inboxes[1].put(None)
     return lost.is_set()
 
 
-def test_a_rank_that_is_lost_is_noticed_where_its_turns_are_awaited(ranks: Any) -> None:
+def test_a_rank_that_is_lost_is_noticed_where_its_messages_are_awaited(ranks: Any) -> None:
     assert ranks(2, _lose_a_rank)[0]

@@ -8,11 +8,11 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from services.runtime.command import Command, Effect, Outcome
 from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.ranks.control_channel import LEAVE, ControlChannel, Order
 from services.runtime.ranks.follower import Follower
-from services.runtime.role import Command, Outcome
 from services.runtime.state.command_call import CommandCall
 from splitppo.rpc.errors import Place
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, rollout_pb2, worker_pb2
@@ -81,11 +81,12 @@ def test_all_ranks_say_of_every_command_that_they_work_on_the_same_step(method: 
         places.append(activity.now().place)
         return Outcome()
 
-    command = Command(method, type(request_), run)
+    effect = Effect.WRITES_SLOT if "slot" in request_.DESCRIPTOR.fields_by_name else Effect.READS
+    command = Command(method, type(request_), effect, run)
     channel = cast(ControlChannel, OneOrder(Order(0, request=request_.SerializeToString())))
     failure = cast(PeerWatch, NoFailure())
 
-    Follower([command], channel, failure, parts_channel=channel, activity=activity).serve()
+    Follower([command], channel, side_channel=channel, failure=failure, activity=activity).serve()
 
     assert places == [CommandCall(command, request_).place]
     of_committed = dict.fromkeys(("SaveCheckpoint", "ComputeWeightsDigest", "PublishWeights"), COMMITTED)

@@ -258,7 +258,7 @@ def test_an_idle_leader_gives_signs_of_life_and_says_when_to_leave(service: Serv
     channel, failure = RecordedChannel(), QuietFailureWatch()
     service.worker.command_queue = DrainedAfterThreeTakes(1)
     watch: Any = failure
-    new_leader(service.commands, channel, watch, service.worker).serve()
+    new_leader(service.worker, channel, watch).serve()
     assert channel.announced == [NOTHING, NOTHING, LEAVE]
     assert failure.has_stopped
 
@@ -269,6 +269,6 @@ def test_a_leader_whose_group_has_failed_sends_nobody_away_in_good_order(service
     service.worker.mark_failed(PeerDied("rank 1 has died", Place()))
     watch: Any = failure
     with pytest.raises(GroupEnded):
-        new_leader(service.commands, channel, watch, service.worker).serve()
+        new_leader(service.worker, channel, watch).serve()
     assert channel.announced == []
     assert failure.endings == [(None, Place())]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.runtime.role import CommandCancelled
+from services.runtime.command import CommandCancelled
 from services.runtime.state.command_call import CommandCall
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.role import Command, CommandCancelled, Outcome
+from services.runtime.command import Command, CommandCancelled, Effect, Outcome, Rows
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (
     DataLoss,
@@ -44,11 +44,17 @@ class Sampler:
 
     def commands(self) -> Sequence[Command]:
         service = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"]
-        generate = Command(
-            "Generate", actor_pb2.GenerateRequest, self.generate, ("prompts",), cancellable=True, service=service
+        return (
+            Command("SyncWeights", rollout_pb2.SyncWeightsRequest, Effect.LOADS, self.sync, check=self.check),
+            Command(
+                "Generate",
+                actor_pb2.GenerateRequest,
+                Effect.WRITES_SLOT,
+                self.generate,
+                Rows(columns=("prompts",)),
+                service=service,
+            ),
         )
-        request = rollout_pb2.SyncWeightsRequest
-        return generate, Command("SyncWeights", request, self.sync, check=self.check, repairs=True, syncs=True)
 
     def check(self, request: Any) -> None:
         if request.version not in PUBLISHED:

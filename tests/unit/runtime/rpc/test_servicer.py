@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from services.runtime.role import Command, Outcome
+from services.runtime.command import Command, Effect, Outcome, Rows
 from services.runtime.rpc.servicer import WorkerServicer, command_method
 from services.runtime.state.command_call import CommandCall, StoredReply
 from services.runtime.state.worker import Worker
@@ -93,7 +93,7 @@ async def test_a_batch_that_is_not_complete_in_time_is_given_up_and_its_room_com
 
 
 async def test_every_part_is_streamed_before_the_result_also_to_a_client_that_joins_late(worker: Worker) -> None:
-    generate = Command("Generate", actor_pb2.GenerateRequest, lambda *_: Outcome())
+    generate = Command("Generate", actor_pb2.GenerateRequest, Effect.WRITES_SLOT, lambda *_: Outcome())
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="one")
     request = actor_pb2.GenerateRequest(header=header, slot=SLOT)
     serve = command_method(worker, generate)
@@ -102,11 +102,11 @@ async def test_every_part_is_streamed_before_the_result_also_to_a_client_that_jo
     await asyncio.sleep(0)
     call = worker.command_queue.take(0.0)
     assert call is not None
-    call.part_ready(worker_pb2.PartReady(part=2, num_parts=2))
+    call.announce(worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=2, num_parts=2)))
     assert (await first).part.part == 2
     late = serve(request, None)
     assert (await anext(late)).part.part == 2
-    call.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
+    call.announce(worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=1, num_parts=2)))
     call.resolve(worker_pb2.CommandResult(policy_version=4))
     for stream in (events, late):
         *parts, last = [event async for event in stream]
@@ -117,7 +117,7 @@ async def test_every_part_is_streamed_before_the_result_also_to_a_client_that_jo
 async def test_a_newer_controller_refuses_what_waits_for_the_older_one(worker: Worker, tmp_path: Path) -> None:
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="one")
     request = worker_pb2.ComputeWeightsDigestRequest(header=header)
-    digest = Command("ComputeWeightsDigest", type(request), lambda *_: Outcome())
+    digest = Command("ComputeWeightsDigest", type(request), Effect.READS, lambda *_: Outcome())
     waiting = asyncio.ensure_future(anext(command_method(worker, digest)(request, None)))
     await asyncio.sleep(0)
     (tmp_path / "nonce").touch()
@@ -165,7 +165,7 @@ def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker
 async def test_a_reply_that_is_kept_answers_its_own_method_only(worker: Worker) -> None:
     worker.ledger.remember_save("same", StoredReply("", worker_pb2.CommandResult()))
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
-    load = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
+    load = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, Effect.LOADS, lambda *_: Outcome())
     events = command_method(worker, load)(worker_pb2.LoadCheckpointRequest(header=header), None)
     waiting = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
@@ -177,7 +177,7 @@ async def test_a_reply_that_is_kept_answers_the_save_that_it_is_of(worker: Worke
     reply = worker_pb2.CommandResult(committed_step=1)
     worker.ledger.remember_save("same", StoredReply("", reply))
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
-    save = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, lambda *_: Outcome())
+    save = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, Effect.SAVES, lambda *_: Outcome())
     events = command_method(worker, save)(worker_pb2.SaveCheckpointRequest(header=header), None)
     assert (await anext(events)).result == reply
 
@@ -239,16 +239,22 @@ async def test_batches_on_their_way_take_no_more_memory_than_is_counted(tmp_path
     assert grown < 2 * len(puts) * batch.held_bytes
 
 
-UPDATE = Command("Update", actor_pb2.ActorUpdateRequest, lambda *_: Outcome(), commits=True)
-SAVE = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, lambda *_: Outcome())
-LOG_PROBS = Command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, lambda *_: Outcome(), columns=("prompts",))
+UPDATE = Command("Update", actor_pb2.ActorUpdateRequest, Effect.TRAINS, lambda *_: Outcome())
+SAVE = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, Effect.SAVES, lambda *_: Outcome())
+LOG_PROBS = Command(
+    "ComputeLogProbs",
+    actor_pb2.ComputeLogProbsRequest,
+    Effect.WRITES_SLOT,
+    lambda *_: Outcome(),
+    Rows(columns=("prompts",)),
+)
 
 
 def keep(worker: Worker, command: Command, request: Any, reply: worker_pb2.CommandResult) -> None:
     """Stores the reply, as when the command was finished."""
     call = CommandCall(command, request)
     assert worker.ledger is not None
-    if command.commits:
+    if command is UPDATE:
         worker.ledger.commit(1, call.request_id, call.stored(reply))
     elif command is SAVE:
         worker.ledger.remember_save(call.request_id, call.stored(reply))

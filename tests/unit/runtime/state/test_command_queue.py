@@ -6,17 +6,18 @@ import threading
 
 import pytest
 
-from services.runtime.role import Command, Outcome
+from services.runtime.command import Command, Effect, Outcome
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueue, CommandQueueClosed, draining
 from splitppo.rpc.errors import Busy, InvalidArgument, PeerDied, Unavailable
 from splitppo.v1 import critic_pb2, worker_pb2
 from tests.support.command_calls import result_of
 
-COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome())
-GENERATE = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome(), cancellable=True)
-LOAD = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
-UPDATE = Command("Update", critic_pb2.CriticUpdateRequest, lambda *_: Outcome(), commits=True)
+COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, Effect.WRITES_SLOT, lambda *_: Outcome())
+LOAD = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, Effect.LOADS, lambda *_: Outcome())
+UPDATE = Command("Update", critic_pb2.CriticUpdateRequest, Effect.TRAINS, lambda *_: Outcome())
+DIGEST = Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, Effect.READS, lambda *_: Outcome())
+SAVE = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, Effect.SAVES, lambda *_: Outcome())
 
 
 def call(request_id: str, command: Command = COMMAND, base_step: int = 0) -> CommandCall:
@@ -119,9 +120,9 @@ def running(command_queue: CommandQueue, command: Command) -> CommandCall:
     return taken
 
 
-def test_a_call_that_repairs_comes_next_even_into_a_full_queue() -> None:
+def test_a_call_that_loads_weights_comes_next_even_into_a_full_queue() -> None:
     command_queue = CommandQueue(1)
-    generating = running(command_queue, GENERATE)
+    generating = running(command_queue, COMMAND)
     queued = command_queue.admit(call("queued", UPDATE), no_reply)
     load = command_queue.admit(call("load", LOAD), no_reply)
     assert generating.cancelled_because == "other weights are being loaded"
@@ -131,7 +132,7 @@ def test_a_call_that_repairs_comes_next_even_into_a_full_queue() -> None:
     assert command_queue.take(0.0) is load
 
 
-def test_repairs_do_not_refuse_each_other() -> None:
+def test_loads_do_not_refuse_each_other() -> None:
     command_queue = CommandQueue(2)
     first, second = (command_queue.admit(call(name, LOAD), no_reply) for name in "ab")
     assert [command_queue.take(0.0), command_queue.take(0.0)] == [first, second]
@@ -139,7 +140,7 @@ def test_repairs_do_not_refuse_each_other() -> None:
 
 def test_a_newer_controller_finds_an_empty_queue() -> None:
     command_queue = CommandQueue(2)
-    generating = running(command_queue, GENERATE)
+    generating = running(command_queue, COMMAND)
     queued = command_queue.admit(call("queued"), no_reply)
     command_queue.supersede("a newer controller has taken over")
     assert generating.cancelled_because == "a newer controller has taken over"
@@ -148,17 +149,18 @@ def test_a_newer_controller_finds_an_empty_queue() -> None:
     assert command_queue.num_queued == 0
 
 
-def test_a_command_that_changes_weights_is_never_cancelled() -> None:
+@pytest.mark.parametrize("command", [UPDATE, LOAD, DIGEST, SAVE], ids=lambda command: command.effect.name)
+def test_a_command_that_does_not_only_write_its_slot_is_never_cancelled(command: Command) -> None:
     command_queue = CommandQueue(2)
-    updating = running(command_queue, UPDATE)
+    going_on = running(command_queue, command)
     command_queue.supersede("a newer controller has taken over")
     command_queue.admit(call("load", LOAD), no_reply)
-    assert updating.cancelled_because == ""
+    assert going_on.cancelled_because == ""
 
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_the_ranks_are_told_once_of_a_cancelled_call_whenever_it_happens(is_early: bool) -> None:
-    command, reasons = call("a", GENERATE), []
+    command, reasons = call("a", COMMAND), []
     if is_early:
         command.cancel("first")
     command.on_cancel(lambda: reasons.append(command.cancelled_because))
@@ -168,7 +170,7 @@ def test_the_ranks_are_told_once_of_a_cancelled_call_whenever_it_happens(is_earl
 
 
 def test_a_call_that_is_answered_is_not_cancelled_any_more() -> None:
-    command = call("a", GENERATE)
+    command = call("a", COMMAND)
     command.resolve(worker_pb2.CommandResult())
     command.cancel("too late")
     assert command.cancelled_because == ""
@@ -179,7 +181,7 @@ def test_the_log_of_a_call_grows_and_is_read_from_any_index() -> None:
     events, more = command.read(0)
     assert (events, more.done()) == ([], False)
     for part in (2, 1):
-        command.part_ready(worker_pb2.PartReady(part=part, num_parts=2))
+        command.announce(worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=part, num_parts=2)))
     assert more.done()
     assert [event.part.part for event in command.read(0)[0]] == [2, 1]
     assert [event.part.part for event in command.read(1)[0]] == [1]
@@ -219,7 +221,7 @@ def test_nothing_is_told_after_the_answer() -> None:
     command = call("a")
     command.resolve(worker_pb2.CommandResult())
     _, more = command.read(0)
-    command.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
+    command.announce(worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=1, num_parts=2)))
     command.report(1, 2, "late")
     assert (len(command.read(0)[0]), more.done()) == (1, False)
 
