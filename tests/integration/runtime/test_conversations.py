@@ -83,12 +83,12 @@ def test_a_request_with_an_impossible_reply_changes_nothing(two: Toy) -> None:
     for wrong in (reply(1, 2, 5), reply(NUM_ROWS, 1, 5), reply(1, 1, 1000), reply(1, 1, *[1] * 28), reply(1, 1)):
         with pytest.raises(InvalidArgument):
             two.client.reply(EVALUATION, reply(0, 1, 100), wrong)
-    with pytest.raises(WrongState, match="no conversation of the experience slot"):
+    with pytest.raises(WrongState, match="no Generate that takes Reply is running on the experience slot"):
         two.client.reply(experience(1), reply(0, 1, 100))
     two.client.reply(EVALUATION, *last_ones(1))
     result(stream)
     assert responses(two.client, EVALUATION) == [toy.turn_of(place, 1) for place in range(NUM_ROWS)]
-    with pytest.raises(WrongState, match="no conversation of the evaluation slot of step 0 is going on"):
+    with pytest.raises(WrongState, match="no Generate that takes Reply is running on the evaluation slot of step 0"):
         two.client.reply(EVALUATION, *last_ones(1))
 
 
