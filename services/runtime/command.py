@@ -30,7 +30,7 @@ Inbox = SimpleQueue[bytes | None]
 
 
 class Effect(Enum):
-    """What a command changes in its group.
+    """The part of a group's state that a command changes: the runtime acts by this alone.
 
     These rules are the same for every effect. The caller must be the newest controller, and must name the committed
     step. The same request id joins the open call. Each rank has to report progress within
@@ -95,7 +95,7 @@ class CommandCancelled(Exception):
 
 @dataclass
 class CommandProgress:
-    """What a running command on one rank tells the runtime, and asks it.
+    """The runtime as a running command sees it on one rank: takes reports and messages, and says if to go on.
 
     Attributes:
         point: the name of the command as a failpoint.
@@ -201,7 +201,7 @@ class Rows:
 
 
 class MessageRouter(Protocol):
-    """What a role knows on rank 0 of the messages of one running command; the runtime only carries their bytes.
+    """A role's part in the messages of one running command, on rank 0; the runtime only carries their bytes.
 
     Thread-safe: the gRPC thread brings messages of callers, and one thread per rank those of the ranks.
     """

@@ -54,8 +54,8 @@ class Sampler:
             conversation=conversation,
         )
         command = command_of(self.role, "Generate")
-        whole = command.prepare(request, batch)
-        rows = command.shard(whole, self.world_size)[self.rank]
+        whole = command.rows.prepare(request, batch)
+        rows = command.rows.shard(whole, self.world_size)[self.rank]
         outcome = command.run(request, whole.take(rows), report or RecordedProgress())
         assert outcome.policy_version == self.step
         return rows.tolist(), outcome.columns
@@ -70,8 +70,8 @@ class Actor(Sampler):
         slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step)
         request = actor_pb2.ActorUpdateRequest(header=worker_pb2.CommandHeader(base_step=self.step - 1), slot=slot)
         command = command_of(self.role, "Update")
-        whole = command.prepare(request, batch)
-        command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), RecordedProgress())
+        whole = command.rows.prepare(request, batch)
+        command.run(request, whole.take(command.rows.shard(whole, self.world_size)[self.rank]), RecordedProgress())
 
     def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
         """Returns the log-probs of the policy for this rank's rows."""

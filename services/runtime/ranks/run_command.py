@@ -1,4 +1,4 @@
-"""What every rank of a group does with a command, all of them at the same time."""
+"""Runs a command on one rank; all ranks of the group call this at the same time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -186,8 +186,8 @@ def test_numbers_of_teachers_that_make_no_sense_are_refused(models: Path, number
 def prepare(role: Role, batch: Batch) -> None:
     """Checks rows as rank 0 does before other ranks hear of the command."""
     command = command_of(role, "ComputeTeacherLogProbs")
-    rows = batch.select([*command.columns, *command.optional_columns])
-    command.prepare(teacher_pb2.ComputeTeacherLogProbsRequest(), rows)
+    rows = batch.select([*command.rows.columns, *command.rows.optional_columns])
+    command.rows.prepare(teacher_pb2.ComputeTeacherLogProbsRequest(), rows)
 
 
 @pytest.mark.parametrize("num_ids", [0, 2, len(VOCABULARY) + 1])
