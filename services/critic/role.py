@@ -32,15 +32,16 @@ class CriticRole(TrainedRole):
         """Returns the commands ComputeValues and Update, and those of frozen models."""
         values = critic_pb2.ComputeValuesRequest
         update = critic_pb2.CriticUpdateRequest
-        learned_from = Rows(
-            columns=("prompts", "responses", "values", "returns"),
+        learned_from = ("prompts", "responses", "values", "returns")
+        update_rows = Rows(
+            columns=learned_from,
             optional_columns=("response_mask",),
             prepare=self.prepare_update,
             shard=shard_by_mini_batch,
         )
         return self.commands_of_models(
             Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, self.forward_rows()),
-            Command("Update", update, Effect.TRAINS, self.update, learned_from),
+            Command("Update", update, Effect.TRAINS, self.update, update_rows),
         )
 
     def compute_values(
