@@ -294,25 +294,30 @@ def goes_to_rollout_group(lengths_P: NDArray[np.int32], share: float) -> NDArray
 
 
 class _Sampling:
-    """One call of `sample`: the groups sample their shares, and `parts` grows with each part that is fetched."""
+    """One call of `sample`: the groups sample their shares, and `parts` grows with each part that is fetched.
+
+    Attributes:
+        prompts_B: the prompt of each response, with what its environment has said first.
+        columns: the columns that are fetched.
+    """
 
     def __init__(self, groups: SamplingGroups, asked: Asked, record: SamplingRecord, on_actor: asyncio.Event) -> None:
+        self.groups = groups
+        self.asked = asked
         self.parts: GrowingList[Part] = GrowingList()
-        self._groups = groups
-        self._asked = asked
         self._record = record
         self._on_actor = on_actor
-        self._prompts_B = asked.prompts.repeated(asked.num_samples)
+        self.prompts_B = asked.prompts.repeated(asked.num_samples)
         self._shares = deal(groups, asked)
         # The actor's group has not sampled all rows that it must have in the end.
         self._actor_lacks_rows = asked.slot.kind == SLOT_KIND_EXPERIENCE and not self._has_actor_all
-        self._columns = asked.columns
+        self.columns = asked.columns
         if self._actor_lacks_rows:
-            self._columns = list(dict.fromkeys((*UPDATE_COLUMNS, *asked.columns)))
+            self.columns = list(dict.fromkeys((*UPDATE_COLUMNS, *asked.columns)))
 
     @property
     def _has_actor_all(self) -> bool:
-        return [share.client for share in self._shares] == [self._groups.actor]
+        return [share.client for share in self._shares] == [self.groups.actor]
 
     @property
     def _is_one_part(self) -> bool:
@@ -320,14 +325,14 @@ class _Sampling:
 
     async def run(self) -> None:
         """Samples all shares; afterwards the actor's group has what it must have."""
-        talk = self._asked.talk
+        talk = self.asked.talk
         try:
             if talk is None:
                 await self._sample_shares()
                 self._record.add_environments([])
             else:
                 async with talk:
-                    self._prompts_B = talk.prompts_B
+                    self.prompts_B = talk.prompts_B
                     await self._sample_shares()
                 self._record.add_environments(talk.spans(self._record.step))
         finally:
@@ -338,19 +343,22 @@ class _Sampling:
 
     async def _put_to_actor(self) -> None:
         parts = self.parts.items
-        columns = ("prompts", *self._columns)
+        columns = ("prompts", *self.columns)
         rollouts = in_order([part.rollouts.select(columns) for part in parts], order_of(parts))
-        await self._groups.actor.put_batch(self._asked.slot, rollouts)
+        await self.groups.actor.put_batch(self.asked.slot, rollouts)
 
     async def _sample_shares(self) -> None:
-        await run_calls(self._groups.schedule, *(partial(self._sample, share) for share in self._shares))
+        await run_calls(self.groups.schedule, *(partial(self._sample, share) for share in self._shares))
 
     async def _sample(self, share: Share) -> None:
         """Has a share sampled with the version that is asked for."""
-        groups = self._groups
-        version = self._asked.version
-        fetched: list[NDArray[np.int32]] = []  # the places of each part, also of an earlier attempt
-        attempt = partial(self._attempt, share, fetched)
+        groups = self.groups
+        version = self.asked.version
+        fetched: list[NDArray[np.int32]] = []
+
+        async def attempt() -> CommandReply:
+            return await _Attempt(self, share, fetched).run()
+
         if share.client is groups.actor:
             await groups.published.publish_once(version, self._record.add_reply)  # before the actor's group is busy
             reply = await attempt()
@@ -359,83 +367,94 @@ class _Sampling:
             async with groups.devices.turn_of(share.client.role):
                 reply = await groups.held.call(version, self._record.add_reply, attempt)
         parts = () if self._is_one_part else [places.tolist() for places in fetched]
-        self._record.add_reply(share.client.role, self._asked.work, reply, parts=parts)
+        self._record.add_reply(share.client.role, self.asked.work, reply, parts=parts)
 
-    async def _attempt(self, share: Share, fetched: list[NDArray[np.int32]]) -> CommandReply:
-        """Has a share sampled once, and its parts fetched meanwhile; returns the reply to Generate.
-
-        Rows at places that an earlier attempt has `fetched` are not handed on again.
-        """
-        talk = self._asked.talk
-        turns = OpenTurns(share.client, share.slot, len(share.places))
-        ended = [asyncio.Event() for _ in range(share.num_parts)]
-        await share.client.put_batch(share.slot, share.seeded if talk is None else self._one_row_each(share))
-        async with task_group() as tasks:
-            talks: list[asyncio.Task[Conversation]] = []
-            if talk is not None:
-                numbered = enumerate(share.places.tolist())
-                talks = [tasks.create_task(talk.converse(place, row, turns)) for row, place in numbered]
-            generating = tasks.create_task(self._generate(share, ended, turns))
-            tasks.create_task(self._fetch(share, ended, talks, fetched))
-        return generating.result()
-
-    def _one_row_each(self, share: Share) -> Batch:
-        """Returns the rows of a share as conversations: one for each response, with what its environment said first."""
-        seeds = share.seeded["seeds"].values
-        prompts = self._prompts_B.prompts.take(share.places.astype(np.int64))
-        return Batch(len(seeds), {"prompts": prompts, "seeds": Column(seeds, np.ones(len(seeds), np.int32))})
-
-    async def _generate(self, share: Share, ended: Sequence[asyncio.Event], turns: OpenTurns) -> CommandReply:
-        groups = self._groups
-        talk = self._asked.talk
-        reply = await share.client.generate(
-            share.slot,
-            self._asked.params,
-            base_step=self._asked.version,
-            num_parts=share.num_parts,
-            sleep_after=groups.devices.takes_turns(share.client.role),
-            on_part=lambda part: ended[part - 1].set(),
-            conversation=None if talk is None else talk.request,
-            on_turns=turns.end,
-        )
-        for event in ended:
-            event.set()
-        if share.client is groups.actor and not self._actor_lacks_rows:
+    def has_sampled(self, client: SamplingClient) -> None:
+        """Notes that a group has sampled its share, which may be all that the actor's group needs."""
+        if client is self.groups.actor and not self._actor_lacks_rows:
             self._on_actor.set()
-        return reply
 
-    async def _fetch(
-        self,
-        share: Share,
-        ended: Sequence[asyncio.Event],
-        talks: Sequence[asyncio.Task[Conversation]],
-        fetched: list[NDArray[np.int32]],
-    ) -> None:
-        """Fetches each part when it has ended, and hands on those rows that were not handed on before."""
-        known = np.concatenate([np.empty(0, np.int32), *fetched])
-        for part, event in enumerate(ended, start=1):
-            await event.wait()
-            if share.num_parts == 1:
-                batch = await share.client.get_batch(share.slot, self._columns)
-                rows = np.arange(batch.num_rows)
-            else:
-                slot = Slot(kind=share.slot.kind, step=share.slot.step, part=part)
-                batch = await share.client.get_batch(slot, [*self._columns, "places"])
-                rows = batch["places"].values
-            new = np.flatnonzero(~np.isin(share.places[rows], known))
-            if len(new):
-                conversations = [await talks[row] for row in rows[new].tolist()] if talks else []
-                places = share.places[rows[new]]
-                fetched.append(places)
-                self._add(places, batch.select(self._columns).take(new), conversations)
-
-    def _add(self, places: NDArray[np.int32], columns: Batch, conversations: Sequence[Conversation]) -> None:
+    def add(self, places: NDArray[np.int32], columns: Batch, conversations: Sequence[Conversation]) -> None:
         """Adds responses that have arrived, as the next part."""
-        slot = self._asked.slot
-        prompts = self._prompts_B.take(places.astype(np.int64))
+        slot = self.asked.slot
+        prompts = self.prompts_B.take(places.astype(np.int64))
         rollouts = Batch(len(places), {"prompts": prompts.prompts}).merge(mask_lost(columns, conversations))
         if not self._is_one_part:
             slot = Slot(kind=slot.kind, step=slot.step, part=len(self.parts.items) + 1)
             numbers = Column(places, np.ones(len(places), np.int32))
             rollouts = rollouts.merge(Batch(len(places), {"places": numbers}))
         self.parts.append(Part(slot, places, prompts, rollouts, conversations))
+
+
+class _Attempt:
+    """One attempt of a group to sample its share, while its parts are fetched and its conversations are led.
+
+    Rows at places that an earlier attempt has `fetched` are not handed on again; those of this attempt are added.
+    """
+
+    def __init__(self, sampling: _Sampling, share: Share, fetched: list[NDArray[np.int32]]) -> None:
+        self._sampling = sampling
+        self._share = share
+        self._fetched = fetched
+        self._ended = [asyncio.Event() for _ in range(share.num_parts)]  # for each part
+        self._turns = OpenTurns(share.client, share.slot, len(share.places))
+        self._talks: list[asyncio.Task[Conversation]] = []  # for each row, if responses are conversations
+
+    async def run(self) -> CommandReply:
+        """Sends the rows, has them sampled, and fetches the responses; returns the reply to Generate."""
+        share = self._share
+        talk = self._sampling.asked.talk
+        await share.client.put_batch(share.slot, share.seeded if talk is None else self._one_row_each())
+        async with task_group() as tasks:
+            if talk is not None:
+                rows = enumerate(share.places.tolist())
+                self._talks = [tasks.create_task(talk.converse(place, row, self._turns)) for row, place in rows]
+            generating = tasks.create_task(self._generate())
+            tasks.create_task(self._fetch())
+        return generating.result()
+
+    def _one_row_each(self) -> Batch:
+        """Returns the rows of conversations: one for each response, with what its environment has said first."""
+        places = self._share.places.astype(np.int64)
+        one_each = np.ones(len(places), np.int32)
+        prompts = self._sampling.prompts_B.prompts.take(places)
+        return Batch(len(places), {"prompts": prompts, "seeds": Column(self._share.seeded["seeds"].values, one_each)})
+
+    async def _generate(self) -> CommandReply:
+        share = self._share
+        asked = self._sampling.asked
+        reply = await share.client.generate(
+            share.slot,
+            asked.params,
+            base_step=asked.version,
+            num_parts=share.num_parts,
+            sleep_after=self._sampling.groups.devices.takes_turns(share.client.role),
+            on_part=lambda part: self._ended[part - 1].set(),
+            conversation=None if asked.talk is None else asked.talk.request,
+            on_turns=self._turns.end,
+        )
+        for event in self._ended:
+            event.set()
+        self._sampling.has_sampled(share.client)
+        return reply
+
+    async def _fetch(self) -> None:
+        """Fetches each part when it has ended, and hands on those rows that were not handed on before."""
+        share = self._share
+        columns = self._sampling.columns
+        known = np.concatenate([np.empty(0, np.int32), *self._fetched])
+        for part, event in enumerate(self._ended, start=1):
+            await event.wait()
+            if share.num_parts == 1:
+                batch = await share.client.get_batch(share.slot, columns)
+                rows = np.arange(batch.num_rows)
+            else:
+                slot = Slot(kind=share.slot.kind, step=share.slot.step, part=part)
+                batch = await share.client.get_batch(slot, [*columns, "places"])
+                rows = batch["places"].values
+            new = np.flatnonzero(~np.isin(share.places[rows], known))
+            if len(new):
+                conversations = [await self._talks[row] for row in rows[new].tolist()] if self._talks else []
+                places = share.places[rows[new]]
+                self._fetched.append(places)
+                self._sampling.add(places, batch.select(columns).take(new), conversations)
