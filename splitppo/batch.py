@@ -132,6 +132,9 @@ class Batch:
         return cls(num_rows, columns)
 
     def __getitem__(self, name: str) -> Column:
+        """Returns a column; KeyError with those that the batch has if it lacks the column."""
+        if name not in self.columns:
+            raise KeyError(f"the batch has no column {name!r}, it has {', '.join(self.columns) or 'none'}")
         return self.columns[name]
 
     def __contains__(self, name: object) -> bool:
@@ -153,7 +156,7 @@ class Batch:
 
     def select(self, names: Iterable[str]) -> "Batch":
         """Returns a batch with only the named columns; KeyError if one of them is missing."""
-        return Batch(self.num_rows, {name: self.columns[name] for name in names}, trusted=True)
+        return Batch(self.num_rows, {name: self[name] for name in names}, trusted=True)
 
     def merge(self, other: "Batch") -> "Batch":
         """Returns this batch with the columns of `other`, which must have the same rows, added or replaced."""

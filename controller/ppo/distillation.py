@@ -116,12 +116,10 @@ def _means(name: str, d_N: Float64s) -> Mapping[str, float]:
 def _log_probs(teacher: TeacherConfig, rollouts: Batch) -> tuple[Float64s, Float64s]:
     """Returns the log-probs of all tokens, by their teacher and by the policy that sampled, [N] each.
 
-    Not every step of a run whose loss has the signal has old log-probs: it takes those of the rollout backend.
-
     Raises:
         ConfigError: a log-prob of the teacher is not finite.
     """
-    of_policy = rollouts["rollout_log_probs" if teacher.is_in_loss else "old_log_probs"]
+    of_policy = rollouts[teacher.policy_column]
     of_teacher_N = rollouts["teacher_log_probs"].values.astype(np.float64)
     if not np.isfinite(of_teacher_N).all():
         wrong = of_teacher_N[~np.isfinite(of_teacher_N)][0]

@@ -237,5 +237,5 @@ def _needs_old_log_probs(config: Config) -> bool:
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
     needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.staleness > 0
-    needed = needed or (bool(config.teacher.folders) and not config.teacher.is_in_loss)
+    needed = needed or (bool(config.teacher.folders) and config.teacher.policy_column == "old_log_probs")
     return needed and not algorithm.rollout_correction.bypasses

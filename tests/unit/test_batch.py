@@ -133,7 +133,7 @@ def test_selecting_keeps_only_the_named_columns() -> None:
 
     assert list(batch.select(["responses"]).columns) == ["responses"]
     assert "prompts" in batch
-    with pytest.raises(KeyError, match="values"):
+    with pytest.raises(KeyError, match="the batch has no column 'values', it has prompts, responses"):
         batch.select(["values"])
 
 

@@ -109,6 +109,14 @@ class TeacherConfig(ComputedModelConfig):
         return bool(self.folders) and self.signal in _IN_LOSS
 
     @property
+    def policy_column(self) -> str:
+        """The column with the log-probs by the policy, with which those of the teachers are compared.
+
+        Not every step of a run whose loss has the signal has old log-probs: it takes those of the rollout backend.
+        """
+        return "rollout_log_probs" if self.is_in_loss else "old_log_probs"
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the teachers compute."""
         top = ("teacher_top_ids", "teacher_top_log_probs") if self.signal == "top_k" else ()
