@@ -115,9 +115,9 @@ class StepCalls:
 
     async def _put_teachers_of_rows(self) -> None:
         """Tells the actor's group the teacher of each row, if there are several and it hosts them."""
+        await self._sampled_last.on_actor.wait()
         sources = [row.data_source for row in self.rollouts.prompts.rows for _ in range(self._config.rollout.n)]
         numbers = teachers_of_rows(self._config.teacher, sources)
-        await self._sampled_last.on_actor.wait()
         if numbers.columns:
             await self._actor.put_batch(self.rollouts.slot, numbers)
 
