@@ -86,7 +86,7 @@ class Process:
         self.pid = os.getpid()
         self.threads = asyncio.Semaphore(_MAX_THREADS)
         self.late: list[Any] = []
-        self._conversations: dict[int, Conversation] = {}
+        self._conversations: dict[int, RunningConversation] = {}
 
     async def serve(self, channel: Channel) -> None:
         """Answers requests; the process ends with its controller."""
@@ -104,10 +104,12 @@ class Process:
                     self._conversations.pop(number).end()
                     continue
                 if request.begin is not None:
-                    self._conversations[number] = Conversation(self, number, request.begin)
+                    self._conversations[number] = RunningConversation(self, number, request.begin)
                 tasks.create_task(self._answer(request, self._conversations[number], writer))
 
-    async def _answer(self, request: Request, conversation: "Conversation", writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, request: Request, conversation: "RunningConversation", writer: asyncio.StreamWriter
+    ) -> None:
         answers = [await conversation.next_answer()] if request.begin else []
         for turn in request.turns:
             if not (answers and answers[-1].is_over):
@@ -219,7 +221,7 @@ def _marked(awaitable: Any, mark: Callable[[int], None]) -> Generator[Any, Any, 
             step = partial(steps.throw, error)
 
 
-class Conversation:
+class RunningConversation:
     """A conversation that runs in this process, from its beginning to its end.
 
     Attributes:

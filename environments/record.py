@@ -54,7 +54,7 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def at_step(self, step: int, names: Sequence[str]) -> "StepRecord":
+    def at_step(self, step: int, names: Sequence[str]) -> "RecordedStep":
         """Reads what is recorded of responses, which have names of their own in their step.
 
         A last line that a crash has cut off is removed. Without names nothing is read or written, and a response that
@@ -63,7 +63,7 @@ class Record:
         Raises:
             ConfigError: another line is damaged; the message names file and line.
         """
-        return StepRecord(self, step, names)
+        return RecordedStep(self, step, names)
 
     def remove(self, *, up_to: int = 0, after: float = inf) -> None:
         """Removes the files of steps that are not needed: those up to, or after, a step."""
@@ -72,7 +72,7 @@ class Record:
                 file.unlink(missing_ok=True)
 
 
-class StepRecord:
+class RecordedStep:
     """The recorded conversations of one step, see `Record.at_step`."""
 
     def __init__(self, record: Record, step: int, names: Sequence[str]) -> None:

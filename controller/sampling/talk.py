@@ -27,7 +27,7 @@ from controller.workers.clients import SamplingClient
 from controller.workers.concurrency import gather_calls
 from environments.messages import Answer
 from environments.pool import Episode
-from environments.record import StepRecord
+from environments.record import RecordedStep
 from splitppo.clock import unix_s
 from splitppo.rpc.errors import WrongState
 from splitppo.run_folder.spans import Span
@@ -157,7 +157,11 @@ class Talk:
     """
 
     def __init__(
-        self, environments: Environments, prompts_B: PromptBatch, seeds_B: NDArray[np.int64], record: StepRecord | None
+        self,
+        environments: Environments,
+        prompts_B: PromptBatch,
+        seeds_B: NDArray[np.int64],
+        record: RecordedStep | None,
     ) -> None:
         self.prompts_B = prompts_B
         self._environments = environments

@@ -12,7 +12,7 @@ from controller.data.prompt_files import PromptRow
 from controller.data.tokenizer import load_tokenizer
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
-from environments.record import Record, StepRecord
+from environments.record import Record, RecordedStep
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
@@ -76,12 +76,12 @@ def notes(file: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-async def begun(pool: EnvironmentProcesses, step: StepRecord | None) -> tuple[Episode, Answer]:
+async def begun(pool: EnvironmentProcesses, step: RecordedStep | None) -> tuple[Episode, Answer]:
     episode = pool.begin("dice", {"data_source": "dice"}, 1, None if step is None else step.replay(0))
     return episode, await episode.start()
 
 
-async def played(pool: EnvironmentProcesses, step: StepRecord | None, *dies: str) -> list[Answer]:
+async def played(pool: EnvironmentProcesses, step: RecordedStep | None, *dies: str) -> list[Answer]:
     episode, first = await begun(pool, step)
     return [first, *[await episode.say(call("roll", die=die), "stop") for die in dies], await episode.end()]
 

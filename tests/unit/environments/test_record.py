@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from environments.messages import Answer, Said
-from environments.record import Record, StepRecord
+from environments.record import Record, RecordedStep
 from splitppo.config import ConfigError
 
 NAMES = ("1.77", "1.78")
@@ -33,7 +33,7 @@ ANSWERS = (
 )
 
 
-def play(step: StepRecord, place: int = 0, answers: tuple[Answer, ...] = ANSWERS) -> list[bool]:
+def play(step: RecordedStep, place: int = 0, answers: tuple[Answer, ...] = ANSWERS) -> list[bool]:
     """Holds the conversation; returns for each answer whether the record had it."""
     replay, found = step.replay(place), []
     for number, answer in enumerate(answers):
