@@ -92,18 +92,19 @@ class StepBegun:
 
 @dataclass(frozen=True)
 class StepDone:
-    """Both updates of a step have ended. `samples` are a few of its responses, as rows of texts and score."""
+    """Both updates of a step have ended."""
 
     record: StepRecord
     metrics: Mapping[str, float]
-    samples: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class LineComplete:
     """A step is done and, if it has a checkpoint, so is this; the same holds of all steps before it.
 
-    `completed_s` is when its updates had ended, in unix seconds.
+    Attributes:
+        samples: a few of its responses, as rows of texts and score.
+        completed_s: when its updates had ended, in unix seconds.
     """
 
     step: int

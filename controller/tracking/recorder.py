@@ -5,10 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from controller.conversations.conversation import waited_for
-from controller.ppo.scores import Scores
 from controller.tracking.events import (
     CheckpointCommitted,
     Event,
@@ -134,8 +132,8 @@ class Recorder:
             **self._restarts.metrics(),
         }
         self._previous_spans = record.spans
-        samples = self._samples_of(record.step, record.scores)
-        self.emit(StepDone(record, metrics, samples))
+        samples = first_samples(record.scores, self._config.tracking.num_shown(record.step))
+        self.emit(StepDone(record, metrics))
         self._lines.add(LineComplete(record.step, metrics, samples, completed_s=unix_s()))
         self._tell_lines()
         self.last_step = record.step
@@ -164,10 +162,6 @@ class Recorder:
             self.emit(line)
             if waited := waited_for(line.metrics):
                 log.info("step %d waited %s", line.step, waited)
-
-    def _samples_of(self, step: int, scores: Scores) -> list[dict[str, Any]]:
-        """Returns the first `tracking.num_samples` responses of a step as rows; [] for a step that shows none."""
-        return first_samples(scores, self._config.tracking.num_shown(step))
 
     def _traffic(self) -> Traffic:
         return sum((client.traffic for client in self._clients), Traffic())

@@ -36,6 +36,7 @@ SCORE = "critic/score/mean"
 ACCURACY = "val/accuracy"
 EXPLAINED_VARIANCE = "critic/vf_explained_var"
 STEP_S = "timing_s/step"
+GLOBAL_STEP = "training/global_step"  # every step has it, so that a tracker's server knows its last step
 # The KL of the policy from another one; of those that a step has, the first says most.
 KL = ("distillation/kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")
 

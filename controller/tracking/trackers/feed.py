@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.atomic_write import write_atomically
+from splitppo.run_folder.metrics import ACCURACY
 from splitppo.run_folder.samples import TRAIN, VALIDATIONS, read_samples, rollouts_file
 from splitppo.run_folder.step_file import METRICS_FILE, follow_steps
 
@@ -159,7 +160,7 @@ class Feed:
         awaited: list[Sequence[str]] = []  # one of these kinds of files each
         if sample_freq > 0 and step > 0 and step % sample_freq == 0:
             awaited.append([TRAIN])
-        if sample_freq > 0 and "val/accuracy" in metrics:
+        if sample_freq > 0 and ACCURACY in metrics:
             awaited.append(VALIDATIONS)
         deadline_s = time.monotonic() + MAX_WAIT_FOR_SAMPLES_S
         for kinds in awaited:

@@ -15,12 +15,12 @@ from mlflow.tracking import MlflowClient
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.dotted_keys import leaves
+from splitppo.run_folder.metrics import GLOBAL_STEP
 from splitppo.run_folder.samples import SAMPLE_COLUMNS
 
 log = logging.getLogger(__name__)
 
 RUN_ID_TAG = "splitppo.run_id"
-_STEP = "training/global_step"  # every step has this metric, so that the server knows its last step
 _MAX_PARAMS = 100
 _MAX_PARAM_LENGTH = 500  # the limits of one request, and of a value in the oldest servers
 
@@ -46,7 +46,7 @@ class MlflowTracker(Tracker):
             params = (Param(_name(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in leaves(run.config))
             while batch := list(islice(params, _MAX_PARAMS)):
                 self._client.log_batch(self._run_id, params=batch)
-        history = self._client.get_metric_history(self._run_id, _STEP) if runs else []
+        history = self._client.get_metric_history(self._run_id, GLOBAL_STEP) if runs else []
         self.last_step = max((metric.step for metric in history), default=-1)
         self._log_file(run.folder / "config.yaml")
 
@@ -56,7 +56,7 @@ class MlflowTracker(Tracker):
             table = json.dumps({"columns": SAMPLE_COLUMNS, "data": samples}, ensure_ascii=False)
             self._store(lambda: self._client.log_text(self._run_id, table, f"samples/step_{step:06}.json"))
         now_ms = int(time.time() * 1000)
-        values = {_name(name): float(value) for name, value in metrics.items()} | {_STEP: float(step)}
+        values = {_name(name): float(value) for name, value in metrics.items()} | {GLOBAL_STEP: float(step)}
         self._client.log_batch(self._run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
 
     def log_report(self, step: int, report: Path) -> None:  # noqa: ARG002
