@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from splitppo.run_folder.columns import NUMBERS, TEXTS, TOKEN_LISTS, TURN_LISTS
 from splitppo.run_folder.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
 
 FOOTER_KEY = b"splitppo"
@@ -22,25 +23,12 @@ MAX_TEXT_BYTES = 1 << 27
 MAX_READ_VALUES = 1 << 26
 _BATCH_ROWS = 256
 MAX_TOKENS = 1_000_000
-SCALARS = (
-    *("row", "prompt_index", "sample", "data_source", "place", "score", "reward", "extra", "failure", "length"),
-    *("prompt_length", "has_eos", "is_truncated", "learned", "turns", "lost", "kl", "k3", "entropy", "mismatch"),
-    *("value_first", "value_last", "return_first", "value_error", "advantage_sum", "repetition", "text_hash", "why"),
-    "fixed",
-)
-TEXTS = ("prompt", "response", "ground_truth", "messages")
 # A table shows so many characters of a text: of a prompt, the question stands at its end.
 _EXCERPT = 120
 _EXCERPTS: Mapping[str, Callable[[str | None], str | None]] = {
     "prompt": lambda text: text and text[-_EXCERPT:],
     "response": lambda text: text and text[:_EXCERPT],
 }
-# Lists with one number per token.
-TOKEN_LISTS = (
-    *("ids", "ends", "old", "ref", "rollout", "value", "ret", "advantage", "rewards", "flags", "turn"),
-    *("new", "entropy_tokens", "clip"),
-)
-TURN_LISTS = ("turn_rewards", "turn_ends")
 _LEARNED = 2
 Float64s = NDArray[np.float64]
 
@@ -56,7 +44,7 @@ def read_scalars(folder: RunDir, kind: str, step: int, text: str = "") -> dict[s
         Unreadable: the file cannot be read.
     """
     with _parquet(folder, kind, step) as (file, reader):
-        columns = _values(_table(file, reader, (*SCALARS, *TEXTS)))
+        columns = _values(_table(file, reader, (*NUMBERS, *TEXTS)))
         if "row" not in columns:
             raise Unreadable(f"{file} has no column `row`.")
         columns["step"] = [step] * len(columns["row"])
@@ -108,7 +96,7 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
         Unreadable: the step has no such row, or its lists do not fit each other.
     """
     with _parquet(folder, kind, step) as (file, reader):
-        names = (*SCALARS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
+        names = (*NUMBERS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
         if not 0 <= row < reader.metadata.num_rows:
             raise Unreadable(f"{file} has no row {row}.")
         table = _table(file, reader, names).slice(row, 1)

@@ -6,12 +6,12 @@ Only who reads them needs pyarrow, which the Python of a tracker may lack.
 from pathlib import Path
 from typing import Any
 
+from splitppo.run_folder.columns import SHOWN
+
 # The columns of a sample as trackers show it.
 SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")
 TRAIN = "train"
 VALIDATIONS = ("val", "val_only")
-# The column with the response as its scorers got it, without special tokens; null for responses that are not shown.
-SHOWN = "shown"
 _READ = ("data_source", "prompt", SHOWN, "ground_truth", "score")
 
 

@@ -17,7 +17,8 @@ from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.step_record import StepRecord
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
-from splitppo.run_folder.samples import SAMPLE_COLUMNS, SHOWN, rollouts_file
+from splitppo.run_folder.columns import SHOWN
+from splitppo.run_folder.samples import SAMPLE_COLUMNS, rollouts_file
 from tests.support.fake_services import make_config
 from tests.support.scores import make_scores
 from tests.support.seeds import shifted

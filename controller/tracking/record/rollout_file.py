@@ -27,7 +27,7 @@ from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
 from splitppo.run_folder.append_log import json_line
-from splitppo.run_folder.samples import SHOWN
+from splitppo.run_folder.columns import SHOWN, TOKEN_LISTS
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]
@@ -43,8 +43,6 @@ _MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last
 _LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "advantage")} | {"reward": "rewards"}
 # What the update's own forwards compute.
 _OF_UPDATE = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
-# The columns with a number per token, which older steps lose.
-TOKEN_LISTS = ("ids", "ends", *_LISTS.values(), "flags", "turn", *_OF_UPDATE)
 _SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
 
 

@@ -18,7 +18,6 @@ from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.record.rollout_file import (
     METADATA_KEY,
-    TOKEN_LISTS,
     shown_file,
     train_file,
     val_file,
@@ -28,6 +27,7 @@ from controller.validation.result import ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
+from splitppo.run_folder.columns import NUMBERS, OF_VALIDATIONS, SHOWN, TEXTS, TOKEN_LISTS, TURN_LISTS
 from splitppo.run_folder.samples import read_samples, rollouts_file
 from splitppo.run_folder.summary import Accuracy
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
@@ -241,3 +241,12 @@ def test_what_trackers_show_is_there_although_nothing_is_recorded(config: Config
     assert [(row["row"], row["sample"], row["prompt"], row["shown"], row["fixed"]) for row in table.to_pylist()] == [
         (row, row % 2, f"prompt {row}", "unused", True) for row in range(3)
     ]
+
+
+def test_the_table_of_columns_has_every_column_that_is_written(config: Config) -> None:
+    """`messages` and `shown` are in both files, `fixed` in that of a validation alone."""
+    experience, scores = random_experience(config, LENGTHS)
+    trained = read(train_file(record_of(experience, scores), config, BACKEND))[0].column_names
+    assert {*trained} == {*NUMBERS, *TEXTS, SHOWN, *TOKEN_LISTS, *TURN_LISTS} - {"fixed"}
+    result = ValidationResult(Accuracy(overall=0.5), {}, scores, {}, lengths=np.array(LENGTHS, np.int32))
+    assert {*read(val_file(result, config, 3))[0].column_names} == {*OF_VALIDATIONS}
