@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from splitppo.config import Config
 from splitppo.run_folder.metrics import FIGURES, METRICS
 from tools.from_verl_page import KEY_PAGES, from_verl_keys_page, from_verl_page
+from tools.run_folder_page import run_folder_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -209,6 +210,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "from-verl": from_verl_page,
     **{page: partial(from_verl_keys_page, page) for page in KEY_PAGES},
     "metrics": metrics_page,
+    "run-folder": run_folder_page,
 }
 
 

@@ -19,6 +19,7 @@ from controller.run.state import RunState
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
+from splitppo.run_folder.contents import entry_of
 from splitppo.run_folder.processes import write_processes
 from tests.support.fake_services import make_config
 
@@ -188,12 +189,12 @@ def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_
         reopen(run_dir, data__prompt_key="question")
 
 
-def test_the_page_about_run_folders_names_every_file_that_a_start_makes(run_dir: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "run-folder.md").read_text()
-    with RunFolder(make_config(run_dir)) as folder:
+def test_the_table_of_files_has_every_file_that_a_start_makes(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)):
         write_processes(run_dir, [])
-        made = {path.name for path in run_dir.iterdir()} - {folder.lease.nonce}
-    assert not [name for name in made if f"`{name}`" not in page and f"`{name}/" not in page]
+        made = [str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()]
+    assert [path for path in made if entry_of(path) is None] == []
+    assert "config.yaml" in made
 
 
 def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:

@@ -1,0 +1,236 @@
+"""Every file of a run folder: what it holds, who writes it and when, and who reads it.
+
+docs/run-folder.md has the table. A new file gets a row here: tests compare the table to what runs leave.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Some files of one kind.
+
+    Attributes:
+        paths: below the run folder; `{role}` stands for a name, `N` for a number, a last `/` for all that is inside.
+        content: what they hold, for the page.
+        writer: who writes them, and when.
+        readers: which parts of SplitPPO read them; "" for those that are for people alone.
+    """
+
+    paths: tuple[str, ...]
+    content: str
+    writer: str
+    readers: str
+
+
+ENTRIES = (
+    Entry(
+        ("config.yaml",),
+        "the resolved configuration",
+        "controller, at each start",
+        "ranks; controller when it resumes, doctor, plan, sync, viewer",
+    ),
+    Entry(
+        ("metrics.jsonl",),
+        "one line per step. [Metric names](metrics.md) are verl's; `overlap/*` and `rpc/*` are SplitPPO's own",
+        "controller, when a step and its checkpoint are done; a way back removes lines",
+        "controller when it resumes, trackers, report, doctor, plan, viewer",
+    ),
+    Entry(
+        ("rollouts/train/N.parquet", "rollouts/val/N.parquet", "rollouts/val_only/N.parquet"),
+        "every response of step N, or of the validation after it, as numbers; of some the text and the numbers of each"
+        " token; what trackers show. `val_only`: of an `evaluation.val_only` that [samples in another"
+        " way](prompts.md#validation) than the run",
+        "controller's record, after each step and validation; a way back removes files",
+        "trackers, viewer",
+    ),
+    Entry(
+        ("rollouts/train/N.jsonl",),
+        "every response of step N as JSON lines",
+        "controller, with `tracking.dump_rollouts`",
+        "",
+    ),
+    Entry(
+        ("rollouts/val/N.jsonl", "rollouts/val_only/N.jsonl"),
+        "every response of the validation after step N as JSON lines",
+        "controller, with `evaluation.dump_generations` (on by default)",
+        "",
+    ),
+    Entry(
+        ("events.jsonl",),
+        "starts, losses, recoveries, validations, checkpoints, the end",
+        "controller's record, when they happen; nothing is ever removed",
+        "viewer",
+    ),
+    Entry(
+        ("live.json",),
+        "what the run does now",
+        "controller's record, on a change and every 5 s",
+        "viewer",
+    ),
+    Entry(
+        ("trace.json",),
+        "the timeline of every step, with validations, checkpoints and restores; open it in Perfetto. It can be read"
+        " after a kill, too",
+        "controller, after each step; a way back removes spans",
+        "report, plan, viewer",
+    ),
+    Entry(
+        ("summary.json",),
+        "the result in numbers, for scripts: accuracy before and after, times, overlap, sha256 of the weights, exit"
+        " reason and, of a run that failed, `why`. `finished` is true once the last step is done. The numbers cover all starts of the run, except those"
+        " under `this_start`",
+        "controller, at the end of a start, except after SIGKILL",
+        "controller when it resumes, trackers, doctor, viewer",
+    ),
+    Entry(
+        ("report.png",),
+        "plots of reward, accuracy, KL, value loss, explained variance and entropy; a timeline of one step",
+        "controller, at the end, with `tracking.report`",
+        "trackers",
+    ),
+    Entry(
+        ("checkpoints/global_step_N/",),
+        "a checkpoint of both models (`actor`, `critic`), the controller's state in `controller.json`. It is complete"
+        " when `COMMITTED` is there, and is [verified](operations.md#checkpoints) when it is loaded;"
+        " `damaged_global_step_N` is one that was not as it was written",
+        "ranks in the background, then the controller; `checkpoint.save_freq`",
+        "controller and ranks when they resume, doctor, export",
+    ),
+    Entry(
+        ("checkpoints/latest", "checkpoints/best"),
+        "the step of the newest complete checkpoint, a number; with `checkpoint.best_metric` a link to the best one",
+        "controller, with each checkpoint",
+        "",
+    ),
+    Entry(
+        ("huggingface/global_step_N/",),
+        "the [policy's weights](operations.md#weights-alone) after step N, as a Hugging Face folder",
+        "actor, with `checkpoint.weights_save_freq`",
+        "",
+    ),
+    Entry(
+        ("weights/version_N/",),
+        "the policy's weights after step N, on their way to a [rollout"
+        " group](rollout-groups.md#weights-as-files) or to `huggingface/`; not needed to resume. `rollout.sync_dir`"
+        " names another folder",
+        "actor, after each update; removed once newer ones are loaded",
+        "rollout group",
+    ),
+    Entry(
+        ("judge.jsonl",),
+        "the answers of a [judge](rewards.md#a-judge), by the sha256 of their requests",
+        "controller, when an answer comes",
+        "controller, when it asks the same again",
+    ),
+    Entry(
+        ("episodes/N.jsonl",),
+        "what environments that are not deterministic have [answered](environments.md#answers-that-are-recorded) in"
+        " step N",
+        "controller, when a conversation is over; removed with the checkpoints before it",
+        "controller, when it repeats the step",
+    ),
+    Entry(
+        ("processes.json",),
+        "role, rank, machine and pid of every rank and of the controller, made from what the groups tell",
+        "controller, when all groups answer",
+        "doctor",
+    ),
+    Entry(
+        ("services/{role}.json",),
+        "address, instance and ranks of a group that takes calls",
+        "its rank 0, which removes it at its end",
+        "controller (`services.launch: local`), doctor",
+    ),
+    Entry(
+        ("services/{role}.failure.json", "services/{role}.end.json"),
+        "why the last group that failed has ended; the rank that ended first, and how, until the group starts again",
+        "the rank that sees the failure; torchrun",
+        "controller",
+    ),
+    Entry(
+        ("services/token",),
+        "the token of calls, readable by its owner alone, while groups run that the controller has started",
+        "controller",
+        "doctor",
+    ),
+    Entry(
+        ("services/writer_{host}_N.lock",),
+        "locked by a rank of this machine while it writes to storage",
+        "ranks, with `checkpoint.max_writers`",
+        "ranks",
+    ),
+    Entry(
+        ("controller.epoch",),
+        "the id of the run, and the number of its starts; workers refuse calls of an earlier start",
+        "controller, at each start",
+        "ranks, doctor, sync",
+    ),
+    Entry(
+        ("controller.lock", "nonce-{digits}"),
+        "locked while a controller runs in the folder; a file by which a worker shows that it sees the same folder",
+        "controller, at its start",
+        "controller, doctor; ranks",
+    ),
+    Entry(
+        ("logs/controller_0.log", "logs/{role}_N.log", "logs/{role}_N.log.old"),
+        "the log of the controller and of every rank; `.old`: of the start before, in a run whose group was started"
+        " again",
+        "controller, ranks",
+        "viewer",
+    ),
+    Entry(
+        ("logs/{role}_torchrun.log",),
+        "what torchrun, its ranks and their libraries print, of a group that the controller has started",
+        "torchrun",
+        "controller when a group fails, viewer",
+    ),
+    Entry(
+        ("logs/{roles}_template.log",),
+        "what the process prints from which torchrun and ranks of these roles are forked; empty, unless it cannot"
+        " import something",
+        "template",
+        "controller when it fails",
+    ),
+    Entry(
+        ("logs/environments.log", "logs/trackers.log"),
+        "what your tools and environments, and the clients of trackers, print",
+        "their processes",
+        "",
+    ),
+    Entry(
+        ("trackers/{name}.json", "trackers/lock"),
+        "the last step that a tracker has received; locked while a process feeds them",
+        "tracker process, after each step",
+        "tracker process, sync",
+    ),
+    Entry(
+        ("tensorboard/", "wandb/", "swanlog/"),
+        "what the clients of [trackers](trackers.md) write",
+        "tracker process",
+        "TensorBoard, `wandb sync` and others",
+    ),
+    Entry(
+        ("failpoints/",),
+        "marks of faults that `debug.failpoints` has injected",
+        "controller, ranks",
+        "",
+    ),
+)
+
+_WRITTEN = {"N": "[0-9]+", "{role}": "[a-z]+", "{roles}": "[a-z_]+", "{name}": "[a-z]+", "{host}": "[^/]+"}
+_WRITTEN |= {"{digits}": "[0-9a-f]+"}
+
+
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{\w+\}|\bN\b|(?<=_)N\b)", path)
+    text = "".join(_WRITTEN.get(part, re.escape(part)) for part in parts)
+    return re.compile(text + (".+" if path.endswith("/") else ""))
+
+
+def entry_of(path: str) -> Entry | None:
+    """Returns the row of a file, by its path below the run folder; None for a file that no run writes."""
+    return next((entry for entry in ENTRIES if any(_pattern(one).fullmatch(path) for one in entry.paths)), None)
