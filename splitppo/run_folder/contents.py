@@ -80,8 +80,8 @@ ENTRIES = (
     Entry(
         ("summary.json",),
         "the result in numbers, for scripts: accuracy before and after, times, overlap, sha256 of the weights, exit"
-        " reason and, of a run that failed, `why`. `finished` is true once the last step is done. The numbers cover all starts of the run, except those"
-        " under `this_start`",
+        " reason and, of a run that failed, `why`. `finished` is true once the last step is done. The numbers cover all"
+        " starts of the run, except those under `this_start`",
         "controller, at the end of a start, except after SIGKILL",
         "controller when it resumes, trackers, doctor, viewer",
     ),
