@@ -15,7 +15,7 @@ from controller.tracking.display import Display
 from controller.tracking.plots import write_report
 from controller.tracking.recorder import Recorder
 from controller.trainer import Trainer
-from controller.workers.launcher import GroupFailed
+from controller.workers.local_group import GroupFailed
 from splitppo.config import ConfigError
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import StorageFailed

@@ -37,7 +37,7 @@ from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
 from controller.workers.concurrency import run_watched
-from controller.workers.launcher import GroupFailed
+from controller.workers.local_group import GroupFailed
 from controller.workers.recovery import LOST_GROUP, RestartBudget
 from controller.workers.worker_groups import WorkerGroups
 from rewards.manager import RewardManager

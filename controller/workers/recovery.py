@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from controller.workers.clients import WorkerClient
-from controller.workers.launcher import GroupFailed
+from controller.workers.local_group import GroupFailed
 from splitppo.rpc.errors import (
     DeadlineExceeded,
     Dirty,

@@ -11,7 +11,8 @@ from typing import NoReturn, Self, TypeVar
 from controller.workers.clients import ActorClient, Caller, CriticClient, RewardClient, RolloutClient, WorkerClient
 from controller.workers.command import CommandReply, Limits, ProgressCallback
 from controller.workers.concurrency import gather_calls, run_watched
-from controller.workers.launcher import GroupFailed, LocalGroup, LocalLauncher
+from controller.workers.launcher import LocalLauncher
+from controller.workers.local_group import GroupFailed, LocalGroup
 from controller.workers.recovery import LOST_GROUP, RECOVERABLE, ends_by_restart
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import ROLES, RoleName

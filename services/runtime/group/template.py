@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _run_torchrun(request: Mapping[str, Any]) -> int:
-    """Runs a torchrun in a process that was forked for it; see `LocalGroup` in controller/workers/launcher.py."""
+    """Runs a torchrun in a process that was forked for it; see `LocalGroup` in controller/workers/local_group.py."""
     from services.runtime.group.torchrun import run_torchrun
 
     os.environ.update(request["environment"])

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from controller.workers.launcher import GroupFailed, LocalLauncher
+from controller.workers.launcher import LocalLauncher
+from controller.workers.local_group import GroupFailed
 from splitppo.config import ConfigError
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
@@ -348,7 +349,7 @@ async def test_a_process_that_has_got_the_pid_of_a_rank_is_no_rank(
 ) -> None:
     bystander = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
     try:
-        monkeypatch.setattr("controller.workers.launcher.find_processes", lambda pids: [*map(FormerProcess, pids)])
+        monkeypatch.setattr("controller.workers.local_group.find_processes", lambda pids: [*map(FormerProcess, pids)])
         launcher = launch(f"serve({bystander.pid})", algorithm__adv_estimator="grpo")
         await launcher.start()
         assert launcher.groups["actor"].is_gone
@@ -389,7 +390,7 @@ async def test_a_rank_that_the_kernel_has_killed_is_named_as_such(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, *, num_kills: int, is_oom_kill: bool, expected: bool
 ) -> None:
     counts = iter([5, *[5 + num_kills] * 9])
-    monkeypatch.setattr("controller.workers.launcher.num_oom_kills", lambda: next(counts))
+    monkeypatch.setattr("controller.workers.local_group.num_oom_kills", lambda: next(counts))
     ends = f"""
 import threading
 
@@ -487,8 +488,8 @@ async def test_a_group_that_has_ended_before_anybody_waits_for_it_is_told_of(lau
     launcher = launch("sys.exit('broken')", algorithm__adv_estimator="grpo")
     launcher.launch()
     group = launcher.groups["actor"]
-    assert group._torchrun is not None
-    await group._torchrun.started()
+    assert group._start is not None
+    await group._start.torchrun.started()
     wait_until(lambda: group.has_ended, what="the end of the group")
     assert str(await failure(launcher.start())).startswith("the actor group ended at start; last lines of ")
 
@@ -589,7 +590,7 @@ async def test_a_template_that_is_stopped_after_it_has_forked_is_replaced_and_ke
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.workers.template.FORK_LIMIT_S", 0.2)
-    monkeypatch.setattr("controller.workers.launcher.KILL_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("controller.workers.local_group.KILL_TIMEOUT_S", 5.0)
     launcher = launch(SERVE_UNTIL_SIGTERM)
     before = await launcher.start()
     [template] = parents_of(launcher)

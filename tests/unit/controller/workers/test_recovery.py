@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.workers.launcher import GroupFailed
+from controller.workers.local_group import GroupFailed
 from controller.workers.recovery import MAX_REPLAYS, RestartBudget, ends_by_restart, replay_if_clean
 from splitppo.rpc.errors import (
     DeadlineExceeded,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.workers.launcher import GroupFailed
+from controller.workers.local_group import GroupFailed
 from controller.workers.worker_groups import WorkerGroups
 from splitppo import __version__
 from splitppo.config import ConfigError
