@@ -149,7 +149,7 @@ class Part:
             slot=slot,
             places=np.arange(len(order)),
             prompts=PromptBatch.join([part.prompts for part in parts]).take(order),
-            rollouts=in_order([part.rollouts for part in parts], order),
+            rollouts=in_order([part.rollouts for part in parts], parts),
             conversations=[conversations[index] for index in order] if conversations else (),
         )
 
@@ -159,10 +159,10 @@ def order_of(parts: Iterable[Part]) -> NDArray[np.int64]:
     return row_order(np.concatenate([part.places for part in parts]))
 
 
-def in_order(columns: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
-    """Joins the rows of all parts, and sorts them into the order of the prompts by `order_of` the parts."""
+def in_order(columns: Sequence[Batch], parts: Sequence[Part]) -> Batch:
+    """Joins columns of all parts of a batch, a `Batch` for each part; returns them in the order of the prompts."""
     joined = concatenate(columns)
-    return joined if len(columns) == 1 else joined.take(order)
+    return joined if len(columns) == 1 else joined.take(order_of(parts))
 
 
 class GrowingList(Generic[T]):
@@ -344,7 +344,7 @@ class _Sampling:
     async def _put_to_actor(self) -> None:
         parts = self.parts.items
         columns = ("prompts", *self.columns)
-        rollouts = in_order([part.rollouts.select(columns) for part in parts], order_of(parts))
+        rollouts = in_order([part.rollouts.select(columns) for part in parts], parts)
         await self.groups.actor.put_batch(self.asked.slot, rollouts)
 
     async def _sample_shares(self) -> None:

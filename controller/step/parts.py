@@ -5,15 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from controller.conversations.conversation import check_lost, warn_of_no_rewards, without_lost
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
-from controller.sampling.stream import GrowingList, Part, in_order
+from controller.sampling.stream import GrowingList, Part, in_order, order_of
 from controller.schedule import run_calls
 from controller.scoring.adjustments import (
     add_model_scores,
@@ -52,10 +49,6 @@ class PendingRollouts(Protocol):
     greedy_scores: Float32s | None
     on_actor: asyncio.Event
     parts: GrowingList[Part]
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """[num_rows], for each row of the batch its index in the joined parts; available after `generate`."""
 
     async def generate(self) -> Batch:
         """Puts the responses into the actor's slot; returns prompts and responses, ordered by prompt, then sample."""
@@ -134,7 +127,7 @@ class PartCalls:
                     reply = await compute(part.slot, base_step=self.step.base_step)
                     computed.append(await host.get_batch(part.slot, columns))
             record.add_reply(host.role, name, reply)
-        return in_order(computed, self.rollouts.order)
+        return in_order(computed, self.rollouts.parts.items)
 
     async def generate_and_score(self) -> tuple[Batch, Scores]:
         """Generates the rollouts and scores them part by part; returns the rollouts and their scores."""
@@ -184,7 +177,7 @@ class PartCalls:
                 scores = mark_truncated(scores, lengths, limit)
                 scores = subtract_overlong(scores, reward.overlong_buffer, lengths, limit)
             parts.append(scores)
-        scores = Scores.join(parts).take(self.rollouts.order)
+        scores = Scores.join(parts).take(order_of(self.rollouts.parts.items))
         if earlier is None:
             check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
             check_lost(scores, config.rollout.multi_turn.max_error_rate, f"step {self.step.number}")

@@ -19,7 +19,7 @@ from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.run.end import RunEnd
 from controller.sampling.keep import Groups, KeptGroups, keep_differing
-from controller.sampling.stream import UPDATE_COLUMNS, Asked, GrowingList, Part, in_order, order_of, sample
+from controller.sampling.stream import UPDATE_COLUMNS, Asked, GrowingList, Part, in_order, sample
 from controller.sampling.talk import Talk
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts, Origin
@@ -103,11 +103,7 @@ class SampledRollouts:
                 self.parts.append(part)
             self.parts.complete()
             columns = ("prompts", *self._asked.columns)
-            return in_order([part.rollouts.select(columns) for part in self.parts.items], self.order)
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        return order_of(self.parts.items)
+            return in_order([part.rollouts.select(columns) for part in self.parts.items], self.parts.items)
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
         return [(self.prompts, scores_B)]
@@ -132,17 +128,17 @@ class KeptRollouts:
         self.on_actor = asyncio.Event()
         self.prompts = self.groups.prompts
         self.scores: Scores | None = self.groups.scores
-        self.order = np.arange(rollouts.num_rows)
         self._kept = rollouts.select(name for name in ("prompts", "responses", "response_mask") if name in rollouts)
         self.parts = GrowingList([self._only_part()], is_complete=True)
 
     def _only_part(self) -> Part:
-        asked = self.prompts.repeated(len(self.order) // self.prompts.num_prompts)
+        num_rows = self.groups.rollouts.num_rows
+        asked = self.prompts.repeated(num_rows // self.prompts.num_prompts)
         talks = [talk for talk in self.groups.scores.conversations if talk is not None]
         if talks:
             rows = (replace(row, observation=talk.beginning) for row, talk in zip(asked.rows, talks, strict=True))
             asked = replace(asked, rows=tuple(rows))
-        return Part(self.slot, self.order, asked, self._kept, talks)
+        return Part(self.slot, np.arange(num_rows), asked, self._kept, talks)
 
     async def generate(self) -> Batch:
         """Puts the kept rollouts into the actor's slot for the step, and returns prompts and responses."""

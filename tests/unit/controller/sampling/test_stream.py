@@ -63,7 +63,7 @@ async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(
     lengths = [int(length) for part in parts for length in part.rollouts["responses"].lengths]
     assert rollouts["responses"].lengths.tolist() != lengths  # they came in another order
     computed = [Batch.from_rows(rm_scores=part.rollouts["responses"].lengths[:, None]) for part in parts]
-    assert in_order(computed, stream.order)["rm_scores"].values.tolist() == rollouts["responses"].lengths.tolist()
+    assert in_order(computed, stream.parts.items)["rm_scores"].values.tolist() == rollouts["responses"].lengths.tolist()
     assert [prompt.tolist() for prompt in rollouts["prompts"].rows()[2:4]] == [PROMPTS.prompts.rows()[1].tolist()] * 2
 
 
