@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ from controller.schedule import run_calls
 from controller.workers.clients import ActorClient, RolloutClient, SamplingClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import task_group
+from controller.workers.work import Work
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Array, Batch, Column, concatenate, row_order
 from splitppo.config import Config, Schedule
-from splitppo.run_folder.spans import Parts, Span
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 
@@ -203,22 +203,8 @@ class GrowingList(Generic[T]):
             number += 1
 
 
-class SamplingRecord(Protocol):
-    """Records what the groups and the environments do while they sample."""
-
-    @property
-    def step(self) -> int:
-        """The step to which the work belongs."""
-
-    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
-        """Records an engine's work on a command; `parts` has the places of the responses of each part."""
-
-    def add_environments(self, spans: Sequence[Span]) -> None:
-        """Records the times in which environments were at work."""
-
-
 async def sample(
-    groups: SamplingGroups, asked: Asked, record: SamplingRecord, *, on_actor: asyncio.Event | None = None
+    groups: SamplingGroups, asked: Asked, record: Work, *, on_actor: asyncio.Event | None = None
 ) -> AsyncGenerator[Part, None]:
     """Has responses sampled, and yields them in parts, each as soon as it has arrived; the only way to sample.
 
@@ -301,7 +287,7 @@ class _Sampling:
         columns: the columns that are fetched.
     """
 
-    def __init__(self, groups: SamplingGroups, asked: Asked, record: SamplingRecord, on_actor: asyncio.Event) -> None:
+    def __init__(self, groups: SamplingGroups, asked: Asked, record: Work, on_actor: asyncio.Event) -> None:
         self.groups = groups
         self.asked = asked
         self.parts: GrowingList[Part] = GrowingList()

@@ -94,7 +94,7 @@ class RolloutsAhead(StepRollouts):
                     self._may_update.set()
 
             await run_calls(config.run.schedule, compare, finish)
-        step.record.add_work_of(record)
+        step.record.add_work_of(record.spans, record.timings_s)
 
     async def _finish_next(self, following: StepContext, first_draw: int) -> None:
         try:

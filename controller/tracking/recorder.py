@@ -117,7 +117,7 @@ class Recorder:
         line: Mapping[str, float] | None = None
         if self._open:
             self.current.validation = validation
-            self.current.add_work_of(validation)
+            self.current.add_work_of(validation.spans, validation.timings_s)
         elif step == 0 or self._config.evaluation.val_only:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
             line = {**validation.metrics, **timings}

@@ -1,9 +1,7 @@
 """Validates the policy: the groups that sample answer held-out prompts, and the scorer scores the answers."""
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,31 +14,10 @@ from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.clients import sampling_params
-from controller.workers.command import CommandReply
+from controller.workers.work import Work
 from rewards.source import FailureLimit
-from splitppo.clock import unix_s
 from splitppo.config import Config
-from splitppo.run_folder.spans import MAX_ENVIRONMENT_SPANS, Parts, Span, joined
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
-
-
-@dataclass
-class _Work:
-    """Records the work of groups and environments for the validation of a step; a `SamplingRecord`."""
-
-    step: int
-    spans: list[Span] = field(default_factory=list)
-    timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
-        """Adds an engine's work: its spans, and the times that it measured."""
-        self.spans += reply.spans(pool, name, self.step, parts)
-        for timing, seconds in reply.timings_s.items():
-            self.timings_s[timing] += seconds
-
-    def add_environments(self, spans: Sequence[Span]) -> None:
-        """Adds the times in which environments were at work."""
-        self.spans += joined(spans, MAX_ENVIRONMENT_SPANS)
 
 
 @dataclass(eq=False)
@@ -73,18 +50,17 @@ class Evaluator:
         evaluation = self.config.evaluation
         max_error_rate = self.config.reward.max_error_rate
         failures = FailureLimit(max_error_rate * evaluation.n * self.prompts.num_prompts)
-        work = _Work(step)
+        work = Work(step)
         parts: list[Scores] = []
         lengths = []
         for number, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             answers = await self._answers(prompts, number, work)
             lengths.append(answers.rollouts["responses"].lengths)
-            scoring_s = unix_s()
             num_examine = evaluation.num_examine if number == 0 else 0
-            scores = await self.scorer.score(
-                answers.prompts, answers.rollouts, answers.conversations, num_examine=num_examine, limit=failures
-            )
-            work.spans.append(Span("scoring", "testing", step, scoring_s, unix_s()))
+            with work.span("scoring", "testing"):
+                scores = await self.scorer.score(
+                    answers.prompts, answers.rollouts, answers.conversations, num_examine=num_examine, limit=failures
+                )
             parts.append(scores)
         scores = Scores.join(parts)
         check_failures(scores, max_error_rate, f"the validation of step {step}")
@@ -94,9 +70,10 @@ class Evaluator:
         turns = conversation_metrics(scores.conversations).items()
         metrics |= {f"val-aux/{name}": value for name, value in turns if name.startswith("num_turns")}
         work.timings_s["testing"] = time.perf_counter() - started_s
+        work.timings_s.pop("environment", None)  # as a metric it is that of the step
         return ValidationResult(accuracy, metrics, scores, work.timings_s, work.spans, np.concatenate(lengths))
 
-    async def _answers(self, prompts: PromptBatch, number: int, work: _Work) -> Part:
+    async def _answers(self, prompts: PromptBatch, number: int, work: Work) -> Part:
         """Has the answers to one batch of the validation prompts sampled; returns them in the order of the prompts."""
         evaluation = self.config.evaluation
         run_seed = self.config.run.seed
