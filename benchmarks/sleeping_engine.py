@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
+from services.runtime.role import Program
 from splitppo.batch import Batch, Column
 from splitppo.config.section import RoleName
 from splitppo.v1 import actor_pb2, critic_pb2, reference_pb2, worker_pb2
@@ -144,7 +145,5 @@ class SleepingRole:
         return hashlib.sha256(b"").hexdigest()
 
 
-build: Callable[[RankContext], SleepingRole] = SleepingRole
-
 if __name__ == "__main__":
-    run_service(cast(RoleName, sys.argv.pop(1)), build)
+    run_service(Program(cast(RoleName, sys.argv.pop(1)), SleepingRole))

@@ -4,6 +4,10 @@ Every command runs on every rank at the same time; each rank has its own rows, a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
 
 from services.critic.losses import critic_loss
 from services.engine.model.forward import value_forward
@@ -12,7 +16,27 @@ from services.roles.trained_role import TrainedRole
 from services.runtime.command import Command, CommandProgress, Effect, Outcome, Rows
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
+from splitppo.config import Config, ConfigError
 from splitppo.v1 import critic_pb2, worker_pb2
+
+
+def check_config(config: Config) -> None:
+    """Raises ConfigError unless the run uses a critic."""
+    if not config.uses_critic:
+        raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+
+
+def give_cache_back(command: Command, context: RankContext) -> Command:
+    """Lets a command free cached GPU memory at its end if the rollout group takes turns on the critic's GPUs."""
+    if not context.config.rollout_shares_devices or context.device.type != "cuda":
+        return command
+
+    def run(request: Any, rows: Any, progress: CommandProgress) -> Outcome:
+        outcome = command.run(request, rows, progress)
+        torch.cuda.empty_cache()
+        return outcome
+
+    return replace(command, run=run)
 
 
 class CriticRole(TrainedRole):

@@ -2,11 +2,14 @@
 
 from typing import NoReturn
 
-from services.reward.role import RewardRole
+from services.reward.role import RewardRole, check_config
 from services.roles.model_check import check_models
 from services.runtime.launch import run_service
+from services.runtime.role import Program
+
+PROGRAM = Program("reward", RewardRole, check_config, check_models)
 
 
 def run_rank() -> NoReturn:
     """Runs one rank of the reward's group with the arguments of this process, and ends the process."""
-    run_service("reward", RewardRole, check_models=check_models)
+    run_service(PROGRAM)

@@ -52,6 +52,14 @@ def prove_sampling(config: Config) -> Callable[[Any, torch.device], None]:
     return prove
 
 
+def maps_memory_of_others(config: Config) -> bool:
+    """Returns True if the rollout backend maps GPU memory of other processes, which no block that grows allows.
+
+    The all-reduce of several ranks that share a vLLM engine does so.
+    """
+    return config.rollout.backend == "vllm" and config.rollout.vllm.tensor_model_parallel_size > 1
+
+
 def _check_vllm(config: Config) -> None:
     from services.rollout.vllm_backend.checks import check_model
 

@@ -4,8 +4,12 @@ from typing import NoReturn
 
 from services.rollout.role import RolloutRole, check_config, check_models
 from services.runtime.launch import run_service
+from services.runtime.role import Program
+
+# Its GPU memory is the engine's, which has rules of its own.
+PROGRAM = Program("rollout", RolloutRole, check_config, check_models, memory_grows=lambda _: False)
 
 
 def run_rank() -> NoReturn:
     """Runs one rank of the rollout's group with the arguments of this process, and ends the process."""
-    run_service("rollout", RolloutRole, check_config=check_config, check_models=check_models)
+    run_service(PROGRAM)

@@ -12,14 +12,19 @@ from services.rollout.generation import Generation
 from services.rollout.weight_sync import SyncedWeights
 from services.runtime.command import Command, CommandProgress, Effect, Outcome
 from services.runtime.context import RankContext
-from splitppo.config import Config
+from splitppo.config import Config, ConfigError
 from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.config.section import RoleName
 from splitppo.v1 import rollout_pb2, worker_pb2
 
 
 def check_config(config: Config) -> None:
-    """Raises ValueError unless the package of the rollout backend is installed."""
+    """Raises ConfigError unless the rollout group samples, and the package of its backend is installed."""
+    if "rollout" not in config.sampling_roles:
+        raise ConfigError(
+            "this run has no rollout group: rollout.share is 0, expected more (auto is 0 on the critic's devices if the"
+            " critic's update takes longer than the actor's)"
+        )
     check_rollout_packages(config, "rollout")
 
 

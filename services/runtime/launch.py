@@ -3,16 +3,15 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from services.runtime.command import Command, Effect, Outcome
-from services.runtime.context import RankContext
+from services.runtime.command import Command, Effect
+from services.runtime.context import Members, RankContext
 from services.runtime.failures.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
@@ -30,7 +29,7 @@ from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_ch
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.follower import Follower
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import CheckpointedRole, Role
+from services.runtime.role import CheckpointedRole, Program, Role
 from services.runtime.rpc.server import Server
 from services.runtime.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.runtime.state.batch_store import BatchStore
@@ -52,22 +51,13 @@ from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
 
-BuildRole = Callable[[RankContext], Role]
-CheckConfig = Callable[[Config], None]
-CheckModels = Callable[[RoleName, Config], Iterator[str]]
 _FAILED = 1
 _INTERRUPTED = 130
 
 
-def run_service(
-    role_name: RoleName,
-    build_role: BuildRole,
-    *,
-    check_config: CheckConfig = lambda _: None,
-    check_models: CheckModels = lambda *_: iter(()),
-) -> NoReturn:
+def run_service(program: Program) -> NoReturn:
     """Runs one rank of a service; the process exits with the status from `run`, or with 3 if its launcher has ended."""
-    code = run(role_name, build_role, check_config=check_config, check_models=check_models)
+    code = run(program)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -75,34 +65,25 @@ def run_service(
     os._exit(code)
 
 
-def run(
-    role_name: RoleName,
-    build_role: BuildRole,
-    arguments: Sequence[str] | None = None,
-    *,
-    check_config: CheckConfig = lambda _: None,
-    check_models: CheckModels = lambda *_: iter(()),
-) -> int:
+def run(program: Program, arguments: Sequence[str] | None = None) -> int:
     """Runs one rank until its group ends; returns 0 (drained), 1 (failed), 2 (bad input: a sentence on stderr) or 130.
 
-    `arguments` are those of the command line (None: of this process). Every rank calls `check_config`, which raises
-    ConfigError, before it joins the group, and with --check. It calls `build_role` when the process groups exist; a
-    ValueError or OSError of `build_role` is bad input. With --check the lines that `check_models` yields are printed;
-    its ValueError or OSError is bad input, too. 130 stands for a KeyboardInterrupt.
+    `arguments` are those of the command line (None: of this process). 130 stands for a KeyboardInterrupt.
     """
+    role_name = program.role_name
     try:
         options = parse(role_name, arguments)
         config = load_config(options.config, options.overrides)
         plan = batch_plan(config)
-        _check_has_group(role_name, config)
-        check_config(config)
+        config.services.of(role_name)  # refuses a group that the run does not have
+        program.check_config(config)
         check_compiler(config, role_name)
         if not options.check:
-            _serve(role_name, config, build_role, lifeline=options.lifeline)
+            _serve(program, config, lifeline=options.lifeline)
         elif int(os.environ.get("RANK", "0")) == 0:
             load_server_credentials(config.services, role_name)
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
-            for line in check_models(role_name, config):
+            for line in program.check_models(role_name, config):
                 sys.stdout.write(f"{line}\n")
     except (ValueError, OSError) as error:
         _say_once(sentence_of(error))
@@ -115,23 +96,6 @@ def run(
     return 0
 
 
-def _check_has_group(role_name: RoleName, config: Config) -> None:
-    if role_name == "critic" and not config.uses_critic:
-        raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
-    if role_name == "reward" and role_name not in config.roles:
-        values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
-        raise ConfigError(
-            f"this run has no reward group: reward_model.model is {values}; expected a model, and reward, or"
-            f" placement.teacher reward instead of {config.placement.teacher}"
-        )
-    config.services.of(role_name)  # refuses a rollout group that the run does not have
-    if role_name == "rollout" and role_name not in config.sampling_roles:
-        raise ConfigError(
-            "this run has no rollout group: rollout.share is 0, expected more (auto is 0 on the critic's devices if the"
-            " critic's update takes longer than the actor's)"
-        )
-
-
 def _describe(role_name: RoleName, config: Config) -> str:
     service = config.services.of(role_name)
     where = f"GPUs {list(service.devices)}" if service.devices else "the CPU"
@@ -141,61 +105,32 @@ def _describe(role_name: RoleName, config: Config) -> str:
     return f"{role_name}: {model}, {ranks}, listening on {service.bind}"
 
 
-def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
+def _serve(program: Program, config: Config, *, lifeline: bool) -> None:
     """Joins the torchrun group, builds the role, and takes part in commands until the group is drained."""
     launch = Launch.from_environment()
-    services = config.services
+    role_name = program.role_name
     # The controller stores stderr of the groups that it starts beside the log files: every line would be there twice.
     set_up_logging(role_name, launch.rank, config.run.dir, to_stderr=not lifeline)
     if lifeline:
         hold_lifeline()
     failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
     # Rank 0 alone serves; the other ranks open no port.
-    credentials = load_server_credentials(services, role_name) if launch.rank == 0 else PLAINTEXT
-    device = _place(launch, role_name, config)
+    credentials = load_server_credentials(config.services, role_name) if launch.rank == 0 else PLAINTEXT
+    device = _place(program, launch, config)
     failpoints.hit("start", 0)
-    with start_limit(services.start_timeout_s):
+    with start_limit(config.services.start_timeout_s):
         store = launch.connect_store()
         context = join_group(launch, store, role_name, config, device)
         members = introduce(launch, store)
-    rank = launch.rank
-    world_size = launch.world_size
-    limit_s = services.progress_timeout_s
-    failure = PeerWatch(context, launch.connect_store(may_host=False), members)
-    failure.start()
-    activity = Activity(services.start_timeout_s, limit_s)
-    signs = launch.connect_store(may_host=False)
-    watch = device_watch(device)
-    heartbeat = Heartbeat(rank, world_size, signs, activity, failure, limit_s=limit_s, device=watch)
-    heartbeat.start()
-    which = f" ({watch().name})" if device.type == "cuda" else ""
-    placed = f"rank {rank} of {world_size} on {device}{which}, {torch.get_num_threads()} threads"
-    log.info("%s: building the %s", placed, role_name)
-    try:
-        failpoints.hit("load", 0)
-        role = build_role(context)
-    except (ValueError, OSError) as bad_input:
-        failure.leave(bad_input)
-        raise
-    except Exception as error:  # noqa: BLE001 - the other ranks and the log get every error
-        failure.end_group(error, Place(method="build"))
-    ledger = None
-    slots = BatchStore(services.max_held_bytes)
-    checkpoint_commands = no_checkpoint_commands(role_name)
-    if isinstance(role, CheckpointedRole):
-        ledger = Ledger()
-        checkpoint_commands = CheckpointCommands(role, context, ledger).commands()
-    elif any(command.effect is Effect.LOADS for command in role.commands()):
-        ledger = Ledger(committed_step=-1)
-    commands = give_cache_back([*role.commands(), *checkpoint_commands], context)
-    channel = ControlChannel(world_size, context.control_group)
-    side_channel = ControlChannel(world_size, context.side_group)
+    activity = Activity(config.services.start_timeout_s, config.services.progress_timeout_s)
+    failure, heartbeat = _watch_ranks(launch, context, members, activity)
+    role = _build(program, context, failure)
+    commands, ledger = _commands_of(program, role, context)
+    channel = ControlChannel(context.world_size, context.control_group)
+    side_channel = ControlChannel(context.world_size, context.side_group)
     activity.idle()
-    if rank == 0:
-        num_trainable = getattr(role, "num_trainable_parameters", 0)
-        worker = Worker(
-            context, role.role, role.num_parameters, members.processes, ledger, slots, commands, num_trainable
-        )
+    if context.rank == 0:
+        worker = _worker(role, context, members, commands, ledger)
         _lead(Leader(worker, channel, side_channel, failure, activity), credentials, heartbeat)
     else:
         ignore_signals()
@@ -205,31 +140,15 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     dist.destroy_process_group()
 
 
-def give_cache_back(commands: Sequence[Command], context: RankContext) -> Sequence[Command]:
-    """Lets the critic's commands free cached GPU memory at their end if the rollout group takes turns on its GPUs."""
-    takes_turns = context.role_name == "critic" and context.config.rollout_shares_devices
-    if not takes_turns or context.device.type != "cuda":
-        return commands
-
-    def giving_back(command: Command) -> Command:
-        def run(*arguments: Any) -> Outcome:
-            outcome = command.run(*arguments)
-            torch.cuda.empty_cache()
-            return outcome
-
-        return replace(command, run=run)
-
-    return [giving_back(command) for command in commands]
-
-
-def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
+def _place(program: Program, launch: Launch, config: Config) -> torch.device:
     """Binds this rank to its CPU cores and GPU, returns the device; warns of too few cores or a wrong rank count."""
+    role_name = program.role_name
     service = config.services.of(role_name)
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)
     device = place_process(launch, role_name, service, num_threads)
-    if device.type == "cuda":
-        use_expandable_segments(role_name, config)
+    if device.type == "cuda" and program.memory_grows(config):
+        use_expandable_segments()
     warning = crowding_of_group(role_name, service, launch.local_world_size, cores)
     if warning and launch.local_rank == 0 and config.services.launch == "external":  # else the controller says it
         log.warning("%s", warning)
@@ -237,6 +156,63 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
         wanted = f"services.{role_name}.num_processes is {service.num_processes}"
         log.warning("%d ranks, but %s", launch.world_size, wanted)
     return device
+
+
+def _watch_ranks(
+    launch: Launch, context: RankContext, members: Members, activity: Activity
+) -> tuple[PeerWatch, Heartbeat]:
+    """Starts to watch the other ranks: whether their processes live, and whether they get on with their work."""
+    failure = PeerWatch(context, launch.connect_store(may_host=False), members)
+    failure.start()
+    heartbeat = Heartbeat(
+        context.rank,
+        context.world_size,
+        launch.connect_store(may_host=False),
+        activity,
+        failure,
+        limit_s=context.config.services.progress_timeout_s,
+        device=device_watch(context.device),
+    )
+    heartbeat.start()
+    return failure, heartbeat
+
+
+def _build(program: Program, context: RankContext, failure: PeerWatch) -> Role:
+    """Builds the role on this rank. Bad input is raised; any other error ends the group."""
+    device = context.device
+    which = f" ({device_watch(device)().name})" if device.type == "cuda" else ""
+    placed = f"rank {context.rank} of {context.world_size} on {device}{which}, {torch.get_num_threads()} threads"
+    log.info("%s: building the %s", placed, program.role_name)
+    try:
+        failpoints.hit("load", 0)
+        return program.build(context)
+    except (ValueError, OSError) as bad_input:
+        failure.leave(bad_input)
+        raise
+    except Exception as error:  # noqa: BLE001 - the other ranks and the log get every error
+        failure.end_group(error, Place(method="build"))
+
+
+def _commands_of(program: Program, role: Role, context: RankContext) -> tuple[Sequence[Command], Ledger | None]:
+    """Returns all commands of a group, and the ledger of its steps; None if the group has no step."""
+    own = role.commands()
+    ledger = None
+    if isinstance(role, CheckpointedRole):
+        ledger = Ledger()
+        checkpoints = CheckpointCommands(role, context, ledger).commands()
+    else:
+        checkpoints = no_checkpoint_commands(context.role_name)
+        if any(command.effect is Effect.LOADS for command in own):
+            ledger = Ledger(committed_step=-1)  # no weights yet
+    return [program.adapt(command, context) for command in (*own, *checkpoints)], ledger
+
+
+def _worker(
+    role: Role, context: RankContext, members: Members, commands: Sequence[Command], ledger: Ledger | None
+) -> Worker:
+    slots = BatchStore(context.config.services.max_held_bytes)
+    num_trainable = getattr(role, "num_trainable_parameters", 0)
+    return Worker(context, role.role, role.num_parameters, members.processes, ledger, slots, commands, num_trainable)
 
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:

@@ -3,12 +3,16 @@
 The runtime serves each command of a role as the RPC of the same name. A role that trains has checkpoints as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from services.runtime.command import Command
+from services.runtime.context import RankContext
+from splitppo.config import Config
+from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
 
 
@@ -49,3 +53,26 @@ class CheckpointedRole(Role, Protocol):
 
     def compute_weights_digest(self) -> str:
         """Returns the sha256 of the weights: sorted named_parameters, little-endian fp32 values; tied weights once."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A role as the launch of its ranks sees it: how it is checked and built, and what its processes need.
+
+    Attributes:
+        build: makes the role; every rank calls it once the process groups exist. Its ValueError or OSError is bad
+            input.
+        check_config: raises ConfigError if a group of this role cannot run with a configuration; every rank calls it
+            before it joins the group.
+        check_models: proves the models of the group, on request (--check), and yields a line for each. Its ValueError
+            or OSError is bad input.
+        memory_grows: whether blocks of GPU memory may grow in the ranks, see `use_expandable_segments`.
+        adapt: changes each command of the group, those of checkpoints included, for this rank.
+    """
+
+    role_name: RoleName
+    build: Callable[[RankContext], Role]
+    check_config: Callable[[Config], None] = lambda _: None
+    check_models: Callable[[RoleName, Config], Iterator[str]] = lambda *_: iter(())
+    memory_grows: Callable[[Config], bool] = lambda _: True
+    adapt: Callable[[Command, RankContext], Command] = lambda command, _: command

@@ -88,16 +88,13 @@ def place_process(launch: Launch, role_name: RoleName, service: ServiceConfig, n
     return torch.device("cuda", index)
 
 
-def use_expandable_segments(role_name: RoleName, config: Config) -> None:
-    """Lets blocks of GPU memory that PyTorch keeps grow, because each micro-batch has other shapes.
+def use_expandable_segments() -> None:
+    """Lets blocks of GPU memory that PyTorch keeps grow, unless the user has configured PyTorch's allocator.
 
-    Of blocks with a fixed size, gaps would remain that fit no later micro-batch. Nothing changes where the user has
-    configured PyTorch's allocator, in a rollout group, and where several ranks share a vLLM engine: its all-reduce
-    maps the memory of other processes, which is impossible in blocks that grow.
+    Where a process computes batches of ever other shapes, gaps would remain in blocks of a fixed size that fit no later
+    batch.
     """
-    shares_engine = config.rollout.backend == "vllm" and config.rollout.vllm.tensor_model_parallel_size > 1
-    is_left_alone = role_name == "rollout" or (role_name in config.sampling_roles and shares_engine)
-    if not is_left_alone and os.environ.keys().isdisjoint(_ALLOCATOR_VARIABLES):
+    if os.environ.keys().isdisjoint(_ALLOCATOR_VARIABLES):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # noqa: SLF001 - has no public name
 
 

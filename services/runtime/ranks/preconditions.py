@@ -1,7 +1,7 @@
 """Checks a command on rank 0 before it is sent to all ranks: the caller, the training step, the rows."""
 
 from services.runtime.command import Effect
-from services.runtime.state.batch_store import KINDS_WITH_PARTS, describe
+from services.runtime.state.batch_store import describe, may_have_parts
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.worker import Worker
 from splitppo.batch import Batch
@@ -41,7 +41,7 @@ def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
         raise InvalidArgument("the slot has no rows")
     optional = [name for name in wanted.optional_columns if name in stored and name not in wanted.columns]
     rows = wanted.prepare(request, stored.select([*wanted.columns, *optional]))
-    if command.num_parts_of(request, rows) and (request.slot.kind not in KINDS_WITH_PARTS or request.slot.part):
+    if command.num_parts_of(request, rows) and not may_have_parts(request.slot):
         raise InvalidArgument(
             f"only a whole slot of experience or a share can be worked on in parts, not the {describe(request.slot)}"
         )

@@ -181,7 +181,7 @@ def _check_request(call: CommandCall) -> None:
     if effect.has_rows and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
         raise InvalidArgument("slot must be given")
     if effect is Effect.TRAINS and call.request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE:
-        raise InvalidArgument(f"an update needs an experience slot, got the {describe(call.request.slot)}")
+        raise InvalidArgument(f"{call.command.method} needs an experience slot, got the {describe(call.request.slot)}")
 
 
 async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:

@@ -13,15 +13,31 @@ from splitppo.v1 import batch_pb2
 
 MAX_EVALUATION_SLOTS = 4
 MAX_PARTS = 1024
-# For each kind: the name of its slots, and how many there may be before a new one replaces the oldest.
-_KINDS: Mapping[batch_pb2.SlotKind, tuple[str, int | None]] = {
-    batch_pb2.SLOT_KIND_EXPERIENCE: ("experience", None),
-    batch_pb2.SLOT_KIND_EVALUATION: ("evaluation", MAX_EVALUATION_SLOTS),
-    batch_pb2.SLOT_KIND_CANDIDATES: ("candidates", 1),
-    batch_pb2.SLOT_KIND_GREEDY: ("greedy", 1),
-    batch_pb2.SLOT_KIND_SHARE: ("share", None),
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The rules of one kind of slots.
+
+    Attributes:
+        max_slots: so many there may be; a new one replaces the oldest. None: one for each step that has room.
+        has_parts: its rows may come in parts.
+        of_committed_step: its rows belong to the committed step or the next one; else to the next two.
+    """
+
+    name: str
+    max_slots: int | None = None
+    has_parts: bool = False
+    of_committed_step: bool = False
+
+
+_KINDS: Mapping[batch_pb2.SlotKind, _Kind] = {
+    batch_pb2.SLOT_KIND_EXPERIENCE: _Kind("experience", has_parts=True),
+    batch_pb2.SLOT_KIND_EVALUATION: _Kind("evaluation", MAX_EVALUATION_SLOTS, of_committed_step=True),
+    batch_pb2.SLOT_KIND_CANDIDATES: _Kind("candidates", 1),
+    batch_pb2.SLOT_KIND_GREEDY: _Kind("greedy", 1),
+    batch_pb2.SLOT_KIND_SHARE: _Kind("share", has_parts=True),
 }
-KINDS_WITH_PARTS = (batch_pb2.SLOT_KIND_EXPERIENCE, batch_pb2.SLOT_KIND_SHARE)
 # There are few commands on one slot; a command whose reply was dropped is computed again.
 _MAX_REPLIES = 64
 
@@ -30,10 +46,6 @@ class _Key(NamedTuple):
     kind: batch_pb2.SlotKind
     step: int
     part: int = 0
-
-    @property
-    def may_have_parts(self) -> bool:
-        return self.kind in KINDS_WITH_PARTS and self.part == 0
 
 
 @dataclass
@@ -46,11 +58,10 @@ class _Entry:
 class BatchStore:
     """The batches of rank 0, by slot. Thread-safe: the gRPC thread puts and gets, the main thread does the rest.
 
-    There is room for experience and shares of the next two steps (under `overlap` the step after next arrives while the
-    next one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for
-    one of greedy rollouts. Of these last three kinds a new batch replaces the oldest.
+    There is room for two steps (with `run.schedule: overlap` the step after next arrives while the next one is still
+    being trained), and as many slots of a kind as its `_Kind` says.
 
-    Experience and shares may come in parts, 1, 2, ... Until something is put to the whole (part 0), the whole has the
+    Slots of some kinds may come in parts, 1, 2, ... Until something is put to the whole (part 0), the whole has the
     columns that all parts have, and each row is where the column `places` of its part says. The first put to the whole
     replaces the parts.
 
@@ -95,11 +106,12 @@ class BatchStore:
 
     def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
         """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead."""
-        if slot.kind not in _KINDS:
+        kind = _KINDS.get(slot.kind)
+        if kind is None:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
-        if slot.kind in KINDS_WITH_PARTS and not 0 <= slot.part <= MAX_PARTS:
+        if kind.has_parts and not 0 <= slot.part <= MAX_PARTS:
             raise InvalidArgument(f"there is no {describe(slot)}: expected a part from 0 to {MAX_PARTS}")
-        first = 0 if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else 1
+        first = 0 if kind.of_committed_step else 1
         if committed_step is None:
             if slot.step < first:
                 raise InvalidArgument(f"there is no {describe(slot)}: its step must be {first} or more")
@@ -122,12 +134,10 @@ class BatchStore:
                 self._entries = {other: entry for other, entry in self._entries.items() if other.step == key.step}
             present = self._find(key)
             rows = present.rows.merge(batch) if present else batch
-            if key.may_have_parts and key not in self._entries:
+            if may_have_parts(key) and key not in self._entries:
                 self._drop_parts(key)
             self._entries[key] = _Entry(rows)
-            _, room = _KINDS[key.kind]
-            for oldest in [other for other in self._entries if other.kind == key.kind][:-room] if room else ():
-                del self._entries[oldest]
+            self._drop_oldest(key.kind)
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
         """Returns the rows of a slot; NotFound if the slot is empty, or was dropped when its step was committed."""
@@ -169,11 +179,11 @@ class BatchStore:
     def commit(self, step: int, result: Batch | None = None) -> None:
         """Drops the slots of a committed step and of earlier steps; evaluation slots of the committed step stay.
 
-        The experience slot of the step then has the columns of `result`, if the update has any, until the next commit.
+        The experience slot of the step then has the columns of `result`, if there are any, until the next commit.
         """
         with self._lock:
             for key in list(self._entries):
-                if key.step < step or (key.step == step and key.kind != batch_pb2.SLOT_KIND_EVALUATION):
+                if key.step < step or (key.step == step and not _KINDS[key.kind].of_committed_step):
                     del self._entries[key]
             if result is not None:
                 self._entries[_Key(batch_pb2.SLOT_KIND_EXPERIENCE, step)] = _Entry(result)
@@ -187,6 +197,13 @@ class BatchStore:
         with self._lock:
             return [batch_pb2.Slot(**key._asdict()) for key in self._entries]
 
+    def _drop_oldest(self, kind: batch_pb2.SlotKind) -> None:
+        """Drops the oldest slots of a kind of which there are too many."""
+        max_slots = _KINDS[kind].max_slots
+        if max_slots is not None:
+            for oldest in [key for key in self._entries if key.kind == kind][:-max_slots]:
+                del self._entries[oldest]
+
     def _entry(self, slot: batch_pb2.Slot) -> _Entry:
         entry = self._find(_key(slot))
         if entry is None:
@@ -195,7 +212,8 @@ class BatchStore:
 
     def _find(self, key: _Key) -> _Entry | None:
         """Returns the entry of a slot, made of the slot's joined parts if only parts were put; None without rows."""
-        if key in self._entries or not key.may_have_parts or not (parts := self._parts(key)):
+        parts = self._parts(key) if may_have_parts(key) else []
+        if key in self._entries or not parts:
             return self._entries.get(key)
         if parts != list(range(1, len(parts) + 1)):
             raise WrongState(f"the {describe(key)} has gaps: only its parts {', '.join(map(str, parts))} were put")
@@ -211,9 +229,15 @@ class BatchStore:
 
 def describe(slot: batch_pb2.Slot | _Key) -> str:
     """Returns a slot as text for error sentences, e.g. "experience slot of step 3, part 1"."""
-    kind, _ = _KINDS.get(slot.kind, (f"unknown ({slot.kind})", None))
+    kind = _KINDS.get(slot.kind, _Kind(f"unknown ({slot.kind})"))
     part = f", part {slot.part}" if slot.part else ""
-    return f"{kind} slot of step {slot.step}{part}"
+    return f"{kind.name} slot of step {slot.step}{part}"
+
+
+def may_have_parts(slot: batch_pb2.Slot | _Key) -> bool:
+    """Returns True for a whole slot (part 0) of a kind whose rows may come in parts."""
+    kind = _KINDS.get(slot.kind)
+    return kind is not None and kind.has_parts and slot.part == 0
 
 
 def _key(slot: batch_pb2.Slot) -> _Key:

@@ -26,6 +26,7 @@ from services.runtime.command import Command, CommandCancelled, CommandProgress,
 from services.runtime.context import RankContext
 from services.runtime.launch import run_service
 from services.runtime.ranks.sharding import Indices
+from services.runtime.role import Program
 from splitppo.batch import Batch, Column
 from splitppo.v1 import actor_pb2, critic_pb2, worker_pb2
 from tests.support.turns import ended_turn
@@ -292,7 +293,5 @@ def values_of(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int
     return Batch.from_rows(values=rows)["values"]
 
 
-build: Callable[[RankContext], ToyRole] = ToyRole
-
 if __name__ == "__main__":
-    run_service("critic", build)
+    run_service(Program("critic", ToyRole))

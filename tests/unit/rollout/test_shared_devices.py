@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from services.actor import rank as actor_rank
+from services.critic import rank as critic_rank
 from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, PolicyWeights, Sampling, empty_responses
 from services.rollout.role import RolloutRole
 from services.runtime.command import Command, CommandCancelled, Effect, Outcome
-from services.runtime.launch import give_cache_back
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
 from tests.support.command_calls import result_of
@@ -325,7 +326,8 @@ def test_commands_of_the_critic_free_cached_memory_before_their_result_on_gpus_t
     context = replace(context, device=torch.device(device))
     commands = [Command(name, critic_pb2.ComputeValuesRequest, Effect.WRITES_SLOT, run) for name in ("One", "Two")]
 
-    for command in give_cache_back(commands, context):
-        assert command.run(1, 2, 3).metrics == {"a": 1.0}
+    program = {"critic": critic_rank, "actor": actor_rank}[role].PROGRAM
+    for command in commands:
+        assert program.adapt(command, context).run(1, 2, 3).metrics == {"a": 1.0}
 
     assert events == (["run", "cache emptied"] if freed else ["run"]) * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,26 @@ import pytest
 import torch
 import yaml
 
+from services.critic import rank as critic_rank
+from services.reward import rank as reward_rank
+from services.rollout import rank as rollout_rank
 from services.runtime.group.closed_group import culprit, report
 from services.runtime.group.command_line import start_group_unless_rank
 from services.runtime.group.process_group import Launch, cpus_of_rank, gpu_of_rank, place_process
 from services.runtime.launch import run
+from services.runtime.role import Program
 from splitppo.config import Config, ConfigError, ServiceConfig
 
 
 def build_nothing(_: Any) -> Any:
     raise AssertionError("no role is built here")
+
+
+ACTOR = Program("actor", build_nothing)
+CRITIC = replace(critic_rank.PROGRAM, build=build_nothing)
+REWARD = replace(reward_rank.PROGRAM, build=build_nothing)
+# Without its proof of a model, which is not there.
+ROLLOUT = Program("rollout", build_nothing, rollout_rank.PROGRAM.check_config)
 
 
 @pytest.fixture
@@ -50,7 +62,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bad_input_is_one_sentence(
     config_file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    assert run("critic", build_nothing, ["--config", str(config_file), *arguments]) == 2
+    assert run(CRITIC, ["--config", str(config_file), *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
@@ -68,7 +80,7 @@ def test_bad_input_is_one_sentence(
 def test_a_reward_group_that_the_run_has_not_is_bad_input(
     config_file: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], found: str
 ) -> None:
-    assert run("reward", build_nothing, ["--config", str(config_file), "--check", *overrides]) == 2
+    assert run(REWARD, ["--config", str(config_file), "--check", *overrides]) == 2
     sentence = f"{found}; expected a model, and reward, or placement.teacher reward instead of critic"
     assert capsys.readouterr().err == f"error: this run has no reward group: {sentence}\n"
 
@@ -76,29 +88,29 @@ def test_a_reward_group_that_the_run_has_not_is_bad_input(
 def test_a_rollout_group_that_the_run_has_not_is_bad_input(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("rollout", build_nothing, ["--config", str(config_file), "--check"]) == 2
+    assert run(ROLLOUT, ["--config", str(config_file), "--check"]) == 2
     sentence = "this run has no rollout group: services.rollout is null, expected its keys"
     assert capsys.readouterr().err == f"error: {sentence}\n"
     group = ["--config", str(config_file), "--check", "services.rollout.threads=1"]
-    assert run("rollout", build_nothing, [*group, "rollout.share=0"]) == 2
+    assert run(ROLLOUT, [*group, "rollout.share=0"]) == 2
     sentence = (
         "this run has no rollout group: rollout.share is 0, expected more (auto is 0 on the critic's devices if the"
         " critic's update takes longer than the actor's)"
     )
     assert capsys.readouterr().err == f"error: {sentence}\n"
     for share in ("auto", "0.5", "1"):
-        assert run("rollout", build_nothing, [*group, f"rollout.share={share}"]) == 0
+        assert run(ROLLOUT, [*group, f"rollout.share={share}"]) == 0
 
 
 def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("actor", build_nothing, ["--config", str(config_file), "--check"]) == 0
+    assert run(ACTOR, ["--config", str(config_file), "--check"]) == 0
     assert "actor: some/model, 1 processes on the CPU" in capsys.readouterr().out
     assert not (config_file.parent / "run").exists()
 
 
 def test_overrides_and_options_come_in_any_order(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["rollout.n=2", "--check", "data.train_batch_size=8", "--config", str(config_file)]
-    assert run("actor", build_nothing, arguments) == 0
+    assert run(ACTOR, arguments) == 0
     assert "step: 8 prompts x 2 samples" in capsys.readouterr().out
 
 
@@ -109,7 +121,7 @@ def test_check_prints_what_is_proved_of_the_models_and_refuses_those_that_are_no
         yield f"{role_name}.model: {config.actor.model} is right"
         raise ValueError("another model is wrong")
 
-    assert run("actor", build_nothing, ["--config", str(config_file), "--check"], check_models=prove) == 2
+    assert run(Program("actor", build_nothing, check_models=prove), ["--config", str(config_file), "--check"]) == 2
     printed = capsys.readouterr()
     assert printed.out.endswith("actor.model: some/model is right\n")
     assert printed.err == "error: another model is wrong\n"
@@ -122,7 +134,7 @@ def test_a_roles_own_check_comes_before_the_group_is_joined(
     def refuse(config: Config) -> None:
         raise ConfigError(f"{config.actor.model} cannot be had")
 
-    assert run("actor", build_nothing, ["--config", str(config_file), *options], check_config=refuse) == 2
+    assert run(Program("actor", build_nothing, refuse), ["--config", str(config_file), *options]) == 2
     assert capsys.readouterr().err == "error: some/model cannot be had\n"
 
 

@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
+from services.actor import rank as actor_rank
+from services.critic import rank as critic_rank
+from services.rollout import rank as rollout_rank
 from services.runtime.group.process_group import Launch, join_group, use_expandable_segments
 from services.runtime.ranks.row_group import RowGroup
 from splitppo.config.section import RoleName
@@ -50,14 +53,6 @@ def test_groups_of_rows_must_divide_all_ranks() -> None:
         RowGroup(0, 2)
 
 
-def settings_of(monkeypatch: pytest.MonkeyPatch, role: RoleName, **sections: Any) -> list[str]:
-    """Returns what the allocator of a rank of this role on a GPU is told."""
-    told = list[str]()
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
-    use_expandable_segments(role, context_of(role, actor=ACTOR, **sections).config)
-    return told
-
-
 @pytest.fixture(autouse=True)
 def without_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
@@ -82,12 +77,17 @@ TWO_RANKS = {"num_processes": 2}
     ],
 )
 def test_memory_grows_where_micro_batches_have_ever_other_shapes(
-    monkeypatch: pytest.MonkeyPatch, role: RoleName, sections: dict[str, Any], grows: bool
+    role: RoleName, sections: dict[str, Any], grows: bool
 ) -> None:
-    assert settings_of(monkeypatch, role, **sections) == (["expandable_segments:True"] if grows else [])
+    program = {"actor": actor_rank, "critic": critic_rank, "rollout": rollout_rank}[role].PROGRAM
+    assert program.memory_grows(context_of(role, actor=ACTOR, **sections).config) == grows
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("name", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_what_the_user_has_told_the_allocator_holds(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "max_split_size_mb:512")
-    assert settings_of(monkeypatch, "actor") == []
+    told = list[str]()
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    if name:
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+    use_expandable_segments()
+    assert told == ([] if name else ["expandable_segments:True"])
