@@ -12,53 +12,53 @@ from controller.commands.from_verl.translation import translate
 
 _HEAD = """# From verl
 
-Your data files, reward functions, models and dashboards stay as they are. `python -m tools.docs` makes this page from
-the table that translates (`controller/commands/from_verl/keys.py`).
+| question | short answer |
+|---|---|
+| What stays as it is? | data files, reward functions, models, dashboards |
+| How do I translate a launch script, or a configuration? | one command, below; then `--check` |
+| [Which input](#which-input-is-best) is best? | the resolved configuration, else the script |
+| [What does a script get](#what-a-launch-script-gets)? | a sandbox without a network |
+| What is [not in keys](#differences-that-are-not-in-keys)? | whitening, denominators, seeds |
+| Which [defaults](#defaults-that-differ) differ? | dtype, batch sizes, vLLM |
+| What is [a key](#keys), [a word](#names), [a metric](#metrics) here? | tables |
 
     python -m controller from-verl run_ppo.sh --verl-version 0.9 -o my.yaml   # a launch script, written for verl 0.9
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
     python -m controller --config my.yaml --check
 
-It reads the arguments that a script passes to `main_ppo` of `verl.trainer` or `one_step_off_policy`, or a Hydra
-configuration, resolved or with interpolations. For each key the report says if it is taken, changed (how), not needed
-(why), not supported (what to do instead) or unknown. `my.yaml` has the values that differ from our defaults, with a
-comment on each value that is not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older names.
-Each key that is not needed is in the table by its name, with the reason; only trees about logs, profiles and Ray are
-left out as a whole. A key that the table does not name, of a later version or of a fork, is an error.
+It reads what a script passes to `main_ppo` of `verl.trainer` or `one_step_off_policy`, or a Hydra configuration. For
+each key the report says if it is taken, changed (how), not needed (why), not supported (what to do instead) or unknown;
+`my.yaml` has the values that differ from our defaults. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older
+names. A key that is unknown, or is not supported and changes what is learned, ends the command with exit code 1 and
+without a file, unless you drop it by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
+that do not fit together, give one sentence and exit code 2.
 
-* `key=value` after the file's name are keys of verl. They override the script's. `MODEL_PATH=/models/mine python -m
+* `key=value` after the file's name are keys of verl, and override the script's. `MODEL_PATH=/models/mine python -m
   controller from-verl ...` sets a variable of a script.
-* Bash itself runs a script, in a [sandbox](#what-a-launch-script-gets): with tools such as `basename` and `sed`, and
-  without a network. All other commands are skipped. If a word or a branch depends on a skipped command, on a file that
-  is not read, or on a variable that is not set, one sentence gives the line, and the key or variable to set.
+* Bash itself runs a script, with tools such as `basename` and `sed`. All other commands are skipped. If a word or a
+  branch depends on a skipped command, on a file that is not read, or on a variable that is not set, one sentence gives
+  the line, and the key or variable to set.
 * Defaults are those of `--verl-version`, of the checkout of verl that the file lies in (`verl/version/version`), or
-  of the version that the keys tell. If nothing tells it, the command asks for `--verl-version` (exit code 1). Up to
-  0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was 0.001, and there was no dual clip. With
-  Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and 0.5, and the actor's in 0.4.1: the report
-  says so, and `--verl-version` takes these defaults.
-* `--gpus 6:2` sets the GPUs of actor and critic. In verl both models use all GPUs; here each has its own, so that
-  both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines,
-  and no more than a mini-batch has rows.
-  `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
-  [Which number is which GPU](hosts.md#which-gpus), also below `CUDA_VISIBLE_DEVICES`.
+  of the version that the keys tell; otherwise the command asks for `--verl-version` (exit code 1). Up to 0.3 the KL was
+  in the reward unless `use_kl_loss`, `entropy_coeff` was 0.001, and there was no dual clip. With Megatron the critic's
+  learning rate decayed to 0 by default in 0.4.1 and 0.5, and the actor's in 0.4.1, as the report says.
+* `--gpus 6:2` sets the GPUs of actor and critic, each its own. By default the actor, which also generates, gets three
+  of four, in whole vLLM engines, and no more than a mini-batch has rows. `python -m controller plan RUN_DIR` predicts
+  other splits; [which number is which GPU](hosts.md#which-gpus).
 * `actor_rollout_ref.hybrid_engine=False`, as in `one_step_off_policy`: verl's `rollout.n_gpus_per_node` GPUs on
   `rollout.nnodes` machines are those of `services.rollout`, which samples one step ahead with `rollout.staleness: 1`
-  ([rollout-groups.md](rollout-groups.md#staleness-1)). `--gpus` divides the GPUs of `trainer`. The log-probs of
-  sampling are the old ones (`bypass_mode`), as in verl 0.7 and newer. Up to 0.6 they were computed anew, and nothing
-  corrected the rollouts by default: with `--verl-version 0.6` give `algorithm.rollout_correction.rollout_is=token`. A
-  validation is by the weights after its step, in verl by those before it. The keys of `fully_async_policy` are refused:
-  which weights sample there depends on who is faster.
-* With LoRA the reference is the policy without its adapters, as in verl, and rollouts get merged weights. Weights
-  that are offloaded move whole between commands, moments in buckets; with actor and critic on GPUs of their own,
-  [less of it is needed](operations.md#weights-and-moments-in-main-memory).
+  ([rollout-groups.md](rollout-groups.md#staleness-1)); `--gpus` divides the GPUs of `trainer`. The log-probs of
+  sampling are the old ones (`bypass_mode`), as in verl 0.7 and newer; with `--verl-version 0.6` give
+  `algorithm.rollout_correction.rollout_is=token`. A validation is by the weights after its step, in verl by those
+  before it. The keys of `fully_async_policy` are refused: which weights sample there depends on who is faster.
+* With LoRA the reference is the policy without its adapters, and rollouts get merged weights. Weights that are
+  offloaded move whole between commands, moments in buckets; with actor and critic on GPUs of their own, [less of it is
+  needed](operations.md#weights-and-moments-in-main-memory).
 * Tools (`multi_turn`): the files of `tool_config_path` and `function_tool_path` are used unchanged, by all rows, with
   `tools_kwargs` of a row ([environments-adapters.md](environments-adapters.md#tools-for-verl)). Rewards of tools count
-  here. Limits and the format of calls are taken. Of agent loops, `tool_agent` is what the tools do; for another one,
-  and for interactions, name an environment of your own in `rollout.multi_turn.environments` and drop verl's key. The
-  column `agent_name` is not read: `data_source` chooses the environment.
-* If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
-  code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
-  that do not fit together, give one sentence and exit code 2.
+  here. Of agent loops, `tool_agent` is what the tools do; for another one, and for interactions, name an environment of
+  your own in `rollout.multi_turn.environments` and drop verl's key. `data_source` chooses the environment, not
+  `agent_name`.
 
 ## Which input is best
 

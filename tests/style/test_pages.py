@@ -73,6 +73,17 @@ def test_the_table_of_contents_names_every_page() -> None:
     assert [page for page in pages if page != "docs/README.md" and str(ROOT / page) not in named] == []
 
 
+# These only list: keys and metrics.
+LISTS = ("docs/config", "docs/from-verl/", "docs/metrics.md")
+ANSWERING = [page for page in PAGES if page.startswith("docs/") and not page.startswith((*LISTS, "docs/adr/"))]
+
+
+@pytest.mark.parametrize("page", ANSWERING)
+def test_every_page_begins_with_its_questions(page: str) -> None:
+    first = (ROOT / page).read_text().splitlines()[:14]
+    assert any("?" in line for line in first)
+
+
 def test_every_decision_has_a_number_a_status_and_a_line_in_the_table() -> None:
     contents = (ROOT / "docs/adr/README.md").read_text()
     decisions = [page for page in (ROOT / "docs/adr").glob("*.md") if page.name != "README.md"]
