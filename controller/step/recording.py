@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from controller.step.context import StepContext
-from controller.tracking.record.sampling import choose
+from controller.tracking.record.choice import choose
 from splitppo.batch import Batch
 from splitppo.v1.batch_pb2 import Slot
 

@@ -41,23 +41,38 @@ def choose(numbers: Numbers, scores: Scores, config: Config, step: int) -> NDArr
     """
     lengths_B = numbers["length"].astype(np.int64)
     random = np.random.default_rng((config.run.seed, step))
-    num_samples = config.rollout.n
     num_tokens = config.tracking.rollouts.tokens_per_step
     why_B = np.zeros(len(lengths_B), np.int32)
-    groups = np.arange(len(lengths_B)).reshape(-1, num_samples)[random.permutation(len(lengths_B) // num_samples)]
-    ends = np.cumsum(lengths_B[groups].sum(axis=1))
-    taken = groups[ends <= num_tokens // 2].reshape(-1)
-    if not len(taken) and len(groups):
-        taken = groups[0][np.cumsum(lengths_B[groups[0]]) <= num_tokens // 2]
+    taken = _random_groups(lengths_B, config.rollout.n, num_tokens // 2, random)
     why_B[taken] = Why.RANDOM
-    left = num_tokens - int(lengths_B[taken].sum())
+    num_left = num_tokens - int(lengths_B[taken].sum())
     ranked = [*_ranked(numbers, scores, random.permutation(len(lengths_B)))]
     for rank in range(_PER_REASON):
         for reason, rows in ranked:
-            if rank < len(rows) and (why_B[rows[rank]] or lengths_B[rows[rank]] <= left):
-                left -= 0 if why_B[rows[rank]] else int(lengths_B[rows[rank]])
-                why_B[rows[rank]] |= reason
+            if rank >= len(rows):
+                continue
+            row = rows[rank]
+            num_more = 0 if why_B[row] else int(lengths_B[row])
+            if num_more <= num_left:
+                num_left -= num_more
+                why_B[row] |= reason
     return why_B
+
+
+def _random_groups(
+    lengths_B: NDArray[np.int64], num_samples: int, num_tokens: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draws whole groups of `num_samples` responses with at most `num_tokens` tokens; returns their rows.
+
+    If the first group that is drawn does not fit, those of its responses are taken that do.
+    """
+    num_groups = len(lengths_B) // num_samples
+    groups = np.arange(len(lengths_B)).reshape(-1, num_samples)[random.permutation(num_groups)]
+    fits = np.cumsum(lengths_B[groups].sum(axis=1)) <= num_tokens
+    if fits.any() or not num_groups:
+        return groups[fits].reshape(-1)
+    first = groups[0]
+    return np.asarray(first[np.cumsum(lengths_B[first]) <= num_tokens])
 
 
 def _ranked(numbers: Numbers, scores: Scores, order_B: NDArray[np.int64]) -> Iterator[tuple[Why, NDArray[np.int64]]]:

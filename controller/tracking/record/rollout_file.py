@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from controller.ppo.kl import clamp_log_ratio
 from controller.ppo.masked_stats import Float32s, Mask
 from controller.ppo.scores import Objects, Scores, Text
-from controller.tracking.record.sampling import choose
+from controller.tracking.record.choice import choose
 from controller.tracking.record.statistics import step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.record.token_text import decode_with_ends

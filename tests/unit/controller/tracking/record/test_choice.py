@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.tracking.record.sampling import Why, choose
+from controller.tracking.record.choice import Why, choose
 from tests.support.recorded import record_config
 from tests.support.scores import make_scores
 from tests.support.seeds import shifted
