@@ -66,6 +66,19 @@ def test_no_line_of_text_is_long(page: str) -> None:
     assert [number for number, line in text_lines(page) if len(line) > MAX_COLUMNS] == []
 
 
+OURS = re.compile(
+    r"`((?:controller|services|splitppo|rewards|environments|viewer|recipes|benchmarks|tools|tests|deploy|proto)/[\w./-]+"
+    r"\.(?:py|sh|proto|yaml|sbatch))`"
+)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md" and "/extending/" not in page])
+def test_every_file_of_ours_that_a_page_names_is_there(page: str) -> None:
+    """The recipes of docs/extending make files, and are followed by a test."""
+    named = set(OURS.findall((ROOT / page).read_text()))
+    assert {file for file in named if not (ROOT / file).exists()} == set()
+
+
 def test_the_table_of_contents_names_every_page() -> None:
     contents = (ROOT / "docs/README.md").read_text()
     named = {str((ROOT / "docs" / target.partition("#")[0]).resolve()) for target in LINK.findall(contents)}
