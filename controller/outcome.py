@@ -18,6 +18,7 @@ from controller.trainer import Trainer
 from controller.workers.local_group import GroupFailed
 from splitppo.config import ConfigError
 from splitppo.logs import FILE_ONLY
+from splitppo.machine.children.ending import exit_status_of
 from splitppo.rpc.errors import StorageFailed
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.summary import Accuracy, ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
@@ -111,7 +112,7 @@ class RunOutcome:
     def exit_status(self) -> int:
         """Returns the exit status of the process. A run below `evaluation.min_accuracy` has failed."""
         if self.reason == "interrupted":
-            return 128 + (self.signal or signal.SIGINT)
+            return exit_status_of(-(self.signal or signal.SIGINT))
         after = self.summary.validation.after if self.summary else None
         if self.reason == "completed" and (missed := self._missed_accuracy(after)):
             sys.stderr.write(f"error: {missed}\n")

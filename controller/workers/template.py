@@ -101,7 +101,6 @@ class Torchrun:
                 return False
             await asyncio.sleep(_POLL_INTERVAL_S)
         if self.process.pid:
-            self._server.has_forked = True
             return True
         if self.process.refusal:
             raise TemplateFailed(f"no process could be started: {self.process.refusal}")

@@ -2,6 +2,7 @@
 
     ending.py   waits for a child, ends it with all it has started, and says how it ended
     forks.py    a process from which others are forked
+    start.py    the command line of a child that runs Python
     parent.py   makes a child end with its parent; the child calls it
     title.py    the name of a forked child in `ps`
     tree.py     finds and kills a process and its descendants

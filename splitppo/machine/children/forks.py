@@ -52,7 +52,7 @@ class ForkServer:
         lost_code: the exit code of processes whose server has ended before it could say theirs.
 
     Attributes:
-        has_forked: True once somebody has seen a process of it; the next one then comes at once.
+        has_forked: True once a process of it has been seen; the next one then comes at once.
     """
 
     def __init__(
@@ -192,6 +192,7 @@ class Forked:
             self._has_ended(self._server.lost_code)
         elif sentences and not self.pid:
             self.pid = sentences[0]
+            self._server.has_forked = True
             with suppress(ProcessLookupError):  # it has ended already, as the next sentence says
                 self._process = os.pidfd_open(self.pid)
         if len(sentences) > 1:

@@ -28,6 +28,7 @@ from rewards.code.bubblewrap import IN_USER_NAMESPACE, NoSandbox, isolated, own_
 from rewards.code.limits import TMP_BYTES
 from rewards.code.seccomp import filter_program
 from rewards.code.watch import POLL_INTERVAL_S, Bounds, Watch, end_sandbox
+from splitppo.machine.children.ending import exit_code_within
 
 ANSWERS = "/answers.bash"  # every bash in the sandbox reads this first
 _TOOLS = """
@@ -158,13 +159,9 @@ def _wait(command: Sequence[str], fds: Sequence[int], records: Records, ends_s: 
         raise NoSandbox(f"bubblewrap cannot be started: {error.strerror}") from error
     watch = Watch(process.pid, bounds, _NUM_OWN)
     try:
-        while True:
-            try:
-                process.wait(POLL_INTERVAL_S)
-                break
-            except subprocess.TimeoutExpired:
-                if (limit := watch.exceeded()) is not None:
-                    raise LimitExceeded(f"{name} exceeds the limit of {limit.value} that a launch script has") from None
+        while exit_code_within(process, POLL_INTERVAL_S) is None:
+            if (limit := watch.exceeded()) is not None:
+                raise LimitExceeded(f"{name} exceeds the limit of {limit.value} that a launch script has")
     finally:
         end_sandbox(process)
     if records.is_full:
