@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 from splitppo.run_folder.files import RunDir, Unreadable
+from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS, log_before, log_of_rank, log_of_torchrun
 from viewer.redaction import redacted
 
 MAX_LINES = 60
@@ -39,12 +40,13 @@ def log_at(folder: RunDir, events: Sequence[Mapping[str, Any]], number: int) -> 
     except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise Unreadable(f"Event {number} has no time: unix_s is {str(event.get('unix_s'))[:100]}.") from error
     if role == "controller":
-        return [_read(folder, ["controller_0.log"], moment)]
+        return [_read(folder, [CONTROLLER_LOG], moment)]
     ranks = dict.fromkeys([rank, 0] if isinstance(rank, int) and 0 <= rank < 1_000_000 else [0])
-    files = [[f"{role}_{one:d}.log", f"{role}_{one:d}.log.old"] for one in ranks]
+    logs = [log_of_rank(role, one) for one in ranks]
+    files = [[log, log_before(log)] for log in logs]
     if not any(one.get("kind") == "group_up" and one.get("role") == role for one in events[number + 1 :]):
-        files.append([f"{role}_torchrun.log"])  # of the last start alone
-    return [_read(folder, names, moment) for names in (*files, ["controller_0.log"])]
+        files.append([log_of_torchrun(role)])  # of the last start alone
+    return [_read(folder, names, moment) for names in (*files, [CONTROLLER_LOG])]
 
 
 def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
     sentence = ""
     for file in files:
         try:
-            with folder.open("logs", file, max_bytes=_MAX_LOG_BYTES) as stream:
+            with folder.open(LOGS, file, max_bytes=_MAX_LOG_BYTES) as stream:
                 lines, has_stamps = _until(stream, moment.encode())
         except Unreadable as error:
             sentence = sentence or str(error)

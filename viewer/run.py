@@ -1,6 +1,5 @@
 """One run as the pages see it: its state, its metrics and the files of its steps."""
 
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 from splitppo.run_folder.events import EVENTS_FILE
 from splitppo.run_folder.files import RunDir, Unreadable, finite, follower
+from splitppo.run_folder.live import LIVE_FILE, is_gone
 from splitppo.run_folder.metrics import ACCURACY, SCORE
 from viewer.distributions import Distributions
 from viewer.metrics import Float32s, Metrics
@@ -18,7 +18,7 @@ from viewer.summaries import Footers
 
 # The controller writes live.json every 5 s, and more often when something changes.
 QUIET_AFTER_S = 15.0
-_MARKS = ("metrics.jsonl", "config.yaml", "live.json", "events.jsonl", "summary.json")
+_MARKS = ("metrics.jsonl", "config.yaml", LIVE_FILE, "events.jsonl", "summary.json")
 _SPARKLINE = 60
 MAX_RUNS = 500
 MAX_EVENTS = 5_000
@@ -80,11 +80,11 @@ class Run:
 
         `why` is the sentence by which a run that has ended failed; None otherwise, and in folders of older versions.
         """
-        live, summary = (self._read(name) for name in ("live.json", "summary.json"))
+        live, summary = (self._read(name) for name in (LIVE_FILE, "summary.json"))
         phase = live.get("phase")
         reason = str(summary.get("exit_reason", ""))
         quiet_s = time.time() - (finite(live.get("unix_s")) or 0.0)
-        if live and phase != "ended" and _is_gone(live):
+        if live and phase != "ended" and is_gone(live):
             state = "gone", f"its controller (process {live.get('pid')}) is gone"
         elif live and phase != "ended":
             state = ("quiet", f"quiet for {quiet_s:.0f} s") if quiet_s > QUIET_AFTER_S else ("live", str(phase))
@@ -163,14 +163,3 @@ def _told(event: dict[str, Any]) -> dict[str, Any]:
 
     spans = {"spans": len(event["spans"])} if isinstance(event.get("spans"), list) else {}
     return {name[:MAX_EVENT_TEXT]: told(value) for name, value in (event | spans).items()}
-
-
-def _is_gone(live: dict[str, Any]) -> bool:
-    """Returns True if the controller ran on this machine and does not any more; no lock is touched to know it."""
-    if live.get("host") != socket.gethostname() or not isinstance(live.get("pid"), int):
-        return False
-    try:
-        fields = Path(f"/proc/{live['pid']}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return Path("/proc/self").exists()
-    return str(live.get("pid_started", fields[19])) != fields[19]

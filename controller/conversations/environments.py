@@ -15,6 +15,7 @@ from environments.pool import EnvironmentProcesses
 from environments.record import Record
 from splitppo.config import Config
 from splitppo.config_error import config_errors
+from splitppo.run_folder.logs import ENVIRONMENTS_LOG, LOGS
 from splitppo.v1 import conversation_pb2
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ async def open_environments(
     if not section.environments:
         yield None
         return
-    output = config.run.dir / "logs" / "environments.log"
+    output = config.run.dir / LOGS / ENVIRONMENTS_LOG
     tool_format = tool_format_of(config, tokenizer)
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
         record = Record(config.run.dir / "episodes")

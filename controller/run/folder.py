@@ -6,7 +6,6 @@ controller that no longer has the folder.
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
-from controller.tracking.logs import CONTROLLER_LOG
 from controller.workers.clients import Caller
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, config_tree, dump_config
@@ -30,6 +28,8 @@ from splitppo.config.shown import is_secret, secret_keys
 from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
+from splitppo.run_folder.epoch import EPOCH_FILE, read_epoch, write_epoch
+from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.secret_names import HIDDEN
 
@@ -37,33 +37,10 @@ log = logging.getLogger(__name__)
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
-_EPOCH_FILE = "controller.epoch"
 # The longest time for which a starting controller waits until `is_held` in other processes has given the lock back.
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
-_MAX_EPOCH = 2**63 - 1  # on the wire
 _MCP_TOOLS = "rollout.multi_turn.mcp_tools."
-
-
-def read_epoch(record: Path) -> tuple[str, int]:
-    """Parses the run id and the epoch, the number of the last start, from a file controller.epoch.
-
-    Raises:
-        ConfigError: the file lacks one of them. The file is not made anew, because workers refuse an epoch
-            lower than before.
-    """
-    content = record.read_bytes()
-    with suppress(ValueError, TypeError, KeyError):
-        stored = json.loads(content)
-        run_id = stored["run_id"]
-        epoch = stored["epoch"]
-        if run_id and isinstance(run_id, str) and isinstance(epoch, int) and 0 < epoch < _MAX_EPOCH:
-            return run_id, epoch
-    got = repr(content[:80].decode(errors="replace")) if content else "an empty file"
-    raise ConfigError(
-        f'{record}: expected {{"run_id": "...", "epoch": N}}, got {got}; write into it the last run id and epoch that'
-        f" {record.parent / 'logs' / CONTROLLER_LOG} names, since workers refuse an epoch that goes back"
-    )
 
 
 def check_folder(path: Path) -> None:
@@ -132,12 +109,12 @@ class RunFolder:
     def __enter__(self) -> Self:
         missing = [folder for folder in (self.path, *self.path.absolute().parents) if not folder.exists()]
         with self._errors_named(), ExitStack() as lock:
-            for name in ("logs", "services", "checkpoints"):
+            for name in (LOGS, "services", "checkpoints"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
             if not _hold(lock_file):
                 raise ConfigError(f"run.dir: another controller is running in {self.path}")
-            if not (self.path / _EPOCH_FILE).exists():  # else another controller has started here meanwhile
+            if not (self.path / EPOCH_FILE).exists():  # else another controller has started here meanwhile
                 self._made = missing
             try:
                 self._check_config()
@@ -164,7 +141,7 @@ class RunFolder:
 
         A folder stays in which groups that somebody else has started write their logs.
         """
-        logs = (self.path / "logs").glob("*")
+        logs = (self.path / LOGS).glob("*")
         is_used = self.config.services.launch == "external" and any(log.name != CONTROLLER_LOG for log in logs)
         if not self._made or is_used:
             return
@@ -295,7 +272,7 @@ class RunFolder:
 
     def _take_lease(self) -> Caller:
         """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""
-        record = self.path / _EPOCH_FILE
+        record = self.path / EPOCH_FILE
         run_id = secrets.token_hex(8)
         epoch = 0
         if record.exists():
@@ -303,7 +280,7 @@ class RunFolder:
         for left_by_a_crash in self.path.glob(f"{NONCE_PREFIX}*"):
             left_by_a_crash.unlink()
         lease = Caller(run_id, epoch + 1, nonce=f"{NONCE_PREFIX}{secrets.token_hex(8)}")
-        write_atomically(record, json.dumps({"run_id": lease.run_id, "epoch": lease.epoch}))
+        write_epoch(record, lease.run_id, lease.epoch)
         write_atomically(self.path / lease.nonce, "")
         return lease
 

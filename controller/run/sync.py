@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from controller.run.folder import read_epoch
 from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
 from splitppo.machine.children.ending import end
 from splitppo.machine.children.tree import kill_tree
+from splitppo.run_folder.epoch import EPOCH_FILE, read_epoch
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 
@@ -28,7 +28,7 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
         ConfigError: this is no run folder; a step cannot be read; the trackers are being fed by another process; or a
             tracker cannot be used from this machine.
     """
-    record = run_dir / "controller.epoch"
+    record = run_dir / EPOCH_FILE
     if not record.is_file() or not (run_dir / "config.yaml").is_file():
         raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and controller.epoch in it")
     changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]

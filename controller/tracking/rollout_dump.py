@@ -1,25 +1,10 @@
 """Converts scored rollouts into rows of JSONL: all rollouts of a step (`tracking.dump_rollouts`), or a few samples."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from controller.ppo.scores import Scores
-from splitppo.atomic_write import write_atomically
-from splitppo.run_folder.append_log import json_line
-
-
-def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all rollouts of a step to the file `{step}.jsonl`, one JSON object per response."""
-    write_atomically(folder / f"{step}.jsonl", b"".join(map(json_line, rows)))
-
-
-def cut_back(rollouts: Path, restored_step: int) -> None:
-    """Removes the rollout files of steps after the restored step from all folders in `<run.dir>/rollouts`."""
-    for file in rollouts.glob("*/*.jsonl"):
-        if file.stem.isdigit() and int(file.stem) > restored_step:
-            file.unlink()
 
 
 def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:

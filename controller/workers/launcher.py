@@ -14,6 +14,7 @@ from splitppo.config import Config
 from splitppo.config.section import RoleName
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
+from splitppo.run_folder.logs import LOGS, log_of_template
 from splitppo.run_folder.processes import Group
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class LocalLauncher:
         for num_threads in dict.fromkeys(threads.values()):
             assert num_threads != "auto", "the run folder resolves it"
             roles = [role for role in config.roles if threads[role] == num_threads]
-            log_file = config.run.dir / "logs" / f"{'_'.join(roles)}_template.log"
+            log_file = config.run.dir / LOGS / log_of_template(roles)
             forked_from = Template([*template, "--config", str(config_file), *roles], num_threads, log_file)
             self._templates.append(forked_from)
             self.groups |= {role: LocalGroup(role, config, config_file, forked_from, secrets) for role in roles}

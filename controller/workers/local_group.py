@@ -24,6 +24,7 @@ from splitppo.machine.children.tree import find_processes, is_running, kill_tree
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
 from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
+from splitppo.run_folder.logs import log_before, log_of_torchrun
 from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class GroupFiles:
         self._run_dir = run_dir
         self._role = role
         self._logs = run_dir / "logs"
-        self.torchrun_log = self._logs / f"{role}_torchrun.log"
+        self.torchrun_log = self._logs / log_of_torchrun(role)
         self.first_end = run_dir / "services" / f"{role}.end.json"
 
     def begin(self) -> None:
@@ -75,7 +76,7 @@ class GroupFiles:
             file.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         for old_log in self._logs.glob(f"{self._role}_[0-9]*.log"):
-            old_log.replace(old_log.with_suffix(".log.old"))
+            old_log.replace(old_log.with_name(log_before(old_log.name)))
 
     def announced(self) -> Group | None:
         """Returns where the group takes calls; None before, and after its end."""

@@ -49,6 +49,11 @@ class FirstEnd:
         return f"rank {self.rank} {self.how}"
 
 
+def first_end_file(run_dir: Path, role: str) -> Path:
+    """Returns the path of services/ROLE.end.json."""
+    return run_dir / "services" / f"{role}.end.json"
+
+
 def write_first_end(file: Path, end: FirstEnd) -> None:
     """Writes to a file how the rank that ended first has ended, unless the file cannot be written."""
     with suppress(OSError):

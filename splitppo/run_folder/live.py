@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -69,3 +70,14 @@ class LiveFile:
         with suppress(OSError):
             temporary.write_text(json.dumps({"unix_s": now_s, **content}), encoding="utf-8")
             temporary.replace(self._path)
+
+
+def is_gone(live: dict[str, Any]) -> bool:
+    """Returns True if the controller ran on this machine and does not any more; no lock is touched to know it."""
+    if live.get("host") != socket.gethostname() or not isinstance(live.get("pid"), int):
+        return False
+    try:
+        fields = Path(f"/proc/{live['pid']}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return Path("/proc/self").exists()
+    return str(live.get("pid_started", fields[19])) != fields[19]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from splitppo.run_folder.columns import NUMBERS, TEXTS, TOKEN_LISTS, TURN_LISTS
 from splitppo.run_folder.files import MAX_PARQUET_BYTES, RunDir, Unreadable, json_object
+from splitppo.run_folder.rollout_writer import FOOTER_KEY
 
-FOOTER_KEY = b"splitppo"
 MAX_ROWS = 200_000
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_TABLE_BYTES = 1 << 28

@@ -1,7 +1,6 @@
 """Collects facts about a run from outside: its folder, disk and credentials, and all worker groups at the same time."""
 
 import asyncio
-import json
 import os
 import secrets
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from controller.commands.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.commands.doctor.probe import examine
@@ -25,11 +24,10 @@ from splitppo.config.worker_digest import worker_digest, worker_sections
 from splitppo.machine.children.tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
+from splitppo.run_folder.epoch import EPOCH_FILE, newest_epoch
 from splitppo.run_folder.processes import PROCESSES_FILE, Group, announcement, read_processes
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 from splitppo.run_folder.summary import Summary
-
-T = TypeVar("T")
 
 # Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
 _CHECKPOINT_BYTES = 12
@@ -182,7 +180,7 @@ def _run_facts(config: Config) -> RunFacts:
     facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
     facts.controller_runs = is_held(run_dir)
     facts.is_starting = facts.controller_runs and facts.launch == "local" and _has_new_epoch(run_dir)
-    facts.epoch = _read_json(run_dir / "controller.epoch", dict).get("epoch")
+    facts.epoch = newest_epoch(run_dir / EPOCH_FILE)
     if lines := read_metrics(run_dir / METRICS_FILE):
         facts.step = lines[-1]["step"]
         summary = Summary.read(run_dir / "summary.json")
@@ -213,7 +211,7 @@ def _disk_of(folder: Path) -> Any:
 
 def _has_new_epoch(run_dir: Path) -> bool:
     """Returns True if a controller is starting: it has taken over the run folder and not yet written processes.json."""
-    record = run_dir / "controller.epoch"
+    record = run_dir / EPOCH_FILE
     processes = run_dir / PROCESSES_FILE
     if not record.exists():
         return False
@@ -248,12 +246,3 @@ def _num_parameters(config: Config, roles: Iterable[TrainedRoleName], *, trained
         except (UnknownShape, ConfigError):
             return None
     return num_parameters
-
-
-def _read_json(file: Path, kind: type[T]) -> T:
-    """Reads a JSON file of this type; returns an empty value if it does not exist, is incomplete or of another type."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return kind()
-    return content if isinstance(content, kind) else kind()

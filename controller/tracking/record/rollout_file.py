@@ -4,14 +4,11 @@ pyarrow is slow to import: who needs this file imports it where it is needed.
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tokenizers
 from numpy.typing import NDArray
 
@@ -27,13 +24,12 @@ from controller.validation.result import ValidationResult
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, Config
 from splitppo.run_folder.append_log import json_line
-from splitppo.run_folder.columns import SHOWN, TOKEN_LISTS
+from splitppo.run_folder.columns import SHOWN
+from splitppo.run_folder.rollout_writer import step_file
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]
 
-METADATA_KEY = b"splitppo"
-_VERSION = 1
 _NUM_FIXED_PROMPTS = 64
 _LARGEST_HALF = 6e4  # a list with larger numbers is float32
 _LOG_PROBS = frozenset({"old", "ref", "rollout"})  # float32: their differences are small, and they may not be
@@ -43,7 +39,6 @@ _MAY_BE_MISSING = ("kl", "k3", "entropy", "mismatch", "value_first", "value_last
 _LISTS = {name: name for name in ("old", "ref", "rollout", "value", "ret", "advantage")} | {"reward": "rewards"}
 # What the update's own forwards compute.
 _OF_UPDATE = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.uint8()}
-_SAME_OFTEN = ["data_source", "place", "extra", "failure", "prompt", "ground_truth"]
 
 
 def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer) -> Any:
@@ -75,7 +70,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         "kl_coef": record.experience.metrics.get("actor/reward_kl_penalty_coeff", 0.0),
         **step_statistics(tokens, scores.scores),
     }
-    return _parquet(columns, step, num_sampled=len(rows), seed=config.run.seed, **footer)
+    return step_file(columns, step, num_sampled=len(rows), seed=config.run.seed, **footer)
 
 
 def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
@@ -95,19 +90,7 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
         **_texts(scores, rows, config.tracking.num_shown(0)),
         "response": _strings(scores.texts, rows, lambda text: text.response),
     }
-    return _parquet(columns, step)
-
-
-def has_tokens(path: Path) -> bool:
-    """Returns False for the file of a step that has lost its lists of tokens."""
-    return not set(TOKEN_LISTS).isdisjoint(pq.read_schema(path).names)
-
-
-def without_tokens(content: Any) -> Any:
-    """Returns the content of a file of a step without its lists of tokens."""
-    table = pq.read_table(pa.BufferReader(content))
-    left = table.drop_columns([name for name in TOKEN_LISTS if name in table.column_names])
-    return _written(left, table.schema.metadata[METADATA_KEY])
+    return step_file(columns, step)
 
 
 def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
@@ -140,7 +123,7 @@ def shown_file(scores: Scores, step: int, *, num_shown: int, num_samples: int) -
         "fixed": pa.array(np.ones(shown.num_rows, np.bool_)),
         **_texts(shown, np.arange(0), shown.num_rows),
     }
-    return _parquet(columns, step)
+    return step_file(columns, step)
 
 
 def _texts(scores: Scores, recorded: Rows, num_shown: int) -> dict[str, Any]:
@@ -269,27 +252,3 @@ def _of_turns(
         "turn_rewards": _of_rows(talks, rows, lambda talk: talk and list(talk.turn_rewards), pa.list_(pa.float32())),
         "turn_ends": _of_rows(talks, rows, lambda talk: talk and list(talk.turn_ends), pa.list_(pa.int32())),
     }
-
-
-def _parquet(columns: Mapping[str, Any], step: int, **facts: Any) -> Any:
-    table = pa.table(dict(columns))
-    footer = {"version": _VERSION, "step": step, "num_rows": len(table), "unix_s": time.time(), **facts}
-    return _written(table, json_line(footer))
-
-
-def _written(table: Any, footer: bytes) -> Any:
-    """Writes a table as parquet into memory; lists of floats byte by byte, which halves their size."""
-    lists = (field for field in table.schema if pa.types.is_list(field.type))
-    floats = [field.name for field in lists if pa.types.is_floating(field.type.value_type)]
-    buffer = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        buffer,
-        table.schema.remove_metadata(),
-        compression="zstd",
-        use_dictionary=[name for name in _SAME_OFTEN if name in table.column_names],
-        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in floats},
-        store_schema=False,  # parquet has all its types
-    ) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata({METADATA_KEY: footer})
-    return buffer.getvalue()

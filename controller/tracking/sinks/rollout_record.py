@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import tokenizers
 
 from controller.tracking.events import Event, Restored, Started, StepDone, Validated
-from controller.tracking.record.rollout_store import RolloutStore
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
+from splitppo.run_folder.rollout_store import RolloutStore
 
 _BYTES_PER_GB = 1e9
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from controller.tracking.events import Event, LineComplete, Restored, StepDone, Validated, Worked
-from controller.tracking.rollout_dump import cut_back, rollout_rows, write_rollouts
+from controller.tracking.rollout_dump import rollout_rows
 from splitppo.config import Config
+from splitppo.run_folder.rollout_lines import cut_back, write_rollouts
 from splitppo.run_folder.step_file import METRICS_FILE, StepFile
 from splitppo.run_folder.trace import TRACE_FILE, Trace
 

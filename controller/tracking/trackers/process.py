@@ -22,6 +22,7 @@ from splitppo.config_error import config_errors
 from splitppo.machine.children.ending import end, exit_code_within
 from splitppo.machine.children.tree import kill_tree
 from splitppo.our_commands import our_command
+from splitppo.run_folder.logs import LOGS, TRACKERS_LOG
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
     """Starts the tracker process in a session of its own, which Ctrl-C does not reach, and sends it the run."""
-    file = run.folder / "logs" / "trackers.log"
+    file = run.folder / LOGS / TRACKERS_LOG
     file.parent.mkdir(exist_ok=True)
     with file.open("a") as errors:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
 """Remembers the controller that a service works for (run id and newest epoch), and refuses older controllers."""
 
-import json
 import threading
 from pathlib import Path
 
 from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, WrongState
+from splitppo.run_folder.epoch import newest_epoch
 
 
 class FencingToken:
@@ -58,7 +58,4 @@ class FencingToken:
 
     def _epoch_of_folder(self) -> int:
         """Reads the newest claimed epoch from the run folder; 0 without a readable epoch file."""
-        try:
-            return int(json.loads(self._epoch_file.read_text())["epoch"]) if self._epoch_file else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+        return (newest_epoch(self._epoch_file) if self._epoch_file else None) or 0

@@ -13,6 +13,7 @@ from services.runtime.state.fencing import FencingToken
 from services.runtime.state.ledger import Ledger
 from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import Dirty, WireError
+from splitppo.run_folder.epoch import EPOCH_FILE
 from splitppo.v1 import worker_pb2
 
 
@@ -42,7 +43,7 @@ class Worker:
         config = self.context.config
         self.instance_id = uuid.uuid4().hex
         self.config_digest = worker_digest(config, self.context.role_name)
-        self.fencing = FencingToken(config.run.dir / "controller.epoch")
+        self.fencing = FencingToken(config.run.dir / EPOCH_FILE)
         self.command_queue = CommandQueue(config.services.max_queued_commands)
         self.on_change: Callable[[], object] = lambda: None
         self._is_draining = False

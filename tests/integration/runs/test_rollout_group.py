@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from controller.run.folder import read_epoch
 from controller.workers.clients import Caller, RolloutClient
 from splitppo.config.load import load_config
 from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import StaleEpoch
+from splitppo.run_folder.epoch import read_epoch
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, with_incidents
 from tests.support.external import ExternalGroups

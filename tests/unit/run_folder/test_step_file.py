@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.tracking.rollout_dump import cut_back, write_rollouts
 from splitppo.config import ConfigError
+from splitppo.run_folder.rollout_lines import cut_back, write_rollouts
 from splitppo.run_folder.step_file import StepFile, follow_steps, read_metrics
 
 

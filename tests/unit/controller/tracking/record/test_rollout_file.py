@@ -17,17 +17,16 @@ from controller.conversations.conversation import Conversation
 from controller.ppo.experience import Experience
 from controller.ppo.scores import Scores, Text, objects
 from controller.tracking.record.rollout_file import (
-    METADATA_KEY,
     shown_file,
     train_file,
     val_file,
-    without_tokens,
 )
 from controller.validation.result import ValidationResult
 from rewards.samples import Failure
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
 from splitppo.run_folder.columns import NUMBERS, OF_VALIDATIONS, SHOWN, TEXTS, TOKEN_LISTS, TURN_LISTS
+from splitppo.run_folder.rollout_writer import FOOTER_KEY, without_tokens
 from splitppo.run_folder.samples import read_samples, rollouts_file
 from splitppo.run_folder.summary import Accuracy
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
@@ -40,7 +39,7 @@ LENGTHS = [5, 0, 9, 3]
 
 def read(content: Any) -> tuple[pa.Table, dict[str, Any]]:
     table = pq.read_table(pa.BufferReader(content))
-    return table, json.loads(table.schema.metadata[METADATA_KEY])
+    return table, json.loads(table.schema.metadata[FOOTER_KEY])
 
 
 def train(experience: Experience, scores: Scores, config: Config, step: int = 3) -> tuple[list[dict[str, Any]], Any]:

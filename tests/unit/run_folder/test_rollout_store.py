@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from controller.tracking.record.rollout_file import train_file, without_tokens
-from controller.tracking.record.rollout_store import RolloutStore
+from controller.tracking.record.rollout_file import train_file
+from splitppo.run_folder.rollout_store import RolloutStore
+from splitppo.run_folder.rollout_writer import without_tokens
 from tests.support.recorded import byte_tokenizer, random_experience, record_config, record_of
 
 

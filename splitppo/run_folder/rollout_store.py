@@ -45,7 +45,7 @@ class RolloutStore:
 
     def _thin(self) -> bool:
         """Removes the tokens of one step; returns False if no step may lose any. A start finds some without them."""
-        from controller.tracking.record.rollout_file import has_tokens, without_tokens
+        from splitppo.run_folder.rollout_writer import has_tokens, without_tokens
 
         sizes = self._known()
         validated = {int(path.stem) for path in sizes if path.parent.name != "train"}
