@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from controller.commands.from_verl.keys import ROWS, SECTIONS, VERL_DEFAULTS
@@ -229,8 +230,18 @@ _NOTES = {
 
 
 def _table(title: str, rows: Sequence[Row]) -> list[str]:
-    table = ["| verl | here |", "|---|---|", *(f"| `{_cell(row.key)}` | {_cell(_what(row))} |" for row in rows)]
-    return [_NOTES[title], "", *table] if title in _NOTES else table
+    """Returns the keys that are called the same here, then a row for all that become the same."""
+    same = [row for row in rows if row.outcome == "taken" and row.to == row.key and not row.note]
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        if row not in same:
+            alike.setdefault(_what(row), []).append(f"`{row.key}`")
+    lines = [_NOTES[title], ""] if title in _NOTES else []
+    if same:
+        keys = ", ".join(f"`{row.key}`" for row in same)
+        lines += [*textwrap.wrap(f"The same here: {keys}.", 120, break_on_hyphens=False), ""]
+    lines += ["| verl | here |", "|---|---|"]
+    return [*lines, *(f"| {_cell(', '.join(keys))} | {_cell(what)} |" for what, keys in alike.items())]
 
 
 def _what(row: Row) -> str:
