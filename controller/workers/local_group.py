@@ -23,8 +23,8 @@ from splitppo.machine.children.forks import UNKNOWN
 from splitppo.machine.children.tree import find_processes, is_running, kill_trees, wait_gone
 from splitppo.machine.gpus import VISIBLE_DEVICES, visible_devices
 from splitppo.machine.host_memory import num_oom_kills
-from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, read_first_end
-from splitppo.run_folder.logs import log_before, log_of_torchrun
+from splitppo.run_folder.end_reason import BAD_INPUT_EXIT, FirstEnd, first_end_file, read_first_end
+from splitppo.run_folder.logs import LOGS, log_before, log_of_rank, log_of_torchrun
 from splitppo.run_folder.processes import Group, Rank, announcement
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ class GroupFiles:
     def __init__(self, run_dir: Path, role: RoleName) -> None:
         self._run_dir = run_dir
         self._role = role
-        self._logs = run_dir / "logs"
+        self._logs = run_dir / LOGS
         self.torchrun_log = self._logs / log_of_torchrun(role)
-        self.first_end = run_dir / "services" / f"{role}.end.json"
+        self.first_end = first_end_file(run_dir, role)
 
     def begin(self) -> None:
         """Removes what an earlier start has said, and puts the logs of its ranks aside."""
@@ -84,7 +84,7 @@ class GroupFiles:
 
     def log_of(self, rank: int) -> Path:
         """Returns the log of a rank; that of torchrun if the rank has logged nothing."""
-        of_rank = self._logs / f"{self._role}_{rank}.log"
+        of_rank = self._logs / log_of_rank(self._role, rank)
         return of_rank if read_log(of_rank).strip() else self.torchrun_log
 
 
