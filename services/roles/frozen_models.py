@@ -1,6 +1,7 @@
 """Serves the frozen reference, reward model and teachers as commands of the worker group that `placement` names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -168,27 +169,60 @@ class FrozenModels:
         """
         if not models:
             return refused_command(method, request_type, refusal)
+        hosted = _HostedModels(models, self._before, prepare, forward, outputs)
+        rows = Rows(
+            columns=columns,
+            optional_columns=("teachers",) if len(models) > 1 else (),
+            prepare=hosted.prepare_rows,
+            shard=shard_by_tokens,
+        )
+        return Command(method, request_type, Effect.WRITES_SLOT, hosted.compute, rows, check=check)
 
-        def prepare_rows(_request: Any, batch: Batch) -> Batch:
-            _rows_of_models(batch, len(models))
-            return [prepare(batch, model.model) for model in models][-1]
 
-        def compute(request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
-            self._before()
-            parts = _rows_of_models(batch, len(models))
-            computed = []
-            for model, rows in zip(models, parts, strict=True):
-                own = batch if len(models) == 1 else batch.take(rows)
-                named = model.compute(own, forward(request), outputs=[*outputs.values()], progress=progress)
-                computed.append(
-                    Batch(len(rows), {column: _typed(column, named[outputs[column]]) for column in outputs})
-                )
-            joined = concatenate(computed)
-            return Outcome(columns=joined if len(models) == 1 else joined.take(np.argsort(np.concatenate(parts))))
+@dataclass(frozen=True)
+class _HostedModels:
+    """The frozen models of one command; each row goes through its own model, by the column `teachers`.
 
-        optional = ("teachers",) if len(models) > 1 else ()
-        rows = Rows(columns=columns, optional_columns=optional, prepare=prepare_rows, shard=shard_by_tokens)
-        return Command(method, request_type, Effect.WRITES_SLOT, compute, rows, check=check)
+    Attributes:
+        before: called on every rank before they compute.
+        prepare: (rows, model) -> rows; checks that the model can take them.
+        forward: makes the forward pass of a request.
+        outputs: for each column of the result, the name of the output of `forward`.
+    """
+
+    models: Sequence[FrozenModel | _BaseOfPolicy]
+    before: Callable[[], None]
+    prepare: Callable[[Batch, Any], Batch]
+    forward: Callable[[Any], Forward]
+    outputs: Mapping[str, str]
+
+    def prepare_rows(self, _request: Any, batch: Batch) -> Batch:
+        """Checks that every row has a model, and that every model can take all rows; returns the prepared rows."""
+        _rows_of_models(batch, len(self.models))
+        prepared = batch
+        for model in self.models:
+            prepared = self.prepare(batch, model.model)
+        return prepared
+
+    def compute(self, request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
+        """Computes the columns of the result for this rank's rows."""
+        self.before()
+        if len(self.models) == 1:
+            return Outcome(columns=self._compute_with(self.models[0], request, batch, progress))
+        rows_of_models = _rows_of_models(batch, len(self.models))
+        computed = [
+            self._compute_with(model, request, batch.take(rows), progress)
+            for model, rows in zip(self.models, rows_of_models, strict=True)
+        ]
+        in_order_of_rows = np.argsort(np.concatenate(rows_of_models))
+        return Outcome(columns=concatenate(computed).take(in_order_of_rows))
+
+    def _compute_with(
+        self, model: FrozenModel | _BaseOfPolicy, request: Any, rows: Batch, progress: CommandProgress
+    ) -> Batch:
+        computed = model.compute(rows, self.forward(request), outputs=[*self.outputs.values()], progress=progress)
+        columns = {column: _typed(column, computed[output]) for column, output in self.outputs.items()}
+        return Batch(rows.num_rows, columns)
 
 
 def _typed(column: str, values: Column) -> Column:

@@ -69,9 +69,10 @@ class Effect(Enum):
     LOADS = auto()
     """Gives the group the weights of a step, whatever was before: a dirty service, or one without weights, takes it.
 
-    When it arrives, calls that wait are refused, and the running one is cancelled if its effect allows it. The ledger
-    then has that step. Slots of other steps are dropped. If the command fails while ranks run it, the service is dirty;
-    if it succeeds, the service is clean. It is never cancelled.
+    When it arrives, calls that wait are refused, and the running one is cancelled if its effect allows it. The step
+    becomes the committed one: with the ledger that was saved with the weights, or else in a ledger that begins with
+    this reply. All slots are emptied; only weights of a later step without a ledger leave the slots after their step.
+    If the command fails while ranks run it, the service is dirty; if it succeeds, clean. It is never cancelled.
     """
 
     @property
