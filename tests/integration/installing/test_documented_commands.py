@@ -14,8 +14,13 @@ import yaml
 from recipes.sort_letters.prepare import RECIPE, prepare
 from tests.support.doc_commands import ROOT, commands, yaml_blocks
 
-# What has no options: it trains, or runs whatever it is given.
-WITHOUT_HELP = ("recipes.sort_letters.quickstart", "recipes.guess_number.train", "recipes.clerk.train")
+# What has no options: it trains, or fetches, whatever it is given.
+WITHOUT_HELP = frozenset(
+    (
+        *("recipes.sort_letters.quickstart", "recipes.sort_letters.teach", "recipes.guess_number.train"),
+        *("recipes.clerk.train", "tools.vendor"),
+    )
+)
 MODULES = sorted(
     {
         command.module
