@@ -66,12 +66,11 @@ class Judge:
     async def __aenter__(self) -> Self:
         """Reads the stored answers of the judge; sends no request yet."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # below this level it logs every request
-        self._answers.__enter__()
+        self._answers.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
-        self._answers.__exit__()
 
     async def score(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores samples with the judge and returns one result per sample, with a score in [0, 1].

@@ -276,17 +276,16 @@ async def test_failures_are_asked_again_by_a_later_start(tmp_path: Path) -> None
 @pytest.mark.parametrize("tail", [b'{"request": "ab', b"\0\0\0\0\n", b'{"request": "zz", "answer": "x"}\n', b"[]\n"])
 def test_a_torn_end_is_cut_off_and_later_answers_are_kept(tmp_path: Path, tail: bytes) -> None:
     file, keys = tmp_path / "judge.jsonl", [f"{number:064x}" for number in range(3)]
-    with Answers(file) as answers:
-        answers.add(keys[0], "früh\n")
-        answers.add(keys[1], "später")
+    answers = Answers(file).open()
+    answers.add(keys[0], "früh\n")
+    answers.add(keys[1], "später")
     whole = file.read_bytes()
     file.write_bytes(whole + tail)
-    with Answers(file) as answers:
-        assert file.read_bytes() == whole
-        assert [answers.find(key) for key in keys] == ["früh\n", "später", None]
-        answers.add(keys[2], "zuletzt")
-    with Answers(file) as answers:
-        assert [answers.find(key) for key in keys] == ["früh\n", "später", "zuletzt"]
+    answers = Answers(file).open()
+    assert file.read_bytes() == whole
+    assert [answers.find(key) for key in keys] == ["früh\n", "später", None]
+    answers.add(keys[2], "zuletzt")
+    assert [Answers(file).open().find(key) for key in keys] == ["früh\n", "später", "zuletzt"]
 
 
 async def test_once_more_have_failed_than_may_the_judge_is_not_asked() -> None:
