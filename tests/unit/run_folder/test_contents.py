@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from splitppo.run_folder.contents import ENTRIES, entry_of
-from splitppo.run_folder.events import KINDS
+from splitppo.run_folder.events import KINDS, read_events
+from tests.support.released_runs import RELEASED, released_run
 
-RELEASED = Path(__file__).parents[1] / "viewer" / "released"
 
-
-@pytest.mark.parametrize("file", sorted(RELEASED.glob("*.tar.gz")), ids=lambda file: file.name)
-def test_every_file_and_every_event_of_a_run_is_in_the_tables(file: Path) -> None:
-    with tarfile.open(file) as packed:
-        names = [name for name in packed.getnames() if name != "answers.json"]
-        folder = names[0].partition("/")[0]
-        events = packed.extractfile(f"{folder}/events.jsonl")
-        assert events is not None
-        kinds = {json.loads(line)["kind"] for line in events}
-    unknown = [name for name in names if entry_of(name.removeprefix(f"{folder}/")) is None]
-    assert unknown == [f"{folder}/samples.jsonl"]  # that release had it
-    assert kinds <= {kind for kinds in KINDS for kind in kinds}
+@pytest.mark.parametrize("name", RELEASED)
+def test_every_file_and_every_event_of_a_run_is_in_the_tables(tmp_path: Path, name: str) -> None:
+    folder, _ = released_run(name, tmp_path)
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if entry_of(path) is None] == ["samples.jsonl"]  # that release had it
+    assert {event["kind"] for event in read_events(folder)} <= {kind for kinds in KINDS for kind in kinds}
 
 
 @pytest.mark.parametrize(

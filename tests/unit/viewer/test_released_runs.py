@@ -1,15 +1,9 @@
-"""The viewer shows runs of the first release, version 0.1.0, as that release showed them.
-
-released/*.tar.gz each hold a run folder without its checkpoints, and answers.json, what the viewer of the release
-answered about it: a plain run, one with conversations, and one that lost its actor group. They were made by commit
-818d8837; paths and names of machines were replaced.
-"""
+"""The viewer shows runs of the first release, version 0.1.0, as that release showed them."""
 
 from __future__ import annotations
 
 import json
 import re
-import tarfile
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -18,11 +12,10 @@ from typing import Any
 import pytest
 
 from splitppo.run_folder.files import Unreadable
+from tests.support.released_runs import RELEASED, released_run
 from viewer.answers import ANSWERS
 from viewer.live import dump
 from viewer.run import Run
-
-RELEASED = Path(__file__).parent / "released"
 
 
 def answer_of(run: Run, address: str) -> Any:
@@ -68,12 +61,10 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.parametrize("name", ["normal", "talks", "recovered"])
+@pytest.mark.parametrize("name", RELEASED)
 def test_every_answer_about_a_run_of_the_first_release_is_as_it_was(tmp_path: Path, name: str) -> None:
-    with tarfile.open(RELEASED / f"{name}.tar.gz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    expected: dict[str, Any] = json.loads((tmp_path / "answers.json").read_text())
-    run = Run(0, tmp_path / name)
+    folder, expected = released_run(name, tmp_path)
+    run = Run(0, folder)
     run.refresh()
     for address, before in expected.items():
         now = answer_of(run, address)

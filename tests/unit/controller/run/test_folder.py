@@ -22,6 +22,7 @@ from splitppo.machine.cores import permitted_cores
 from splitppo.run_folder.contents import entry_of
 from splitppo.run_folder.processes import write_processes
 from tests.support.fake_services import make_config
+from tests.support.released_runs import RELEASED, released_run
 
 pytestmark = pytest.mark.slow
 
@@ -379,6 +380,15 @@ def test_a_nonce_that_a_crash_has_left_is_removed(run_dir: Path) -> None:
     (run_dir / "nonce-0123").touch()
     with RunFolder(make_config(run_dir)) as folder:
         assert [file.name for file in run_dir.glob("nonce-*")] == [folder.lease.nonce]
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_run_of_the_first_release_goes_on(tmp_path: Path, name: str) -> None:
+    run_dir, _ = released_run(name, tmp_path)
+    config = load_config(run_dir / "config.yaml", [f"run.dir={run_dir}"], is_stored=True)
+    with RunFolder(config) as folder:
+        assert folder.changes == [f"run.dir: '/runs/{name}' in the folder, '{run_dir}' now"]
+        assert folder.lease.epoch == 2
 
 
 def test_a_run_of_a_version_that_had_other_names_goes_on(run_dir: Path) -> None:
