@@ -28,8 +28,8 @@ import uvloop
 
 from benchmarks.overlap import RECIPE, SamePrompts, run_block
 from controller.commands.planner.measured import Measurement, measurement_of
+from controller.commands.planner.place import Layout
 from controller.commands.planner.plans import make_plans
-from controller.commands.planner.step_model import Layout
 from controller.data.prompts import load_prompts
 from controller.data.tokenizer import load_tokenizer
 from controller.run.folder import RunFolder

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from controller.commands.planner.step_model import Layout
-from splitppo.config import Config
+from splitppo.config import Config, Schedule
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
 from splitppo.config.sections.services import ServiceConfig
 
+# "colocated": one pool of devices for both models, one call after the other.
+Layout = Schedule | Literal["colocated"]
 _Kind = Literal["devices", "cpus"]
 
 

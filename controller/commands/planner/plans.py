@@ -8,8 +8,8 @@ from typing import get_args
 from controller.commands.planner.measured import Measurement, host_of, rows_of
 from controller.commands.planner.part_shares import response_share
 from controller.commands.planner.place import Place, placed
+from controller.commands.planner.rehearsal import Dataflow, Seconds, step_time
 from controller.commands.planner.scaling import PhaseTimes, phase_times
-from controller.commands.planner.step_model import step_time
 from controller.memory.estimate import GroupMemory
 from controller.memory.plan import memory_plan
 from controller.memory.terms import GIB
@@ -198,23 +198,21 @@ class _Predictor:
             if (rows := parts.get(name, 1.0)) == 0.0:  # of another run, or of another share
                 continue
             host = place.reference if name == "ref" else host_of(self._config, name)
-            seconds, law = times.on(place.devices_of(host or ""))
-            phase_s[name] = seconds * times.factor(rows)
+            whole_s, law = times.on(place.devices_of(host or ""))
+            phase_s[name] = whole_s * times.factor(rows)
             laws.add(law)
-        predicted = step_time(
-            phase_s,
-            self._idle_s,
+        flow = Dataflow(
             place.layout,
-            place.reference or "actor",
+            reference=place.reference,
+            reward_model=self._config.reward_model_host,
+            teacher=self._config.teacher_host,
             num_parts=int(self._config.rollout.stream_groups),
-            response_share=response_share(self._config),
-            reward_model=self._config.reward_model_host or "critic",
-            teacher=self._config.teacher_host or "critic",
-            rollout_rows=parts["gen_rollout"],
+            rollout_share=parts["gen_rollout"],
             takes_turns=place.takes_turns,
             staleness=self._config.rollout.staleness,
-            slowdown=self._slowdown,
         )
+        seconds = Seconds(phase_s, self._idle_s, response_share(self._config), self._slowdown)
+        predicted = step_time(flow, seconds)
         bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
         return Plan(
             **vars(place),
