@@ -47,10 +47,7 @@ class LocalLauncher:
         secrets = {} if security.token_file else {variable: "\n".join(self.tokens.accepted)}
         self._templates: list[Template] = []
         self.groups: dict[RoleName, LocalGroup] = {}
-        threads = {role: config.services.of(role).threads for role in config.roles}
-        for num_threads in dict.fromkeys(threads.values()):
-            assert num_threads != "auto", "the run folder resolves it"
-            roles = [role for role in config.roles if threads[role] == num_threads]
+        for num_threads, roles in _roles_by_threads(config).items():
             log_file = config.run.dir / LOGS / log_of_template(roles)
             forked_from = Template([*template, "--config", str(config_file), *roles], num_threads, log_file)
             self._templates.append(forked_from)
@@ -109,3 +106,13 @@ class LocalLauncher:
         if self._token_file is not None:
             with contextlib.suppress(OSError):  # without groups the token is of no use
                 self._token_file.unlink(missing_ok=True)
+
+
+def _roles_by_threads(config: Config) -> dict[int, list[RoleName]]:
+    """Returns which groups have the same number of threads in each rank, by this number."""
+    roles: dict[int, list[RoleName]] = {}
+    for role in config.roles:
+        num_threads = config.services.of(role).threads
+        assert num_threads != "auto", "the run folder resolves it"
+        roles.setdefault(num_threads, []).append(role)
+    return roles
