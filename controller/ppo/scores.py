@@ -79,6 +79,10 @@ class Scores:
         taken: dict[str, Any] = {name: None if column is None else column.take(rows) for name, column in columns}
         return Scores(**taken)
 
+    def first(self, num_rows: int) -> "Scores":
+        """Returns the scores of the first responses, of all if there are fewer."""
+        return self.take(np.arange(min(num_rows, self.num_rows)))
+
     @property
     def num_rows(self) -> int:
         """The number of scored responses, B."""

@@ -47,6 +47,12 @@ ENTRIES = (
         "trackers, viewer",
     ),
     Entry(
+        ("rollouts/shown_train/N.parquet", "rollouts/shown_val/N.parquet", "rollouts/shown_val_only/N.parquet"),
+        "the responses alone that trackers show",
+        "controller's record, with `tracking.rollouts.enable: false`",
+        "trackers",
+    ),
+    Entry(
         ("rollouts/train/N.jsonl",),
         "every response of step N as JSON lines",
         "controller, with `tracking.dump_rollouts`",

@@ -1,4 +1,4 @@
-"""The few responses of a step that trackers show: the rows of rollouts/*/STEP.parquet that have a `shown` text.
+"""The few responses of a step that trackers show: the rows of rollouts/*/N.parquet that have a `shown` text.
 
 Only who reads them needs pyarrow, which the Python of a tracker may lack.
 """
@@ -10,13 +10,19 @@ from splitppo.run_folder.columns import SHOWN
 
 # The columns of a sample as trackers show it.
 SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")
-TRAIN = "train"
-VALIDATIONS = ("val", "val_only")
+# The folders with the responses of a step, and of its validation; `shown_*` where responses are not recorded.
+TRAINED = ("train", "shown_train")
+VALIDATED = ("val", "val_only", "shown_val", "shown_val_only")
 _READ = ("data_source", "prompt", SHOWN, "ground_truth", "score")
 
 
+def folder_of_shown(kind: str) -> str:
+    """Returns the folder for what trackers show of the responses of a kind ("train", "val") that are not recorded."""
+    return f"shown_{kind}"
+
+
 def rollouts_file(run_dir: Path, kind: str, step: int) -> Path:
-    """Returns the path of the responses of a step ("train") or of its validation."""
+    """Returns the path of the responses of a step in one of the folders."""
     return run_dir / "rollouts" / kind / f"{step}.parquet"
 
 
@@ -30,7 +36,7 @@ def read_samples(run_dir: Path, step: int) -> list[list[Any]]:
     import pyarrow.parquet as pq
 
     samples: list[list[Any]] = []
-    for kind in (TRAIN, *VALIDATIONS):
+    for kind in (*TRAINED, *VALIDATED):
         file = rollouts_file(run_dir, kind, step)
         if not file.exists():
             continue
@@ -38,7 +44,7 @@ def read_samples(run_dir: Path, step: int) -> list[list[Any]]:
             if SHOWN not in reader.schema_arrow.names:  # of a version that wrote samples.jsonl
                 continue
             rows = reader.read(columns=list(_READ)).to_pylist()
-        split = TRAIN if kind == TRAIN else VALIDATIONS[0]
+        split = TRAINED[0] if kind in TRAINED else VALIDATED[0]
         samples += [[split, *_texts_and_score(row)] for row in rows if row[SHOWN] is not None]
     return samples
 

@@ -112,18 +112,12 @@ def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
     }
 
 
-def shown_file(scores: Scores, step: int, *, num_shown: int, num_samples: int) -> Any:
+def shown_file(shown: Scores, step: int, num_samples: int) -> Any:
     """Returns the content of a file that holds the responses alone that trackers show, where nothing is recorded.
 
     `num_samples` is the number of samples of a prompt.
     """
-    shown = scores.take(np.arange(min(num_shown, scores.num_rows)))
-    columns = {
-        **_columns_of(shown, num_samples),
-        "fixed": pa.array(np.ones(shown.num_rows, np.bool_)),
-        **_texts(shown, np.arange(0), shown.num_rows),
-    }
-    return step_file(columns, step)
+    return step_file({**_columns_of(shown, num_samples), **_texts(shown, np.arange(0), shown.num_rows)}, step)
 
 
 def _texts(scores: Scores, recorded: Rows, num_shown: int) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from controller.ppo.scores import Scores
 from controller.tracking.events import Event, Restored, Started, StepDone, Validated
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
 from splitppo.run_folder.rollout_store import RolloutStore
+from splitppo.run_folder.samples import folder_of_shown
 
 _BYTES_PER_GB = 1e9
 
@@ -46,36 +48,36 @@ class RolloutRecord:
     def _put_step(self, record: StepRecord) -> None:
         step = record.step
         config = self._config.at_step(step)
-        tokenizer = self._tokenizer
-        num_shown = config.tracking.num_shown(step)
-
-        def content(files: Any) -> Any:
-            if config.tracking.rollouts.enable:
-                return files.train_file(record, config, tokenizer)
-            return files.shown_file(record.scores, step, num_shown=num_shown, num_samples=config.rollout.n)
-
-        self._put(f"step {step}", "train", step, content, num_shown)
+        name = f"step {step}"
+        if config.tracking.rollouts.enable:
+            tokenizer = self._tokenizer
+            self._put(name, "train", step, lambda files: files.train_file(record, config, tokenizer))
+        else:
+            shown = record.scores.first(config.tracking.num_shown(step))
+            self._put_shown(name, "train", step, shown, config.rollout.n)
 
     def _put_validation(self, event: Validated) -> None:
         config = self._config
+        step = event.step
         validation = event.validation
-        num_shown = config.tracking.num_shown(0)
+        name = f"the validation after step {step}"
+        if config.tracking.rollouts.enable:
+            self._put(name, event.split, step, lambda files: files.val_file(validation, config, step))
+        else:
+            shown = validation.scores.first(config.tracking.num_shown(0))
+            self._put_shown(name, event.split, step, shown, config.evaluation.n)
 
-        def content(files: Any) -> Any:
-            if config.tracking.rollouts.enable:
-                return files.val_file(validation, config, event.step)
-            num_samples = config.evaluation.n
-            return files.shown_file(validation.scores, event.step, num_shown=num_shown, num_samples=num_samples)
+    def _put_shown(self, name: str, split: str, step: int, shown: Scores, num_samples: int) -> None:
+        """Has the responses written that trackers show, if there are any, where nothing is recorded."""
+        if shown.num_rows:
+            self._put(name, folder_of_shown(split), step, lambda files: files.shown_file(shown, step, num_samples))
 
-        self._put(f"the validation after step {event.step}", event.split, event.step, content, num_shown)
-
-    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any], num_shown: int) -> None:
-        """Has a file written, whose content `content` makes with the module `rollout_file`, unless it has no rows."""
+    def _put(self, name: str, split: str, step: int, content: Callable[[Any], Any]) -> None:
+        """Has a file written, whose content `content` makes with the module `rollout_file`."""
 
         def put() -> None:
             from controller.tracking.record import rollout_file  # slow to import
 
             self._store.put(split, step, content(rollout_file))
 
-        if self._config.tracking.rollouts.enable or num_shown:
-            self._submit(name, put, is_large=True)
+        self._submit(name, put, is_large=True)

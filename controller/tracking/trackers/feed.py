@@ -19,7 +19,7 @@ from typing import Any, Self
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.metrics import ACCURACY
-from splitppo.run_folder.samples import TRAIN, VALIDATIONS, read_samples, rollouts_file
+from splitppo.run_folder.samples import TRAINED, VALIDATED, read_samples, rollouts_file
 from splitppo.run_folder.step_file import METRICS_FILE, follow_steps
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,9 @@ class Feed:
         sample_freq = self._run.config.get("tracking", {}).get("sample_freq", -1)
         awaited: list[Sequence[str]] = []  # one of these kinds of files each
         if sample_freq > 0 and step > 0 and step % sample_freq == 0:
-            awaited.append([TRAIN])
+            awaited.append(TRAINED)
         if sample_freq > 0 and ACCURACY in metrics:
-            awaited.append(VALIDATIONS)
+            awaited.append(VALIDATED)
         deadline_s = time.monotonic() + MAX_WAIT_FOR_SAMPLES_S
         for kinds in awaited:
             while not any(rollouts_file(self._run.folder, kind, step).exists() for kind in kinds):

@@ -235,10 +235,10 @@ def test_the_first_responses_of_a_step_are_stored_as_trackers_show_them(tmp_path
 
 def test_what_trackers_show_is_there_although_nothing_is_recorded(config: Config) -> None:
     _, scores = random_experience(config, LENGTHS)
-    table, footer = read(shown_file(scores, 7, num_shown=3, num_samples=2))
+    table, footer = read(shown_file(scores.first(3), 7, 2))
     assert footer["step"] == 7
-    assert [(row["row"], row["sample"], row["prompt"], row["shown"], row["fixed"]) for row in table.to_pylist()] == [
-        (row, row % 2, f"prompt {row}", "unused", True) for row in range(3)
+    assert [(row["row"], row["sample"], row["prompt"], row["shown"]) for row in table.to_pylist()] == [
+        (row, row % 2, f"prompt {row}", "unused") for row in range(3)
     ]
 
 
