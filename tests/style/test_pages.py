@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,15 @@ def test_every_file_of_ours_that_a_page_names_is_there(page: str) -> None:
     """The recipes of docs/extending make files, and are followed by a test."""
     named = set(OURS.findall((ROOT / page).read_text()))
     assert {file for file in named if not (ROOT / file).exists()} == set()
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    pattern = r"docs/(adr/[0-9]{3}|[a-z_/-]+\.md)"
+    command = ["git", "grep", "-hoE", pattern, "--", ":!docs", ":!*.md", ":!tests"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    named = set(listed.stdout.split())
+    assert len(named) > 10
+    assert {page for page in named if not [*ROOT.glob(f"{page}*")]} == set()
 
 
 def test_the_table_of_contents_names_every_page() -> None:
