@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 
 import torch
@@ -60,19 +59,20 @@ class HfRollout:
         open_turns: OpenTurns | None = None,
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
-        begin = partial(self._begin, sampling, open_turns)
-        waiting = deque(map(begin, empty_responses(rows)))
-        done = 0
+
+        def takes_reply(response: Response) -> bool:
+            return open_turns is not None and len(response.tokens) < sampling.max_response_length
+
+        waiting = deque(self._begin(response, sampling, open_turns) for response in empty_responses(rows))
         total = len(waiting) * sampling.max_response_length
+        done = 0
         ended: list[Response] = []
         with self.gathered() as model, grouped_attention(model):
             while waiting or ended or (open_turns is not None and open_turns.any_open):
-                for longer in self._decode(model, waiting, sampling) if waiting else ([],):
-                    turns: list[Response] = []
-                    for row in longer:
-                        if row.has_ended:
-                            goes_on = open_turns and len(row.response.tokens) < sampling.max_response_length
-                            (turns if goes_on else ended).append(row.response)
+                for longer in self._decode(model, waiting, sampling):
+                    stopped = [row.response for row in longer if row.has_ended]
+                    turns = [response for response in stopped if takes_reply(response)]
+                    ended += [response for response in stopped if not takes_reply(response)]
                     done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
                     if is_cancelled():
                         raise CommandCancelled
@@ -82,14 +82,14 @@ class HfRollout:
                         continue
                     is_idle = not waiting and all(row.has_ended for row in longer)
                     for response, tokens, is_last in open_turns.due(is_idle=is_idle):
+                        done += len(tokens)
                         if is_last:
                             ended.append(response)
                         else:
                             response.observe(tokens)
-                            waiting.append(begin(response))
-                        done += len(tokens)
+                            waiting.append(self._begin(response, sampling, open_turns))
 
-    def _begin(self, sampling: Sampling, open_turns: OpenTurns | None, response: Response) -> "_Row":
+    def _begin(self, response: Response, sampling: Sampling, open_turns: OpenTurns | None) -> "_Row":
         """Makes the row of a response's next turn, or of the whole response."""
         rule = self.stop_rule
         max_tokens = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
@@ -99,8 +99,12 @@ class HfRollout:
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
         """Decodes queued rows as a batch until all of them have ended; yields in each step the rows with a new token.
 
-        At the end the queue is empty, or the model's cache cannot take new rows beside others.
+        Without queued rows there is one step without rows. At the end the queue is empty, or the model's cache cannot
+        take new rows beside others.
         """
+        if not waiting:
+            yield []
+            return
 
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
             return DecodedRows(model, [row.context for row in rows], self.device)
@@ -130,12 +134,14 @@ class HfRollout:
 
     def _joining(self, batch: "Sequence[_Row]", num_ended: int, waiting: "deque[_Row]") -> "list[_Row]":
         """Takes the rows from the queue that join the batch now: none while it is better to wait for more of them."""
-        enough = ceil(len(batch) * _ENDED_SHARE)
+        first = waiting[0]
+        if first.response.tokens:  # a further turn
+            first.num_waited += 1
         num_new = min(len(waiting), self.max_batch_size - len(batch) + num_ended)
-        all_fit = num_ended >= len(waiting) and not waiting[-1].response.tokens  # and no further turn is in sight
-        waiting[0].num_waited += bool(waiting[0].response.tokens)
-        is_late = num_new > 0 and waiting[0].num_waited >= _MOST_WAITED
-        return _take(waiting, num_new) if all_fit or is_late or max(num_ended, num_new) >= enough else []
+        are_many = max(num_ended, num_new) >= ceil(len(batch) * _ENDED_SHARE)
+        are_the_last = num_ended >= len(waiting) and not waiting[-1].response.tokens  # no further turn is in sight
+        is_late = num_new > 0 and first.num_waited >= _MOST_WAITED
+        return _take(waiting, num_new) if are_many or are_the_last or is_late else []
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
         """Samples each row's next token, and appends it to rows that have not ended; returns all tokens, [R]."""

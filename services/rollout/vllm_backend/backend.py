@@ -167,7 +167,8 @@ class VllmRollout:
         num_waiting = 0
         ended: list[Response] = []
         for step in itertools.count():
-            if not (is_busy := engine.has_unfinished_requests()) and not num_waiting and not ended:
+            is_busy = engine.has_unfinished_requests()
+            if not (is_busy or num_waiting or ended):
                 return
             if self._replica.agree(is_cancelled, step):
                 raise CommandCancelled
@@ -179,7 +180,7 @@ class VllmRollout:
                 goes_on = open_turns and len(response.tokens) < sampling.max_response_length
                 (turns if goes_on else ended).append(response)
             done = min(step + 1, total)
-            yield DecodingStep(done, total, *((ended, turns) if self._replica.is_leader else ((), ())))
+            yield DecodingStep(done, total, ended, turns) if self._replica.is_leader else DecodingStep(done, total, ())
             ended = []
             num_waiting += len(turns)
             if open_turns is None or not num_waiting:
