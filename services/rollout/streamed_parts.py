@@ -32,12 +32,11 @@ class StreamedParts:
     def add(self, ended: Iterable[Response]) -> None:
         """Adds the responses that ended in a decoding step, and reports the parts that are now complete."""
         self._ended += sorted(ended, key=attrgetter("index"))
-        for part, end in enumerate(self._ends[self._num_reported :], start=self._num_reported + 1):
-            if len(self._ended) < end:
-                return
-            begin = self._ends[part - 2] if part > 1 else 0
-            self._report.part_ready(part, self._rows(self._ended[begin:end]), policy_version=self._policy_version)
-            self._num_reported = part
+        while self._num_reported < len(self._ends) and len(self._ended) >= self._ends[self._num_reported]:
+            begin = self._ends[self._num_reported - 1] if self._num_reported else 0
+            rows = self._rows(self._ended[begin : self._ends[self._num_reported]])
+            self._num_reported += 1
+            self._report.part_ready(self._num_reported, rows, policy_version=self._policy_version)
 
     def _rows(self, responses: Iterable[Response]) -> Batch:
         assert self._places is not None

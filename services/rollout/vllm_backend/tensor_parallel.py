@@ -45,11 +45,18 @@ class Replica(RowGroup):
         """
         if self._num_ranks > 1 and step % _STEPS_PER_QUESTION and not is_idle:
             return ()
-        if not self.is_leader:
-            if (replies := self._channel.receive(self._leader)) is None:
-                return None
-            tokens = [row.tolist() for row in replies["responses"].rows()]
-            return list(zip(replies["places"].values.tolist(), tokens, strict=True))
+        return self._find_due(open_turns, is_idle=is_idle) if self.is_leader else self._receive_due()
+
+    def _receive_due(self) -> Sequence[tuple[int, Sequence[int]]] | None:
+        """Returns on another rank than the leader what the leader has found due; None while the leader waits."""
+        replies = self._channel.receive(self._leader)
+        if replies is None:
+            return None
+        tokens = [row.tolist() for row in replies["responses"].rows()]
+        return list(zip(replies["places"].values.tolist(), tokens, strict=True))
+
+    def _find_due(self, open_turns: OpenTurns, *, is_idle: bool) -> Sequence[tuple[int, Sequence[int]]]:
+        """Finds on the leader what is due, and tells the other ranks of its engine."""
         try:
             due = open_turns.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
         except CommandCancelled:

@@ -196,15 +196,16 @@ class Heartbeat:
         return mine.silent_s > limit_s or any(now - sign.seen_at > self.limit_s for sign in self._signs.values())
 
     def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
-        """Finds the rank that hangs; returns that rank, what it was doing, and the symptom as text for the error."""
-        now = self.clock()
-        rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
-        if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):
-            # Its last sign may be older than the command that all ranks are in.
-            its = sign.doing.place
-            own = mine.place
-            doing = sign.doing if own.method and (its.method, its.step) == (own.method, own.step) else mine
-            return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"
+        """Finds the rank that hangs: the one without a heartbeat, else the one that has been silent longest.
+
+        Returns that rank, what it was doing, and the symptom as text for the error.
+        """
+        oldest = min(self._signs, key=lambda rank: self._signs[rank].seen_at, default=None)
+        if oldest is not None:
+            age_s = self.clock() - self._signs[oldest].seen_at
+            if age_s > min(self._missed_s, self.limit_s):
+                doing = _newest_work(self._signs[oldest].doing, mine)
+                return oldest, doing, f"it has given no sign of life for {age_s:.0f} s"
         everyone = {self.rank: mine, **{rank: sign.doing for rank, sign in self._signs.items()}}
         rank = max(everyone, key=lambda number: everyone[number].silent_s)
         return rank, everyone[rank], f"no progress for {everyone[rank].silent_s:.0f} s"
@@ -216,3 +217,12 @@ class Heartbeat:
         if self._signs[rank].number != sign["number"]:
             doing = Doing(**{**sign["doing"], "place": Place(**sign["doing"]["place"])})
             self._signs[rank] = _Sign(sign["number"], doing, DeviceState(**sign["device"]), self.clock())
+
+
+def _newest_work(of_sign: Doing, mine: Doing) -> Doing:
+    """Returns what a rank was doing by its last sign of life, or this rank's work if all ranks have begun that since.
+
+    A sign of the same command knows the other rank's progress in it.
+    """
+    is_same = (of_sign.place.method, of_sign.place.step) == (mine.place.method, mine.place.step)
+    return of_sign if is_same and mine.place.method else mine
