@@ -97,18 +97,17 @@ class ActorRole(TrainedRole):
     def commands(self) -> Sequence[Command]:
         """Returns all commands of ActorService, and those of the frozen models."""
         generate = refused_generate(_NO_GENERATION) if self._generation is None else self._generation.command()
-        log_probs = actor_pb2.ComputeLogProbsRequest
-        update = actor_pb2.ActorUpdateRequest
-        publish = actor_pb2.PublishWeightsRequest
-        on_rows = (
-            Command("ComputeLogProbs", log_probs, Effect.WRITES_SLOT, self.compute_log_probs, self.forward_rows()),
-            Command("Update", update, Effect.TRAINS, self.update, self._update_rows()),
+        log_probs = Command(
+            "ComputeLogProbs",
+            actor_pb2.ComputeLogProbsRequest,
+            Effect.WRITES_SLOT,
+            self.compute_log_probs,
+            self.forward_rows(),
         )
-        return (
-            generate,
-            *self.commands_of_models(*on_rows),
-            Command("PublishWeights", publish, Effect.READS, self.publish_weights),
-        )
+        update = Command("Update", actor_pb2.ActorUpdateRequest, Effect.TRAINS, self.update, self._update_rows())
+        publish = Command("PublishWeights", actor_pb2.PublishWeightsRequest, Effect.READS, self.publish_weights)
+        on_rows = self.commands_of_models(log_probs, update)
+        return (generate, *on_rows, publish)
 
     def _update_rows(self) -> Rows:
         return Rows(
