@@ -1,6 +1,5 @@
 """Waits for child processes, ends them with what they have started, and says how they ended."""
 
-import asyncio
 import os
 import select
 import signal
@@ -48,6 +47,8 @@ def exit_code_within(process: Process, limit_s: float) -> int | None:
 
 async def has_ended_within(process: Process, limit_s: float) -> bool:
     """Waits up to `limit_s` seconds, without a thread, for the end of a child; returns True if it has ended."""
+    import asyncio  # late: it is slow to import, and few callers wait so
+
     deadline_s = time.monotonic() + limit_s
     while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - of a child's child nobody tells
         await asyncio.sleep(_POLL_INTERVAL_S)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from controller.workers.launcher import LocalLauncher
-from controller.workers.local_group import GroupFailed
+from controller.workers.local_group import GroupFailed, LocalGroup
 from splitppo.config import ConfigError
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import PermittedCores
@@ -98,6 +98,12 @@ async def failure(start: Awaitable[Any]) -> GroupFailed:
     with pytest.raises(GroupFailed) as failed:
         await start
     return failed.value
+
+
+async def forked(group: LocalGroup) -> None:
+    """Waits until the template has forked the group's torchrun."""
+    assert group._start is not None
+    assert await group._start.torchrun.started()
 
 
 # Start and end.
@@ -474,6 +480,8 @@ async def test_a_group_that_does_not_come_up_in_time_is_given_up(launch: Launch)
     launcher = launch(
         "print('loading', flush=True)\ntime.sleep(60)", services__start_timeout_s=0.5, algorithm__adv_estimator="grpo"
     )
+    launcher.launch()
+    await forked(launcher.groups["actor"])
     failed = await failure(launcher.start())
     assert str(failed).startswith("the actor group did not come up in 0.5 s; last lines of ")
     assert not failed.is_bad_input
@@ -488,8 +496,7 @@ async def test_a_group_that_has_ended_before_anybody_waits_for_it_is_told_of(lau
     launcher = launch("sys.exit('broken')", algorithm__adv_estimator="grpo")
     launcher.launch()
     group = launcher.groups["actor"]
-    assert group._start is not None
-    await group._start.torchrun.started()
+    await forked(group)
     wait_until(lambda: group.has_ended, what="the end of the group")
     assert str(await failure(launcher.start())).startswith("the actor group ended at start; last lines of ")
 

@@ -116,3 +116,11 @@ def test_an_exit_code_has_words_and_a_status_for_shells(exit_code: int, status: 
     assert how_it_ended(exit_code) == words
     assert exit_status_of(exit_code) == status
     assert exit_code_of(status) == exit_code
+
+
+def test_what_any_process_may_import_first_needs_neither_psutil_nor_asyncio() -> None:
+    modules = ", ".join(f"splitppo.machine.children.{name}" for name in ("ending", "forks", "parent", "start", "title"))
+    code = f"import sys; before = set(sys.modules); import {modules}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"asyncio", "numpy", "psutil"}.isdisjoint(done.stdout.split())
+    assert "splitppo.machine.children.title" in done.stdout.split()
