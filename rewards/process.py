@@ -152,5 +152,7 @@ def _how_it_ended(exit_code: int | None) -> str:
         return "does not answer any more"
     if exit_code >= 0:
         return f"ended its process with code {exit_code}"
-    cause = ", perhaps for want of memory" if exit_code == -signal.SIGKILL else ""
-    return f"was killed by signal {-exit_code} ({signal_name(-exit_code)}{cause})"
+    number = -exit_code
+    cause = ", perhaps for want of memory" if number == signal.SIGKILL else ""
+    name = signal_name(number)
+    return f"was killed by {name}" if name.endswith(f" {number}") else f"was killed by signal {number} ({name}{cause})"

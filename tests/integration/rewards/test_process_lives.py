@@ -77,6 +77,7 @@ async def test_what_a_function_has_started_ends_with_its_process(tmp_path: Path)
     ("text", "ending"),
     [
         ("import os; os._exit(4)", "ended its process with code 4"),
+        ("import os; os.kill(os.getpid(), 35)", "was killed by signal 35"),
         ("import os; os.kill(os.getpid(), 9)", r"was killed by signal 9 \(SIGKILL, perhaps for want of memory\)"),
     ],
 )
