@@ -11,6 +11,7 @@ import asyncio
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from splitppo.machine.children.ending import keep_exit_codes
@@ -30,27 +31,19 @@ except ModuleNotFoundError as missing:
     sys.stderr.write(f"error: {missing_package(missing.name)}\n")
     sys.exit(1)
 
+Command = Callable[[list[str]], int]
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command of the controller; returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted.
 
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
-    open_standard_streams()
-    keep_exit_codes()
-    arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks ends no run
-    commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
+    _set_up_process()
     try:
         sys.path[:0] = {str(Path.cwd())}.difference(sys.path)  # as `python -m` does, also for the command `splitppo`
-        if arguments and (command := commands.get(arguments[0])):
-            return command(arguments[1:])
-        if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-            expected = f"expected one of {', '.join(commands)}, or --config FILE for a run"
-            raise ConfigError(f"unknown command {arguments[0]!r}: {expected}{did_you_mean(arguments[0], commands)}")
-        return _run(arguments)
+        command, own_arguments = _chosen(sys.argv[1:] if arguments is None else arguments)
+        return command(own_arguments)
     except ConfigError as error:
         sys.stderr.write(f"error: {printable(str(error))}\n")
         return 2
@@ -62,6 +55,30 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _set_up_process() -> None:
+    open_standard_streams()
+    keep_exit_codes()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks ends no run
+
+
+def _chosen(arguments: list[str]) -> tuple[Command, list[str]]:
+    """Returns the command that the first argument names, and its own arguments; without a name, `_run`.
+
+    Raises:
+        ConfigError: there is no command of this name.
+    """
+    commands: dict[str, Command] = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
+    first = arguments[0] if arguments else ""
+    if first in commands:
+        return commands[first], arguments[1:]
+    if first and not first.startswith("-") and "=" not in first:
+        expected = f"expected one of {', '.join(commands)}, or --config FILE for a run"
+        raise ConfigError(f"unknown command {first!r}: {expected}{did_you_mean(first, commands)}")
+    return _run, arguments
 
 
 def _parser(command: str, description: str, *, takes_config: bool = False) -> argparse.ArgumentParser:

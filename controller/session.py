@@ -118,20 +118,25 @@ class Session:
             log.exception("the run failed")
             self._outcome.why = f"{type(error).__name__}: {error}; the traceback is in logs/controller_0.log"
         finally:
-            self._phase = "closing"
-            self._recorder.emit(Closing())
             polling.cancel()
-            await self._abandon()
-            await self._groups.close()
-            self._folder.remove_published_weights()
-            self._outcome.finish(self._trainer, self._recorder, self._restored)
-            status = self._outcome.exit_status()
-            self._recorder.emit(Ended(self._outcome.reason, status, self._outcome.why))
-            # Both may be cut short by a signal.
-            await asyncio.to_thread(self._record.close)
-            await asyncio.to_thread(self._trackers.finish)
+            status = await self._close()
             if is_refused:
                 self._folder.remove_if_new()
+        return status
+
+    async def _close(self) -> int:
+        """Ends the groups, writes summary.json, and closes record and trackers; returns the exit status."""
+        self._phase = "closing"
+        self._recorder.emit(Closing())
+        await self._abandon()
+        await self._groups.close()
+        self._folder.remove_published_weights()
+        self._outcome.finish(self._trainer, self._recorder, self._restored)
+        status = self._outcome.exit_status()
+        self._recorder.emit(Ended(self._outcome.reason, status, self._outcome.why))
+        # Both may be cut short by a signal.
+        await asyncio.to_thread(self._record.close)
+        await asyncio.to_thread(self._trackers.finish)
         return status
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
