@@ -23,6 +23,8 @@ from tests.support.fake_services import make_config
 from tests.support.models import save_policy
 
 # Seconds, in the order of a serial step; 1 s of it nobody works.
+pytestmark = pytest.mark.slow
+
 SERIAL = (
     ("actor", "gen", 6.0),
     ("actor", "old_log_prob", 2.0),

@@ -16,6 +16,8 @@ from splitppo.run_folder.spans import Span
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy
 
+pytestmark = pytest.mark.slow
+
 ONE_CORE_EACH: dict[str, Any] = {
     "services__actor": {"threads": 1, "cpus": [0]},
     "services__critic": {"threads": 1, "cpus": [1]},
