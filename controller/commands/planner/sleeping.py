@@ -250,7 +250,7 @@ class SleepingScorer(Scorer):
         asks_functions: bool = True,  # noqa: ARG002
         limit: FailureLimit | None = None,  # noqa: ARG002
     ) -> Scores:
-        """Sleeps for the scores of some responses. Responses that arrive later need not wait for these."""
+        """Sleeps for the scores of some responses, beside the worker groups."""
         await asyncio.sleep(self._work.seconds_of(rollouts, "score"))
         num_rows = rollouts.num_rows
         zeros = np.zeros(num_rows, np.float32)

@@ -213,3 +213,9 @@ def test_groups_that_sample_at_the_same_time_slow_each_other_down() -> None:
         step = rehearsed(phases, rollout_share=0.5, takes_turns=takes_turns, slowdown=1.25)
         # Both work for 3.75 s, in which each does 3 s of work; then the actor has 1 s left, alone.
         assert step.step_s == pytest.approx(3.75 + 1 + 5)
+
+
+def test_parts_that_end_at_the_same_time_are_scored_one_after_the_other_as_in_a_run() -> None:
+    phases = {"gen": 4.0, "gen_rollout": 4.0, "score": 3.0, "update_actor": 5.0}
+    step = rehearsed(phases, num_parts=2, rollout_share=0.5)
+    assert step.step_s == pytest.approx(4 + 3 + 5)
