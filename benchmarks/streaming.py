@@ -57,7 +57,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
     async with started(configs, shuffle=True) as blocks:
         for _ in range(options.rounds):
             for variant in variants:
-                rows[variant] += (measured := (await blocks.run(variant, options.steps)).rows)
+                measured = (await blocks.run(variant, options.steps)).rows
+                rows[variant] += measured
                 print(f"{variant}: {median(measured, 'timing_s/step'):.2f} s", flush=True)
     return rows
 

@@ -129,7 +129,8 @@ class SleepingEngine:
         while queue or running or ended or (open_turns is not None and open_turns.any_open):
             started_s = time.perf_counter()
             while queue and len(running) < self.places:
-                running.append(response := queue.popleft())
+                response = queue.popleft()
+                running.append(response)
                 self._left[response.index] = self.lengths[response.seed, turn + len(response.replies)]
             for response in running:
                 response.extend((1,), (0.0,))

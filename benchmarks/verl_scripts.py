@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--reasons", action="store_true", help="prints each script that is not translated, and why")
     options = parser.parse_args()
     clone = options.clone.absolute()
-    chosen = sorted(scripts(clone, tags := releases(clone)).values())[:: options.every]
+    tags = releases(clone)
+    chosen = sorted(scripts(clone, tags).values())[:: options.every]
     counts = Counter[str]()
     for tag in tags:
         of_tag = [path for its_tag, path in chosen if its_tag == tag]

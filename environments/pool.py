@@ -132,7 +132,8 @@ class EnvironmentProcesses:
         """Gives a new process in which nothing else runs."""
         async with self._may_be_alone:
             self._check_open()
-            self._alone.add(process := self._new_process())
+            process = self._new_process()
+            self._alone.add(process)
             try:
                 yield process
             finally:

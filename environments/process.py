@@ -142,7 +142,8 @@ class UserCode:
         work = list[Any]()
         async with nullcontext() if iscoroutinefunction(function) else self._process.threads:
             self._process.marks[self._place] = min(call, 255)
-            work.append(task := asyncio.create_task(self.run(function, work)))
+            task = asyncio.create_task(self.run(function, work))
+            work.append(task)
             try:
                 await asyncio.wait([task], timeout=limit_s)
             finally:

@@ -127,7 +127,8 @@ class EnvironmentText:
         most = max(limit - len(encode([""] * len(texts))), 0)
         while True:
             cut = [self._shortened(text, most) for text in texts]
-            excess = len(ids := encode(cut)) - limit
+            ids = encode(cut)
+            excess = len(ids) - limit
             if excess <= 0 or not most:
                 return cut, ids
             most = max(most + -excess // len(texts), most // 2)

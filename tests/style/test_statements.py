@@ -51,3 +51,41 @@ def test_unrelated_values_are_assigned_one_by_one(room: str) -> None:
 )
 def test_what_counts_as_packed(source: str, lines: list[int]) -> None:
     assert packed(source) == lines
+
+
+def unconditional(source: str) -> list[int]:
+    """Lines in which `:=` gives a name to a value that its own line does not test."""
+    tree = ast.parse(source)
+    tests: list[ast.AST] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.If() | ast.While() | ast.IfExp() | ast.Assert():
+                tests.append(node.test)
+            case ast.comprehension():
+                tests += node.ifs
+            case ast.BoolOp() | ast.Compare():
+                tests.append(node)
+    tested = {part for test in tests for part in ast.walk(test)}
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.NamedExpr) and node not in tested]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_value_is_named_within_an_expression_only_where_that_tests_it(room: str) -> None:
+    files = [file for file in (ROOT / room).rglob("*.py") if "v1" not in file.parts]
+    found = {str(file.relative_to(ROOT)): lines for file in files if (lines := unconditional(file.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("f(x := 1)", [1]),
+        ("y = (x := 1) + x", [1]),
+        ("if x := f(): pass", []),
+        ("while len(x := f()) > 3: pass", []),
+        ("[x for y in z if (x := f(y))]", []),
+        ("a = x if (x := f()) else 0", []),
+    ],
+)
+def test_what_counts_as_named_without_a_test(source: str, lines: list[int]) -> None:
+    assert unconditional(source) == lines

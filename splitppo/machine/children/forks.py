@@ -185,7 +185,8 @@ class Forked:
 
     def _hear(self, status: int) -> None:
         """Takes what the server says: the pid, then the exit code; or why there is no process; at its end nothing."""
-        self._said += (part := os.read(status, 4096))
+        part = os.read(status, 4096)
+        self._said += part
         sentences = [json.loads(line) for line in self._said.splitlines(keepends=True) if line.endswith(b"\n")]
         if sentences and isinstance(sentences[0], str):
             self.refusal = sentences[0]
