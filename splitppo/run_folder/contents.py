@@ -26,12 +26,7 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(
-        ("config.yaml",),
-        "the resolved configuration",
-        "controller, at each start",
-        "ranks; controller when it resumes, doctor, plan, sync, viewer",
-    ),
+    # What people open first.
     Entry(
         ("metrics.jsonl",),
         "one line per step. [Metric names](metrics.md) are verl's; `overlap/*` and `rpc/*` are SplitPPO's own",
@@ -47,10 +42,76 @@ ENTRIES = (
         "trackers, viewer",
     ),
     Entry(
-        ("rollouts/shown_train/N.parquet", "rollouts/shown_val/N.parquet", "rollouts/shown_val_only/N.parquet"),
-        "the responses alone that trackers show",
-        "controller's record, with `tracking.rollouts.enable: false`",
+        ("report.png",),
+        "plots of reward, accuracy, KL, value loss, explained variance and entropy; a timeline of one step",
+        "controller, at the end, with `tracking.report`",
         "trackers",
+    ),
+    Entry(
+        ("summary.json",),
+        "the result in numbers, for scripts: accuracy before and after, times, overlap, sha256 of the weights, exit"
+        " reason and, of a run that failed, `why`. `finished` is true once the last step is done. The numbers cover all"
+        " starts of the run, except those under `this_start`",
+        "controller, at the end of a start, except after SIGKILL",
+        "controller when it resumes, trackers, doctor, viewer",
+    ),
+    Entry(
+        ("checkpoints/global_step_N/",),
+        "a checkpoint of both models (`actor`, `critic`), the controller's state in `controller.json`. It is complete"
+        " when `COMMITTED` is there, and is [verified](operations.md#checkpoints) when it is loaded;"
+        " `damaged_global_step_N` is one that was not as it was written",
+        "ranks in the background, then the controller; `checkpoint.save_freq`",
+        "controller and ranks when they resume, doctor, export",
+    ),
+    Entry(
+        ("checkpoints/latest", "checkpoints/best"),
+        "the step of the newest complete checkpoint, a number; with `checkpoint.best_metric` a link to the best one",
+        "controller, with each checkpoint",
+        "",
+    ),
+    Entry(
+        ("huggingface/global_step_N/",),
+        "the [policy's weights](operations.md#weights-alone) after step N, as a Hugging Face folder",
+        "actor, with `checkpoint.weights_save_freq`",
+        "",
+    ),
+    Entry(
+        ("logs/controller_0.log", "logs/{role}_N.log", "logs/{role}_N.log.old"),
+        "the log of the controller and of every rank; `.old`: of the start before, in a run whose group was started"
+        " again",
+        "controller, ranks",
+        "viewer",
+    ),
+    Entry(
+        ("logs/{role}_torchrun.log",),
+        "what torchrun, its ranks and their libraries print, of a group that the controller has started",
+        "torchrun",
+        "controller when a group fails, viewer",
+    ),
+    Entry(
+        ("logs/environments.log", "logs/trackers.log"),
+        "what your tools and environments, and the clients of trackers, print",
+        "their processes",
+        "",
+    ),
+    Entry(
+        ("config.yaml",),
+        "the resolved configuration",
+        "controller, at each start",
+        "ranks; controller when it resumes, doctor, plan, sync, viewer",
+    ),
+    Entry(
+        ("tensorboard/", "wandb/", "swanlog/"),
+        "what the clients of [trackers](trackers.md) write",
+        "tracker process",
+        "TensorBoard, `wandb sync` and others",
+    ),
+    Entry(
+        ("trace.json",),
+        "the timeline of every step, with validations, checkpoints and restores; open it in Perfetto. It can be read"
+        " after a kill, too",
+        "controller, after each step; a way back removes spans",
+        "report, plan, viewer",
     ),
     Entry(
         ("rollouts/train/N.jsonl",),
@@ -77,45 +138,17 @@ ENTRIES = (
         "viewer",
     ),
     Entry(
-        ("trace.json",),
-        "the timeline of every step, with validations, checkpoints and restores; open it in Perfetto. It can be read"
-        " after a kill, too",
-        "controller, after each step; a way back removes spans",
-        "report, plan, viewer",
+        ("processes.json",),
+        "role, rank, machine and pid of every rank and of the controller, made from what the groups tell",
+        "controller, when all groups answer",
+        "doctor",
     ),
+    # What keeps the run right, and what its parts tell each other.
     Entry(
-        ("summary.json",),
-        "the result in numbers, for scripts: accuracy before and after, times, overlap, sha256 of the weights, exit"
-        " reason and, of a run that failed, `why`. `finished` is true once the last step is done. The numbers cover all"
-        " starts of the run, except those under `this_start`",
-        "controller, at the end of a start, except after SIGKILL",
-        "controller when it resumes, trackers, doctor, viewer",
-    ),
-    Entry(
-        ("report.png",),
-        "plots of reward, accuracy, KL, value loss, explained variance and entropy; a timeline of one step",
-        "controller, at the end, with `tracking.report`",
+        ("rollouts/shown_train/N.parquet", "rollouts/shown_val/N.parquet", "rollouts/shown_val_only/N.parquet"),
+        "the responses alone that trackers show",
+        "controller's record, with `tracking.rollouts.enable: false`",
         "trackers",
-    ),
-    Entry(
-        ("checkpoints/global_step_N/",),
-        "a checkpoint of both models (`actor`, `critic`), the controller's state in `controller.json`. It is complete"
-        " when `COMMITTED` is there, and is [verified](operations.md#checkpoints) when it is loaded;"
-        " `damaged_global_step_N` is one that was not as it was written",
-        "ranks in the background, then the controller; `checkpoint.save_freq`",
-        "controller and ranks when they resume, doctor, export",
-    ),
-    Entry(
-        ("checkpoints/latest", "checkpoints/best"),
-        "the step of the newest complete checkpoint, a number; with `checkpoint.best_metric` a link to the best one",
-        "controller, with each checkpoint",
-        "",
-    ),
-    Entry(
-        ("huggingface/global_step_N/",),
-        "the [policy's weights](operations.md#weights-alone) after step N, as a Hugging Face folder",
-        "actor, with `checkpoint.weights_save_freq`",
-        "",
     ),
     Entry(
         ("weights/version_N/",),
@@ -137,12 +170,6 @@ ENTRIES = (
         " step N",
         "controller, when a conversation is over; removed with the checkpoints before it",
         "controller, when it repeats the step",
-    ),
-    Entry(
-        ("processes.json",),
-        "role, rank, machine and pid of every rank and of the controller, made from what the groups tell",
-        "controller, when all groups answer",
-        "doctor",
     ),
     Entry(
         ("services/{role}.json",),
@@ -181,19 +208,6 @@ ENTRIES = (
         "controller, doctor; ranks",
     ),
     Entry(
-        ("logs/controller_0.log", "logs/{role}_N.log", "logs/{role}_N.log.old"),
-        "the log of the controller and of every rank; `.old`: of the start before, in a run whose group was started"
-        " again",
-        "controller, ranks",
-        "viewer",
-    ),
-    Entry(
-        ("logs/{role}_torchrun.log",),
-        "what torchrun, its ranks and their libraries print, of a group that the controller has started",
-        "torchrun",
-        "controller when a group fails, viewer",
-    ),
-    Entry(
         ("logs/{roles}_template.log",),
         "what the process prints from which torchrun and ranks of these roles are forked; empty, unless it cannot"
         " import something",
@@ -201,22 +215,10 @@ ENTRIES = (
         "controller when it fails",
     ),
     Entry(
-        ("logs/environments.log", "logs/trackers.log"),
-        "what your tools and environments, and the clients of trackers, print",
-        "their processes",
-        "",
-    ),
-    Entry(
         ("trackers/{name}.json", "trackers/lock"),
         "the last step that a tracker has received; locked while a process feeds them",
         "tracker process, after each step",
         "tracker process, sync",
-    ),
-    Entry(
-        ("tensorboard/", "wandb/", "swanlog/"),
-        "what the clients of [trackers](trackers.md) write",
-        "tracker process",
-        "TensorBoard, `wandb sync` and others",
     ),
     Entry(
         ("failpoints/",),

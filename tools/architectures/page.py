@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ _HEAD = """# Architectures
 
 | question | short answer |
 |---|---|
-| Can my model be trained? | any causal language model of transformers can be tried; most were compared: the table |
+| Can my model be trained? | any causal language model of transformers can be tried; search for its `model_type` |
 | How is that known? | every start proves its forward against transformers, and ends with exit code 2 if it differs |
 | Without a run? | `python -m services.actor --config my.yaml --check` (`services.critic`, ...) proves the models |
-| What is refused? | `-` in the table; vision-language models; noise that cannot be switched off |
+| What is refused? | the [refused](#refused) types; vision-language models; noise that cannot be switched off |
 
 At every start each group sends a few short rows of fixed token ids through the model's own forward, each row alone,
 with the whole logits and with attention of transformers. The engine's log-probs, values or scores of these rows,
@@ -49,50 +50,74 @@ random: multipliers, caps, windows, kinds of layers.
 _LEGEND = """`=`: the same as the model's own forward, up to rounding. `-`: refused, with a sentence; the last column
 has the reason where it is not that transformers has no such head. vLLM: the version of the locks knows the
 architecture.
-
 """
+
+
+VERDICTS = ("Wrong", "Trained, packed or padded", "Trained, padded only", "Refused", "Not compared")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the page says of an architecture: its verdict, and the cells of its line."""
+
+    model_type: str
+    verdict: str
+    cells: str
 
 
 def write_page(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Writes the page from the lines that `python -m tools.architectures --output` has written."""
     latest = {line["model_type"]: line for line in lines if not line["changes"]}
-    text = _HEAD + _summary(latest.values()) + _LEGEND + "\n".join(_table(latest)) + "\n"
+    text = _HEAD + _summary(latest.values()) + _LEGEND + "\n".join(_tables([*_rows(latest)])) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
-def _summary(lines: Any) -> str:
-    counts: Counter[str] = Counter()
-    for line in lines:
-        results = line["results"]
-        wrong = any(result.startswith("WRONG") for result in results.values())
-        if line["reason"]:
-            counts["other"] += 1
-        elif wrong:
-            counts["wrong"] += 1
-        elif "exact" in (results["packed"], results["padded"]):
-            counts["exact"] += 1
-        else:
-            counts["refused"] += 1
-    total = sum(counts.values())
+def _verdict(line: dict[str, Any]) -> str:
+    """Returns the heading under which an architecture stands."""
+    results = line["results"]
+    if line["reason"]:
+        return "Not compared"
+    if any(result.startswith("WRONG") for result in results.values()):
+        return "Wrong"
+    if results["packed"] == "exact":
+        return "Trained, packed or padded"
+    return "Trained, padded only" if results["padded"] == "exact" else "Refused"
+
+
+def _summary(lines: Collection[dict[str, Any]]) -> str:
+    counts = Counter(map(_verdict, lines))
+    num_trained = counts["Trained, packed or padded"] + counts["Trained, padded only"]
+    num_refused = counts["Refused"]
     return f"""## With transformers {version("transformers")}
 
-Of {total} architectures {counts["exact"]} can be trained, {counts["refused"]} are refused, {counts["wrong"]} are wrong.
-The other {counts["other"]} could not be built small on a CPU; they are proved at a start like all others.
+Of {len(lines)} architectures {num_trained} can be trained, {num_refused} are refused, {counts["Wrong"]} are wrong.
+The other {counts["Not compared"]} could not be built small on a CPU; they are proved at a start like all others.
 
 """
 
 
-def _table(lines: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _rows(lines: dict[str, dict[str, Any]]) -> Iterator[Row]:
     names = _of_vllm()
-    alike: dict[str, list[str]] = {}
     for model_type, line in sorted(lines.items()):
         marks = [_mark(line["results"].get(use)) for use in ("packed", "padded", "critic", "reward", "hf")]
         has_vllm = "=" if _class_name(model_type) in names else "-"
-        alike.setdefault(f"{' | '.join(marks)} | {has_vllm} | {_why(line)} |", []).append(model_type)
-    yield "| `model_type` | packed | padded | critic | reward model | hf | vLLM | why not |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for result, model_types in sorted(alike.items(), key=lambda entry: -len(entry[1])):
-        yield f"| {', '.join(model_types)} | {result}"
+        yield Row(model_type, _verdict(line), f"{' | '.join(marks)} | {has_vllm} | {_why(line)} |")
+
+
+def _tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields the lines of a table for each verdict; a line has all types with equal results."""
+    for verdict in VERDICTS:
+        alike: dict[str, list[str]] = {}
+        for row in rows:
+            if row.verdict == verdict:
+                alike.setdefault(row.cells, []).append(row.model_type)
+        if not alike:
+            continue
+        yield from ("", f"### {verdict}", "")
+        yield "| `model_type` | packed | padded | critic | reward model | hf | vLLM | why not |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for cells, model_types in sorted(alike.items(), key=lambda entry: -len(entry[1])):
+            yield f"| {', '.join(model_types)} | {cells}"
 
 
 def _mark(result: str | None) -> str:
