@@ -16,12 +16,13 @@ _HEAD = """# From verl
 | question | short answer |
 |---|---|
 | What stays as it is? | data files, reward functions, models, dashboards |
-| How do I translate a launch script, or a configuration? | one command, below; then `--check` |
+| How do I translate a script, or a configuration? | `python -m controller from-verl run_ppo.sh`, then `--check` |
 | [Which input](#which-input-is-best) is best? | the resolved configuration, else the script |
 | [What does a script get](#what-a-launch-script-gets)? | a sandbox without a network |
 | What is [not in keys](#differences-that-are-not-in-keys)? | whitening, denominators, seeds |
-| Which [defaults](#defaults-that-differ) differ? | dtype, batch sizes, vLLM |
-| What is [a key](#keys), [a word](#names), [a metric](#metrics) here? | tables |
+| Which [defaults](#defaults-that-differ) differ? | dtype, batch sizes, gradient checkpointing, vLLM |
+| Do I need `param_offload`? | only beside vLLM on the actor's GPUs, or a rollout group on the critic's |
+| What is [a key](#keys), [a word](#names), [a metric](#metrics) here? | mostly verl's last word; tables have each |
 
     python -m controller from-verl run_ppo.sh --verl-version 0.9 -o my.yaml   # a launch script, written for verl 0.9
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
