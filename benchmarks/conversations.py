@@ -24,7 +24,7 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
-from controller.sampling.talk import OpenTurns, Talk
+from controller.sampling.talk import Talk, TurnInbox
 from controller.workers.concurrency import gather_calls
 from environments.pool import EnvironmentProcesses
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
@@ -52,7 +52,7 @@ class Game:
 class InstantSampler:
     """The client of a group that says the next turn of each response at once; `turns` gets it."""
 
-    turns: OpenTurns
+    turns: TurnInbox
 
     async def reply(self, _slot: object, replies: Iterable[TurnReply]) -> None:
         """Says the turns that follow the replies."""
@@ -94,7 +94,7 @@ async def measure(num_responses: int, folder: Path) -> tuple[float, float, Count
         talk = Talk.about(own, asked, run_seed=1, step=1)
         assert talk is not None
         async with talk:
-            turns = OpenTurns(sampler, Slot(), num_responses)
+            turns = TurnInbox(sampler, Slot(), num_responses)
             sampler.turns = turns
             sampler.say((place, 1) for place in places.tolist())
             conversations = await gather_calls(*(talk.converse(place, place, turns) for place in places.tolist()))

@@ -249,7 +249,7 @@ class Session:
                 pause_s = await self._pause_before_restart(error)
                 log.warning("recovering in %g s: %s", pause_s, sentence(error))
                 await self._abandon()
-                await self._groups.recover(error)
+                await self._groups.discard_lost(error)
                 await asyncio.sleep(pause_s)
 
     async def _restart_rollout(self, error: Exception) -> None:

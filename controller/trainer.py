@@ -88,7 +88,8 @@ class Trainer:
         record = self.recorder.begin(self.state.step)
         join = self.critic_update.join
         step = StepContext(config, self.workers, self.sampling, self.scorer, self.log_prob_check, record, join)
-        calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
+        rollouts = await self.rollouts.draw(step, self.state.draw)
+        calls = StepCalls(step, rollouts)  # `calls.rollouts` is what `draw` returns
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
         await run_calls(self.schedule, look_ahead, partial(self.learn, calls))
         self.recorder.close(record)
@@ -141,12 +142,16 @@ class Trainer:
 
     async def evaluate_if_due(self) -> None:
         """Validates the policy of the last step, if a validation is due; records the result."""
-        if self.evaluator.is_due(step := self.state.step, is_last=self.has_ended):
-            validation = await self.evaluator.evaluate(step)
-            is_own = step != self.state.validated_step or self.state.is_sampled_alike(self.config)
-            self.recorder.add_validation(step, validation, split="val" if is_own else "val_only")
-            self.state = self.state.validated(step, validation, self.config)
-            self.is_stopping |= self.state.has_stagnated(self.config)
+        step = self.state.step
+        if not self.evaluator.is_due(step, is_last=self.has_ended):
+            return
+        validation = await self.evaluator.evaluate(step)
+        # A second validation of this step, sampled otherwise, must not overwrite the files of the first.
+        is_repeated_otherwise = step == self.state.validated_step and not self.state.is_sampled_alike(self.config)
+        folder_of_rollouts = "val_only" if is_repeated_otherwise else "val"
+        self.recorder.add_validation(step, validation, split=folder_of_rollouts)
+        self.state = self.state.validated(step, validation, self.config)
+        self.is_stopping |= self.state.has_stagnated(self.config)
 
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background, if one is due. It begins after both updates of the step."""

@@ -136,15 +136,16 @@ def backward(
     At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
     bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and what is added to it (in bf16: what
     it is rounded to). In the last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding,
-    and of the output layer if it is tied. With adapters all of these are 0 V D. `sharded_over` is G; None if the model
-    is not wrapped.
+    and of the output layer if it is tied. With adapters both layers are frozen, and every term with V D is 0.
+    `sharded_over` is G; None if the model is not wrapped.
 
         output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
         decoder layer:  saved_activations + c N D + c T (2 D + 3 I + 2 E D) + 4 V D if tied
         embedding:      4 V D, 8 V D if tied
 
-    Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
-    while its activations are freed. Ranks that divide positions keep at least one key-value head each; in fp32 on a GPU
+    These are beside the gradients kept of earlier micro-batches, in fp32. With a single micro-batch the kept ones are 0
+    until the end, because its gradients grow while its activations are freed; at the end they are all there, those of
+    the embedding among them. Ranks that divide positions keep at least one key-value head each; in fp32 on a GPU
     attention keeps a key-value head for each of the query.
     """
     repeated = trained.ulysses_sequence_parallel_size * model.head_dim
@@ -152,19 +153,19 @@ def backward(
         repeated = model.attention
     model = replace(model, key_values=max(model.key_values, repeated))
     bytes_each = compute_bytes(trained)
-    kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
+    gradients = _kept_gradients(model, sharded_over)
+    kept = 0 if batch.is_only_one else gradients
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
-    embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden
-    tied = embedding if model.is_tied else 0
+    trained_embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden  # the terms with 4 V D
+    tied = trained_embedding if model.is_tied else 0
     if is_policy:
         saved += bytes_each * batch.responses * model.hidden
         chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
-        weight = embedding + embedding * bytes_each // 4
+        weight = trained_embedding + trained_embedding * bytes_each // 4
         yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
     inside = layer_transients(model, batch.tokens, bytes_each)
     yield {"gradients": kept, "activations": saved + inside, "logits": tied}
-    all_gradients = max(kept, _kept_gradients(model, sharded_over))
-    yield {"gradients": all_gradients + (0 if batch.is_only_one else embedding + tied)}
+    yield {"gradients": gradients if batch.is_only_one else gradients + trained_embedding + tied}
 
 
 def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:

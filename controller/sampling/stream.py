@@ -20,7 +20,7 @@ from controller.conversations.conversation import Conversation, mask_lost
 from controller.conversations.environments import Environments
 from controller.data.prompts import PromptBatch
 from controller.sampling.devices import Devices
-from controller.sampling.talk import OpenTurns, Talk
+from controller.sampling.talk import Talk, TurnInbox
 from controller.sampling.versions import HeldVersion, PublishedVersions, Restart, Watch, nothing_to_watch, raise_error
 from controller.schedule import run_calls
 from controller.workers.clients import ActorClient, RolloutClient, SamplingClient
@@ -355,7 +355,7 @@ class _Sampling:
         parts = () if self._is_one_part else [places.tolist() for places in fetched]
         self._record.add_reply(share.client.role, self.asked.work, reply, parts=parts)
 
-    def has_sampled(self, client: SamplingClient) -> None:
+    def note_sampled(self, client: SamplingClient) -> None:
         """Notes that a group has sampled its share, which may be all that the actor's group needs."""
         if client is self.groups.actor and not self._actor_lacks_rows:
             self._on_actor.set()
@@ -383,7 +383,7 @@ class _Attempt:
         self._share = share
         self._fetched = fetched
         self._ended = [asyncio.Event() for _ in range(share.num_parts)]  # for each part
-        self._turns = OpenTurns(share.client, share.slot, len(share.places))
+        self._turns = TurnInbox(share.client, share.slot, len(share.places))
         self._talks: list[asyncio.Task[Conversation]] = []  # for each row, if responses are conversations
 
     async def run(self) -> CommandReply:
@@ -407,6 +407,7 @@ class _Attempt:
         return Batch(len(places), {"prompts": prompts, "seeds": Column(self._share.seeded["seeds"].values, one_each)})
 
     async def _generate(self) -> CommandReply:
+        """Has the share sampled; marks each part as it ends, and afterwards all of them. Returns Generate's reply."""
         share = self._share
         asked = self._sampling.asked
         reply = await share.client.generate(
@@ -419,9 +420,9 @@ class _Attempt:
             conversation=None if asked.talk is None else asked.talk.request,
             on_turns=self._turns.end,
         )
-        for event in self._ended:
+        for event in self._ended:  # a reply may arrive without its events, e.g. after a reconnect
             event.set()
-        self._sampling.has_sampled(share.client)
+        self._sampling.note_sampled(share.client)
         return reply
 
     async def _fetch(self) -> None:

@@ -6,8 +6,8 @@
                                                     <- messages -----   ... await chat.turn(...)
     the row goes on <- TurnReply ---   tokens of the messages
 
-Every response has a coroutine of its own, `Talk.converse`, in which a turn is read from top to bottom. The group's side
-of it are `OpenTurns`: turns that have ended and wait for their replies.
+Every response has a coroutine of its own, `Talk.converse`, in which a turn is read from top to bottom. `TurnInbox`
+is the controller's end of a group's open turns: those that have ended and wait for their replies.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ _PAUSE_S = 0.01
 _COUNTS = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
 
 
-class OpenTurns:
-    """The turns of the rows that a group samples in one attempt: each waits for its reply, unless it is the last one.
+class TurnInbox:
+    """The controller's end of a group's open turns, in one attempt: a turn that has ended waits here for its reply.
 
     A row is the index of a response among those of the group.
     """
@@ -214,7 +214,7 @@ class Talk:
         if self._record is not None and errors == (None, None, None):
             await asyncio.to_thread(self._record.sync)
 
-    async def converse(self, place: int, row: int, turns: OpenTurns) -> Conversation:
+    async def converse(self, place: int, row: int, turns: TurnInbox) -> Conversation:
         """Leads the conversation of the response at a place of the batch to its end; it is this row of the group.
 
         One turn after the other: the policy's turn is told to the environment, and the tokens of the answer are sent as

@@ -88,7 +88,7 @@ class PartCalls:
     Attributes:
         is_baseline: True if the scores serve only as the baseline of the step's rollouts (ReMax).
         is_learned_from: True if truncated responses are marked, and overlong responses get a penalty.
-        asks_model: True if the reward model, where the run has one, scores the responses, too.
+        asks_reward_model: True if the reward model, where the run has one, scores the responses, too.
         num_examine: the number of responses per data source that are logged.
     """
 
@@ -96,7 +96,7 @@ class PartCalls:
     rollouts: PendingRollouts
     is_baseline: bool = False
     is_learned_from: bool = False
-    asks_model: bool = True
+    asks_reward_model: bool = True
     num_examine: int = 0
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class PartCalls:
         host = self.step.workers.reward_model
         if config.teacher.only:
             return without_lost(without_scores(await self._rule_scores()))
-        if host is None or not self.asks_model:
+        if host is None or not self.asks_reward_model:
             return without_lost(await self._rule_scores())
         scores, of_model = await run_calls(config.run.schedule, self._rule_scores, lambda: self._model_scores(host))
         coefs = config.reward_model

@@ -224,13 +224,17 @@ class StepRollouts:
         return prompts
 
     async def _round(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
-        """Samples and scores responses to one batch of prompts: round `number` (from 1) of the step."""
+        """Samples and scores responses to one batch of prompts: round `number` (from 1) of the step.
+
+        `finish` also calls it without dynamic sampling, for the step ahead. `earlier` are the row indices of the
+        prompts of the step's rounds before. The reward model is asked unless groups are compared by another metric.
+        """
         config = step.config
         filters = config.algorithm.filter_groups
         prompts = self._next_prompts(step, draw)
         candidates = SampledRollouts.of_candidates(step, prompts, number=number, earlier=earlier)
         num_examine = config.reward.num_examine if number == 1 else 0
-        asks_model = filters.compares_scores or not filters.enable
-        calls = PartCalls(step, candidates, asks_model=asks_model, num_examine=num_examine)
+        asks_reward_model = filters.compares_scores or not filters.enable
+        calls = PartCalls(step, candidates, asks_reward_model=asks_reward_model, num_examine=num_examine)
         rollouts, scores = await calls.generate_and_score()
         return Groups(prompts, rollouts, scores)

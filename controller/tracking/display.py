@@ -261,10 +261,13 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
 
 
 def _price_of_a_loss(config: Config, step: int) -> str:
-    """Returns a sentence for the user: how many steps the run repeats after the loss of a worker group."""
+    """Returns a sentence for the user: how many steps the run repeats after the loss of a worker group.
+
+    `step` is the one at which the run starts, 0 or that of a checkpoint. Until the first save it goes back there.
+    """
     save_freq = config.checkpoint.save_freq
-    first = step + save_freq - step % save_freq if save_freq > 0 else None
-    if first is None or first >= config.last_step:
+    first_save = step + save_freq - step % save_freq if save_freq > 0 else None
+    if first_save is None or first_save >= config.last_step:
         return f"checkpoint.save_freq is {save_freq}: after the loss of a group the run starts again at step {step}"
     return f"every {save_freq} steps (checkpoint.save_freq): the loss of a group costs up to {save_freq} steps"
 

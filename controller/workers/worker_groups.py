@@ -224,7 +224,7 @@ class WorkerGroups:
                 raise Unavailable("the group has ended", Place(role=role, rank=lost))
             await asyncio.sleep(WATCH_INTERVAL_S)
 
-    async def recover(self, error: Exception) -> None:
+    async def discard_lost(self, error: Exception) -> None:
         """Ends the remaining processes of lost groups that were started here, so that `connect` starts them again.
 
         A group is lost if `error` names it, if it or one of its ranks has ended, or if it does not answer. The other
