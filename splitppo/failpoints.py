@@ -60,6 +60,10 @@ class Failpoints:
                     self._fire(name, failpoint, step)
 
     def _fire(self, name: str, failpoint: Failpoint, step: int) -> None:
+        """Does the action of a failpoint, unless its mark says that it has fired: the mark is made before the action.
+
+        A failpoint with `after` waits for that moment before. Of processes that come here together one makes the mark.
+        """
         mark = fired_mark(name, failpoint)
         if (self._folder / mark).exists():
             return

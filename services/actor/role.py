@@ -77,6 +77,10 @@ class ActorRole(TrainedRole):
     role = worker_pb2.ROLE_ACTOR
 
     def __init__(self, context: RankContext) -> None:
+        """Builds the policy, and what samples with it if this group samples.
+
+        The backend is checked before the model is built, which takes long, and proved with the built model.
+        """
         config = context.config
         self._phase = ""
         self._generation: Generation | None = None
@@ -110,6 +114,7 @@ class ActorRole(TrainedRole):
         return (generate, *on_rows, publish)
 
     def _update_rows(self) -> Rows:
+        """Describes the rows that Update takes; `_prepare_update` checks which optional columns this update needs."""
         return Rows(
             columns=("prompts", "responses"),
             optional_columns=(
@@ -204,6 +209,14 @@ class ActorRole(TrainedRole):
             self._generation.suspend(weights_change=weights_change)
 
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
+        """Checks the rows of an update on rank 0 and adds what its loss computes of the whole batch beforehand.
+
+        With `advance_only` no row is left, because nothing is trained. Losses that select tokens among all of the batch
+        give the column `selected_tokens`.
+
+        Raises:
+            WrongState: the slot lacks a column that the loss, the KL or the teacher needs.
+        """
         config, teacher = terms_of(request, self._context.config)
         loss = find_policy_loss(config, config.policy_loss.loss_mode)
         if request.advance_only:

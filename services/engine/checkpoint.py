@@ -61,6 +61,7 @@ class Checkpointer:
     def __init__(
         self, model: Any, source: Path, writer_locks: Sequence[Path] = (), base: AdapterBase | None = None
     ) -> None:
+        """Prepares saves of a model; called on all ranks together, because it makes a process group."""
         hf_folder.check_can_be_saved(model.config)
         self._model = model
         self._source = source
@@ -136,6 +137,11 @@ class Checkpointer:
         self._writer = None
 
     def _finish(self, directory: Path, *, with_hf_model: bool) -> str:
+        """Completes a save on rank 0 after all tensors are written, and returns the digest of the trained weights.
+
+        Writes `huggingface/`, and with adapters their own files. Other ranks have nothing to do and return an empty
+        text.
+        """
         if parallel.rank() != 0:
             return ""
         with any_lock(self._writer_locks):

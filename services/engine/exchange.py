@@ -192,6 +192,10 @@ class Publisher:
         _digests_file(folder, parallel.rank()).write_text(json.dumps(entries))
 
     def _write_manifest(self, folder: Path, run_id: str, version: int) -> str:
+        """Writes the manifest of a version from the digests that each rank left in a file, and returns its sha256.
+
+        Removes these files, so every rank must have written its own before; only one rank calls this.
+        """
         weights: dict[str, StoredWeight] = {}
         for rank in range(parallel.num_ranks()):
             own = json.loads(_digests_file(folder, rank).read_text())
@@ -317,6 +321,7 @@ class PublishedWeights:
         map_in_threads(self._verify, self.manifest.weights, most=num_bytes // _BYTES_PER_THREAD)
 
     def _verify(self, name: str) -> None:
+        """Raises DamagedCheckpoint if a weight's shape, dtype or xxh3-128 digest differs from the manifest."""
         weight = self.manifest.weights[name]
         tensor = self.read(name)
         stored = (tuple(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
@@ -345,6 +350,11 @@ class PublishedWeights:
 
 
 def _open(folder: Path, name: str, size: int) -> Any:
+    """Opens a weight file of a version, which must have `size` bytes; nothing of its values is read yet.
+
+    Raises:
+        DamagedCheckpoint: the name leads out of the folder, or there is a link, another size, or no safetensors file.
+    """
     file = folder / name
     if Path(name).name != name:
         raise DamagedCheckpoint(f"{folder / MANIFEST}: expected the name of a file in its folder, found {name!r}")

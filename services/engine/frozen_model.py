@@ -43,6 +43,10 @@ class FrozenModel:
         strategy: Strategy | None = None,
         sequence_group: ProcessGroup | None = None,
     ) -> None:
+        """Builds, shards and fills the model, compiles it if wanted, and proves its forward pass, in this order.
+
+        The order matters: sharding gives the weights memory, filling their values, which the proof needs.
+        """
         strategy = strategy or build_strategy(device)
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
         settings: Any = {"dtype": dtype, "fp32_head": config.has_fp32_head, "override_config": config.override_config}

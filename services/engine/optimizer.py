@@ -150,6 +150,11 @@ class BucketedAdamW(torch.optim.AdamW):
         return [torch.cuda.stream(stream) for stream in self._streams] or [nullcontext()]
 
     def _step_bucket(self, bucket: Sequence[Piece]) -> None:
+        """Steps on a bucket: moments to the device in fp32, AdamW there, moments back to where they are kept.
+
+        The states' `step` counts this step already, but torch's function counts it itself, so it gets one less. On the
+        way back bf16 moments are rounded stochastically, with random numbers seeded anew for each piece.
+        """
         group = self.param_groups[0]
         states = [self.state[piece.weight] for piece in bucket]
         kept = [[piece.of(state[name]) for piece, state in zip(bucket, states, strict=True)] for name in MOMENTS]

@@ -151,6 +151,11 @@ def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
 
 
 def _read_metadata(directory: Path) -> Metadata:
+    """Reads which tensors a checkpoint has and where, after a check that all their files are there and long enough.
+
+    Raises:
+        DamagedCheckpoint: the checkpoint is incomplete or torn.
+    """
     if not (directory / ".metadata").is_file():
         raise DamagedCheckpoint(f"{directory} holds no complete checkpoint")
     try:

@@ -92,6 +92,11 @@ class TrainEngine:
         device: torch.device,
         writer_locks: Sequence[Path] = (),
     ) -> None:
+        """Builds the model with adapters, shards and fills it, then makes its optimizer, and proves its forward pass.
+
+        The order matters: the model is described before adapters change it, and its weights are counted before sharding
+        divides them; the proof needs their values.
+        """
         self.config = config
         self.kind = kind
         self.seed = seed

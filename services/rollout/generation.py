@@ -79,6 +79,11 @@ class Generation:
                 self.give_back()
 
     def _sample(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
+        """Samples the rows of this rank, and reports ended parts, turns of conversations and progress meanwhile.
+
+        Weights are brought to the version of the request first. What has ended is reported in order: turns, parts,
+        progress.
+        """
         version = request.header.base_step
         metrics = self.update_weights(version)
         turns = RankTurns(batch, request, report) if request.HasField("conversation") else None

@@ -20,6 +20,7 @@ class StreamedParts:
     def __init__(
         self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int, *, have_turns: bool = False
     ) -> None:
+        """Reports at once the parts that have no rows on this rank; with a single part nothing is reported."""
         self._report = report
         self._policy_version = policy_version
         self._have_turns = have_turns

@@ -30,6 +30,10 @@ class SyncedWeights:
     """
 
     def __init__(self, context: RankContext, *, holds_copy: bool) -> None:
+        """Builds the policy: with memory for its weights if it `holds_copy`, else on the meta device.
+
+        A version's files give the values later. Buffers, which no version has, are those of the model's folder.
+        """
         config = context.config
         self._config = config
         self._device = context.device
@@ -88,6 +92,14 @@ class SyncedWeights:
         return ((name, weight.to(dtype)) for name, weight in self._published.weights())
 
     def _open(self, request: rollout_pb2.SyncWeightsRequest) -> PublishedWeights:
+        """Opens a version of weights and checks that it is whole, of this run, and fits this model.
+
+        The digests of all values are compared by one rank per machine only, since ranks of a machine read the same
+        files.
+
+        Raises:
+            NotFound: there is no such version.
+        """
         folder = self._config.weights_folder_of(request.header.run_id)
         with storage_errors(folder):
             try:

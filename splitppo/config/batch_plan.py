@@ -43,6 +43,7 @@ def batch_plan(config: Config) -> str:
 
 
 def _rollout_plan(config: Config) -> str:
+    """Says in one sentence who samples the responses of a step, and how the rollout group gets its weights."""
     share = float(config.rollout.share)
     drawn = config.data.draw_size
     if not share:
@@ -62,6 +63,7 @@ def _rollout_plan(config: Config) -> str:
 
 
 def _check_rollout(config: Config) -> None:
+    """Raises ConfigError if a part, the rollout group's share or the wire would get too few or too many responses."""
     prompts = config.data.train_batch_size
     parts = config.rollout.stream_groups
     if int(parts) > prompts * config.rollout.n:
@@ -111,6 +113,7 @@ def _check_top_k(config: Config) -> None:
 
 
 def _check_vllm(config: Config) -> None:
+    """Raises ConfigError if vLLM's replicas do not divide the ranks of a group, or its longest row is too short."""
     vllm = config.rollout.vllm
     longest = config.data.longest_row
     for role in config.sampling_roles:
@@ -129,6 +132,11 @@ def _check_vllm(config: Config) -> None:
 
 
 def _role_plan(config: Config, role: TrainedRoleName) -> str:
+    """Says in one sentence how actor or critic divides a step into mini-batches, ranks and micro-batches.
+
+    Raises:
+        ConfigError: a mini-batch does not divide the step, has fewer rows than ranks, or a row fits no micro-batch.
+    """
     model = config.trained_model_of(role)
     prompts = config.data.train_batch_size
     longest = config.data.longest_row

@@ -156,6 +156,11 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Changes one key of the tree of a configuration file, by `a.b=c`; makes sections that are missing.
+
+    Raises:
+        ConfigError: the override has another form, or a part before the last one is a value, not a section.
+    """
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override {override!r} must look like key.path=value")

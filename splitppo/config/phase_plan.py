@@ -17,6 +17,7 @@ def phase_plan(config: Config) -> list[str]:
 
 
 def _line(config: Config, steps: list[int]) -> str:
+    """Says in one line what the policy learns from in steps that share a phase; the first one stands for all."""
     at_step = config.at_step(steps[0])
     actor = at_step.actor
     algorithm = at_step.algorithm

@@ -74,6 +74,11 @@ def _cores_of(group: ServiceConfig, cores: PermittedCores) -> frozenset[int]:
 
 
 def _crowding(groups: Mapping[R, ServiceConfig], cores: PermittedCores, in_turns: Collection[R] = ()) -> str | None:
+    """Returns a warning about the first cores that have more threads than there are cores, or None.
+
+    First all groups are counted together on the cores of all, then each group alone on its own. Of groups that compute
+    in turns only the one with the most threads counts among all.
+    """
     threads = {role: int(group.threads) for role, group in groups.items()}
     of_each = {role: _cores_of(group, cores) for role, group in groups.items()}
     of_all = PermittedCores(frozenset[int]().union(*of_each.values()), cores.quota)

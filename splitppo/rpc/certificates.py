@@ -93,6 +93,7 @@ def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
 
 
 def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_file: Path) -> None:
+    """Raises ConfigError unless a PEM key can be read without a passphrase and is the key of the certificate."""
     what = f"services.security.key_file: {key_file}"
     try:
         private_key = serialization.load_pem_private_key(pem, password=None)
@@ -105,6 +106,7 @@ def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_f
 
 
 def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.datetime) -> None:
+    """Raises ConfigError unless a certificate is valid at `now`; warns if it will expire soon."""
     begins = certificate.not_valid_before_utc
     ends = certificate.not_valid_after_utc
     what = f"{key}: the certificate in {path}"

@@ -92,6 +92,7 @@ class BatchReceiver:
     def __init__(
         self, header: batch_pb2.BatchHeader, max_bytes: int, reserve: Callable[[int], None] = lambda _: None
     ) -> None:
+        """Checks the header, then reserves and takes memory for all values, to be filled by `add`."""
         self._total_bytes = header.total_bytes
         self._received_bytes = 0
         columns = _check_header(header, max_bytes)
@@ -156,6 +157,12 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
 
 
 def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32]:
+    """Checks one column of a header against the closed schema, and returns the lengths of its rows, [num_rows].
+
+    Raises:
+        InvalidBatch: name, dtype or row lengths are not those of a column that can be sent.
+        LimitExceeded: there are too many rows.
+    """
     if spec.name not in WIRE_COLUMNS:
         raise InvalidBatch(f"unknown column {spec.name!r}; known: {', '.join(sorted(WIRE_COLUMNS))}")
     expected = _WIRE_DTYPES[spec_of(spec.name).dtype]

@@ -123,6 +123,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_arguments(options: argparse.Namespace) -> None:
+    """Raises ConfigError if address or timeout is not usable, or files of TLS are given without their companions."""
     match = _ADDRESS.fullmatch(options.address)
     if not match or not 0 < int(match[2]) < 1 << 16:
         raise ConfigError(f"expected HOST:PORT, got {options.address!r}")

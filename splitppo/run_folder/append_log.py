@@ -191,6 +191,10 @@ class Follower:
         return not is_same, self._objects(content)
 
     def _objects(self, content: bytes) -> Iterator[dict[str, Any]]:
+        """Yields the objects of `content`, which begins where the last line that was read ended; counts those left out.
+
+        The place in the file moves on after each line, so that who stops at an object gets it again.
+        """
         for line in _whole_lines(io.BytesIO(content), number=self._number, offset=self._offset):
             if line.content.strip():
                 found = self._object(line)

@@ -50,6 +50,13 @@ class RunDir:
         return os.fdopen(descriptor, "rb")
 
     def _descend(self, names: tuple[str, ...], name: str) -> int:
+        """Opens a file, folder by folder from the run folder on, and returns its descriptor; none may be a link.
+
+        `name` is how the file is called in errors.
+
+        Raises:
+            Unreadable: a folder or the file cannot be opened.
+        """
         try:
             folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

@@ -52,6 +52,7 @@ class Trace:
             file.write((events + _TAIL).encode())
 
     def _event(self, span: Span) -> dict[str, Any]:
+        """Converts a span to a complete event ("X") of the trace: microseconds, the pool as pid, a free row as tid."""
         return {
             "ph": "X",
             "pid": POOLS.index(span.pool) + 1,

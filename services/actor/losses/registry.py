@@ -70,6 +70,15 @@ def try_policy_loss(config: ActorConfig) -> None:
 
 @functools.cache  # the file is imported once for each loss, also if it has a state
 def _own_loss(path: Path, name: str) -> PolicyLoss:
+    """Loads a policy loss from a user's file; the loss checks what the function returns, and prefixes its metrics.
+
+    A function may return its loss [N] alone, or with a mapping of metrics [N]. Metric `name` becomes
+    `policy_loss/name`.
+
+    Raises:
+        ValueError: by this function, the file defines no such loss; by the loss, it returned something of another
+            shape.
+    """
     PolicyLossConfig(custom_path=path, loss_mode=name).check_file()  # a name that the file only imports is no loss
     function = load_from_file(path, name, path_key=_PATH_KEY, name_key=_NAME_KEY)
 

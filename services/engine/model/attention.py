@@ -128,7 +128,11 @@ def _in_groups(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """Computes causal attention inside each packed row as in right-padded batches, [1, S, heads, head_dim]."""
+    """Computes causal attention inside each packed row as in right-padded batches, [1, S, heads, head_dim].
+
+    A batch is a group of rows: `positions` [rows, length] say which packed token stands where in it. `places` [S] say
+    where each packed token is among the outputs of all groups, one behind the other.
+    """
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [S, heads, head_dim]
     outputs = []
     for positions in padded_rows.positions:

@@ -87,6 +87,10 @@ def build_model(
 
 
 def _set_computation(model: PreTrainedModel, checkpointing: Checkpointing, *, fp32_head: bool) -> None:
+    """Decides how a model computes: without dropout, and what its backward pass keeps or computes again.
+
+    With `fp32_head` the logits are float32. On a CPU linear layers use oneDNN, see `use_onednn`.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -36,6 +36,10 @@ class DecodedRows:
     def __init__(
         self, model: nn.Module, prompts: Sequence[Array], device: torch.device, *, max_mask: int = MAX_MASK
     ) -> None:
+        """Computes the prompts, each different array once, then arranges the rows in the order of `prompts`.
+
+        The first part makes the cache, the others are put behind it.
+        """
         unique = [*{id(prompt): prompt for prompt in prompts}.values()]
         self._model = model
         self._device = device
@@ -91,6 +95,10 @@ class DecodedRows:
         self._forward(self._on_device(ids_UP), self._on_device(np.maximum(positions_UP, 0)))
 
     def _forward(self, ids: Tensor, positions: Tensor) -> None:
+        """Computes the tokens `ids` at `positions`, [rows, new tokens] each, and keeps the logits after the last one.
+
+        The cache grows by these tokens. A model with states gets no mask for a single token: padding is in no state.
+        """
         outputs: Any = self._model(
             input_ids=ids,
             attention_mask=None if self._has_states and ids.shape[1] == 1 < self._width else self._mask(),

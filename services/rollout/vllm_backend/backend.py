@@ -136,6 +136,11 @@ class VllmRollout:
             self._sampler.add(request, response.seed, position)
 
     def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int) -> Any:
+        """Returns vLLM's parameters of one request: `max_tokens` at most, ended by the rule's tokens and texts alone.
+
+        Greedy requests have neither top-p, top-k nor seed. On a CPU there is no seed either, since `SeededSampler`
+        draws.
+        """
         greedy = sampling.temperature == 0.0
         texts = list(self._stop_rule.texts)
         return self._vllm.SamplingParams(

@@ -55,6 +55,7 @@ def _quieten() -> None:
 
 
 def _adapt() -> None:
+    """Replaces two functions of vLLM: one would need a C++ compiler, the other survives the death of a rank badly."""
     from vllm.distributed.device_communicators import cpu_communicator
     from vllm.v1.sample import sampler
 

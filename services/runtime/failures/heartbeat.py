@@ -40,6 +40,8 @@ def start_limit(limit_s: float) -> AbstractContextManager[None]:
 
 @contextmanager
 def _limit(limit_s: float, missed: str) -> Iterator[None]:
+    """Ends this process with code 1 and logs the sentence `missed` if the `with` block takes longer than limit_s."""
+
     def give_up() -> None:
         log.error("%s", missed)
         logging.shutdown()

@@ -26,6 +26,11 @@ class OomWatch:
         threading.Thread(target=self._watch, name="oom-watch", daemon=True).start()
 
     def _watch(self) -> None:
+        """Keeps the last measure of memory and the kernel's count of kills from before a kill, for `explain`.
+
+        After a new kill both stay as they are while a killed rank may still be ending. If no rank has ended by then,
+        the kill was that of a stranger, and its count becomes the one to compare with.
+        """
         while True:
             time.sleep(_INTERVAL_S)
             num_kills = num_oom_kills()

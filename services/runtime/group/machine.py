@@ -58,6 +58,11 @@ def this_machine(
 
 
 def _node_rank(service: ServiceConfig, section: str, given: int | None, environment: Mapping[str, str]) -> int:
+    """Returns this machine's node rank: the given one, else the one that a scheduler has put into the environment.
+
+    Raises:
+        ConfigError: there is none, or it is not one of the group's.
+    """
     numbers = [environment[name] for name in _SCHEDULERS if name in environment]
     if given is None and numbers:
         with suppress(ValueError):
@@ -71,6 +76,11 @@ def _node_rank(service: ServiceConfig, section: str, given: int | None, environm
 
 
 def _master_address(service: ServiceConfig, section: str) -> str:
+    """Resolves `master_addr` to an IP address that other machines can reach too.
+
+    Raises:
+        ConfigError: it has no address here, or a loopback one.
+    """
     key = f"{section}.master_addr {service.master_addr!r}"
     try:
         addresses = socket.getaddrinfo(service.master_addr, service.master_port, type=socket.SOCK_STREAM)

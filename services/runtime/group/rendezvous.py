@@ -142,6 +142,7 @@ class MachinesRendezvous(Rendezvous):
     """
 
     def __init__(self, parameters: RendezvousParameters, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads what the launcher has written into torchrun's parameters; CannotMeet if plain torchrun was called."""
         details: Mapping[str, str] = parameters.config
         if "node_rank" not in details:
             raise CannotMeet(
@@ -258,6 +259,10 @@ class MachinesRendezvous(Rendezvous):
         return 0
 
     def tell(self, rank: int, error: str) -> None:
+        """Writes a failure to the group's store, where the ranks of all machines read it; does nothing without a store.
+
+        It waits a few seconds at most and reports no failure of its own, because this machine ends anyway.
+        """
         if (store := self._store) is None:
             return
 

@@ -63,6 +63,11 @@ class CheckpointCommands:
             probe.unlink()
 
     def _save(self, request: worker_pb2.SaveCheckpointRequest, _: None, __: CommandProgress) -> Outcome:
+        """Saves this rank's share and returns while it is still being written; `durable` says when it is on disk.
+
+        On rank 0 this is after the manifest (`_describe`), which the files of all ranks precede; its result is the
+        manifest's sha256.
+        """
         step = request.header.base_step
         ledger = self._ledger.serialise()
         directory = self._directory(step)

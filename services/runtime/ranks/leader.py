@@ -107,6 +107,11 @@ class Leader:
             outcome.durable.add_done_callback(lambda durable: self._answer_when_durable(call, reply, durable))
 
     def _answer_when_durable(self, call: CommandCall, reply: worker_pb2.CommandResult, durable: Future[str]) -> None:
+        """Answers a call once its files are written: with the reply, or with the error, which may end the group.
+
+        `durable` is done, and has the manifest's sha256. A save is also noted in the ledger, so that its repetition
+        gets the same reply.
+        """
         if error := durable.exception():
             if cannot_save(error, num_ranks=self.channel.world_size):
                 self.failure.end_group(error, call.place)

@@ -29,6 +29,10 @@ class LineLimit(logging.Filter):
         self._num_left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Returns True if a line may be written; a line after dropped ones also says how many they were.
+
+        This is a token bucket: each line takes 1 of `_room`, which grows with time up to _MAX_LINES.
+        """
         now = self._clock()
         self._room = min(_MAX_LINES, self._room + (now - self._filled_at) / _LINE_EVERY_S)
         self._filled_at = now

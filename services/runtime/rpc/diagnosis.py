@@ -35,6 +35,7 @@ class DiagnosisServicer:
             self._certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
 
     async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
+        """Answers what is known of ranks, devices and run folder, and if the file `nonce` is seen in that folder."""
         if request.nonce:
             check_nonce(request.nonce)
         # On another thread: storage that hangs must not delay the answers to other calls.
@@ -51,6 +52,11 @@ class DiagnosisServicer:
         return response
 
     async def measure_upload(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.MeasureUploadResponse:
+        """Receives bytes that the caller times, and answers how many came; none is kept.
+
+        Raises:
+            LimitExceeded: too many bytes, or they took longer than services.max_send_s.
+        """
         received_bytes = 0
         max_send_s = self._worker.context.config.services.max_send_s
         late = LimitExceeded(f"the measurement took over {max_send_s:g} s (services.max_send_s)")

@@ -85,6 +85,10 @@ class Server:
                 self._address.set_exception(error)
 
     async def _serve(self) -> None:
+        """Serves calls until `stop`; the address is known to `start` as soon as the server listens.
+
+        Health follows the worker's state: a change in another thread is published on this event loop.
+        """
         _check_free(self.bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()

@@ -63,6 +63,7 @@ class WorkerServicer:
         )
 
     async def get_status(self, _: worker_pb2.GetStatusRequest, __: Any) -> worker_pb2.GetStatusResponse:
+        """Answers at once who this worker is, its state and epoch, the running command, and how many wait."""
         worker = self._worker
         running = worker.command_queue.running
         return worker_pb2.GetStatusResponse(

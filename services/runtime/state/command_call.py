@@ -124,6 +124,7 @@ class CommandCall:
             callback()
 
     def _append(self, event: Event, *, is_last: bool = False) -> None:
+        """Adds an event and wakes everybody who waits for one; after the answer (`is_last`) nothing more is added."""
         with self._lock:
             if self.answered.is_set():
                 return

@@ -85,6 +85,7 @@ class Ledger:
 
 
 def _read(state: bytes) -> _Entry:
+    """Parses a ledger that was saved with the weights; DataLoss if it has another version or is damaged."""
     try:
         entry = json.loads(state)
         if entry["version"] != _VERSION or not isinstance(entry["request_id"], str):

@@ -51,6 +51,7 @@ class RolloutCorrectionConfig(Section):
     bound alone, and none below. For k2 and k3: the upper bound, in nats."""
 
     def _check_keys(self) -> None:
+        """Raises ValueError if the keys of the rollout correction contradict each other."""
         if self.rollout_is_batch_normalize and self.rollout_is is None:
             raise ValueError("rollout_is_batch_normalize is set, but rollout_is is not")
         if self.loss_type == "reinforce" and (self.bypass_mode is False or self.rollout_is_batch_normalize):

@@ -106,6 +106,7 @@ class DataConfig(Section):
     """Further arguments that the chat template is called with, e.g. {enable_thinking: false}."""
 
     def _check_keys(self) -> None:
+        """Raises ValueError if train_weights do not fit the files, or something else chooses the prompts."""
         if self.train_weights is None:
             return
         if len(self.train_weights) != len(self.train_files):

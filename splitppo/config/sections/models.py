@@ -165,6 +165,7 @@ class TrainedModelConfig(ComputedModelConfig):
         return decays_over_run or self.lr_warmup_steps_ratio > 0.0
 
     def _check_keys(self) -> None:
+        """Raises ValueError if keys of the learning rate or of the adapters contradict each other or say nothing."""
         super()._check_keys()
         if self.lr_warmup_steps and self.lr_warmup_steps_ratio:
             raise ValueError("lr_warmup_steps and lr_warmup_steps_ratio: expected one of them, the other must be 0")

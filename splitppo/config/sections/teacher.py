@@ -71,6 +71,7 @@ class TeacherConfig(ComputedModelConfig):
     there are any, score the validation."""
 
     def _check_keys(self) -> None:
+        """Raises ValueError if the loss has no use for a teacher, or keys need a teacher that is not given."""
         super()._check_keys()
         if self.loss_type in _WITHOUT_TEACHER:
             raise ValueError(

@@ -81,6 +81,7 @@ class EstimatorConfig(Section):
     _custom_inputs: tuple[str, ...] = PrivateAttr(())
 
     def _check_keys(self) -> None:
+        """Reads what a user's own estimator takes; raises ValueError unless the given keys are those that it reads."""
         name = self.adv_estimator
         if self.custom_path is not None:
             self._custom_inputs = _custom_inputs(self.custom_path, name)

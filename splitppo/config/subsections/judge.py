@@ -68,6 +68,7 @@ class JudgeConfig(Section):
         return url.rstrip("/")
 
     def _check_keys(self) -> None:
+        """Raises ValueError if url or model is missing, or score_pattern has not one group, which finds the mark."""
         if bool(self.url) is not bool(self.model):
             given, missing = ("url", "model") if self.url else ("model", "url")
             raise ValueError(f"{given} is given, but not {missing}: a judge needs both")

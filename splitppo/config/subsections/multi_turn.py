@@ -79,6 +79,7 @@ class EnvironmentConfig(Section):
         return (self.path is None and self.name == "openenv") or any(tool.startswith("mcp:") for tool in self.tools)
 
     def _check_keys(self) -> None:
+        """Raises ValueError unless exactly one environment is given: a built-in one, a user's own, or tools."""
         if self.path is not None and self.name is None:
             raise ValueError("path and name belong together: expected both, or neither")
         if (self.name is None) == (not self.tools):

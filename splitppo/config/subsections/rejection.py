@@ -100,6 +100,14 @@ def _numbers(bounds: str) -> list[float]:
 
 
 def _rejection(option: str, bound: str) -> Rejection:
+    """Parses the threshold of one criterion of rejection into bounds of its statistic, in nats.
+
+    The thresholds of k1 are ratios p_rollout / p_trainer, so their logarithms are the bounds; one number u stands for
+    1/u and u, but for seq_max_k1 it is the upper bound alone. Those of k2 and k3 are upper bounds in nats already.
+
+    Raises:
+        ValueError: the threshold has another form.
+    """
     numbers = _numbers(bound)
     if option == "seq_max_k1":
         if len(numbers) != 1 or not 1.0 < numbers[0] < math.inf:

@@ -57,6 +57,11 @@ def _columns(filters: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _condition(column: str, given: Any) -> Any:
+    """Checks what a column is compared with: returns bounds as they are, and one value or a list as a tuple of values.
+
+    Raises:
+        ValueError: it is none of these, a bound is no number, or there is none.
+    """
     if isinstance(given, Mapping):
         bounds = [bound for bound in given.values() if bound is not None]
         if bounds and all(map(_is_number, bounds)):

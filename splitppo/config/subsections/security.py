@@ -47,6 +47,7 @@ class SecurityConfig(Section):
     """If true, services describe themselves (grpcurl list) to callers with a token."""
 
     def _check_keys(self) -> None:
+        """Raises ValueError if files of TLS are missing or of no use, or there are two sources of the token."""
         files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
         missing = [name for name, path in files.items() if path is None]
         if self.tls and missing:

@@ -63,6 +63,11 @@ class ForkServer:
         *,
         lost_code: int = UNKNOWN,
     ) -> None:
+        """Starts the server.
+
+        While this process lives it holds `_lifeline` open, the other end of the server's standard input: when that end
+        closes, a server that is stopped goes on and ends, see `_wake_at_end_of`.
+        """
         self.has_forked = False
         self.lost_code = lost_code
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -230,7 +235,7 @@ def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
 
 
 def serve_forks(control: int, run: Callable[..., int]) -> None:
-    """Forks a process for each request, which ends with the code that `run` returns; returns when the owner has gone.
+    """Forks a process for each request, until the owner has gone; the process ends with the code that `run` returns.
 
     `run` gets the request and the descriptors that came with it, without those of the standard streams.
 
