@@ -155,4 +155,5 @@ def _how_it_ended(exit_code: int | None) -> str:
     number = -exit_code
     cause = ", perhaps for want of memory" if number == signal.SIGKILL else ""
     name = signal_name(number)
-    return f"was killed by {name}" if name.endswith(f" {number}") else f"was killed by signal {number} ({name}{cause})"
+    is_nameless = name.endswith(f" {number}")  # "signal 34"
+    return f"was killed by {name}" if is_nameless else f"was killed by signal {number} ({name}{cause})"

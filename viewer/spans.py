@@ -39,7 +39,7 @@ class Spans:
         """Adds the spans of events `cut`, lists of [pool, name, step, start, end]; what is none is left out."""
         rows = (row for cut in cuts if isinstance(cut, list) for row in cut)
         found = (Span(*row) for row in rows if isinstance(row, list) and len(row) == 5)
-        self.lost = (*self.lost, *filter(_is_one, found))[-MAX_SPANS:]
+        self.lost = (*self.lost, *filter(_is_valid_span, found))[-MAX_SPANS:]
 
     def table(self) -> dict[str, Any]:
         """Returns the latest spans as columns, oldest first, with times in seconds since the first.
@@ -96,7 +96,7 @@ class Spans:
                 size = file.seek(0, io.SEEK_END)
                 file.seek(max(0, size - _READ_BYTES))
                 read_line = partial(io.TextIOWrapper(file, "utf-8", "replace").readline, MAX_LINE_BYTES)
-                found = deque(filter(_is_one, spans_of(iter(read_line, ""))), maxlen=MAX_SPANS)
+                found = deque(filter(_is_valid_span, spans_of(iter(read_line, ""))), maxlen=MAX_SPANS)
             self._is_whole = size <= _READ_BYTES and len(found) < MAX_SPANS
             self._steps = Steps(tuple(found))
             self._stamp = stamp
@@ -116,8 +116,8 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, l
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
-def _is_one(span: Span) -> bool:
-    """Returns True for a span whose fields are what a run writes."""
+def _is_valid_span(span: Span) -> bool:
+    """Returns True for a span with a short printable name, a known pool, a step, and an end that follows its begin."""
     name: Any = span.name
     return (
         (isinstance(name, str) and name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME)

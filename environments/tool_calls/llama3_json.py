@@ -30,20 +30,31 @@ def parse(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, Sequenc
 
 
 def _find(text: str, position: int, tools: set[str]) -> Written | None:
-    start = text.find("{", position)
-    is_place_of_call = not text[position:start].rpartition(_THOUGHT_END)[2].replace(_TAG, "").strip(" \t\r\n;")
+    """Returns the next object from `position` on that is meant as a call (see `parse`), or that is cut off.
+
+    Returns None if there is none. What is cut off counts, because nobody can say what it would have been. `position` is
+    the beginning of the text, or the end of the call before.
+    """
+    first = text.find("{", position)
+    start = first
     while start >= 0:
-        end: int | None = start + 1
+        end: int | None = start + 1  # of a brace that begins no object
         if _OBJECT.match(text, start):
             end = _end_of_object(text, start)
             written = text[start:end]
             call, broken_at = read_call(written)
-            # What is cut off is meant, too: nobody can say what it would have been.
-            if is_place_of_call or end is None or _is_meant(written, call, tools):
+            has_place_of_call = start == first and _says_nothing(text[position:start])
+            is_cut_off = end is None
+            if has_place_of_call or is_cut_off or _is_meant(written, call, tools):
                 return Written(call, start, start + len(written), is_whole=broken_at is None)
-        is_place_of_call = False
         start = text.find("{", end)
     return None
+
+
+def _says_nothing(before: str) -> bool:
+    """Returns True if the text before an object leaves it the place of a call: thoughts, tags and separators alone."""
+    answer = before.rpartition(_THOUGHT_END)[2]
+    return not answer.replace(_TAG, "").strip(" \t\r\n;")
 
 
 def _end_of_object(text: str, start: int) -> int | None:

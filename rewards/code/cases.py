@@ -40,7 +40,7 @@ _SHORT_STRINGS = re.compile(_SHORT, re.DOTALL)
 _PYTHON = ("python", "python3", "py", "py3", "pypy", "pypy3")
 
 # Words, and the line breaks of str.splitlines.
-_TOKEN = re.compile(r"\S+|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_WORD_OR_BREAK = re.compile(r"\S+|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # A right output may be larger than the expected one: it may have more decimals and more white space.
 _TEXT_FACTOR = 8
 _JSON_FACTOR = 2
@@ -215,20 +215,21 @@ def _closing(text: str, opening: re.Match[str], strings: re.Pattern[str]) -> tup
 
 
 def is_same_text(output: str, expected: str) -> bool:
-    """Compares an output with the expected output line by line; white space does not count, and numbers may be near.
+    """Compares an output with the expected output word by word, a line break being a word of its own.
 
-    Words that are numbers are compared as `_is_near` says.
+    Other white space does not count, nor does any at the beginning or the end. Numbers may be near (`_is_near`).
     """
     ours = output.strip()
     theirs = expected.strip()
     return ours == theirs or all(
         word == other or _is_near(word, other)
-        for word, other in zip_longest(_tokens(ours), _tokens(theirs), fillvalue="")
+        for word, other in zip_longest(_words_and_breaks(ours), _words_and_breaks(theirs), fillvalue="")
     )
 
 
-def _tokens(text: str) -> Iterator[str]:
-    return ("\n" if match[0].isspace() else match[0] for match in _TOKEN.finditer(text))
+def _words_and_breaks(text: str) -> Iterator[str]:
+    """Yields the words of a text, and a newline for each line break of any kind."""
+    return ("\n" if match[0].isspace() else match[0] for match in _WORD_OR_BREAK.finditer(text))
 
 
 def _is_near(number: str, expected: str) -> bool:

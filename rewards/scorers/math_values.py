@@ -165,7 +165,10 @@ def _size(node: Any) -> tuple[float, float]:
 
 
 def _magnitude(node: Any, bits: float) -> float:
-    """Returns the absolute value of a number, 1 for an expression with letters, or infinity for a large number."""
+    """Returns the absolute value of a number, 1 for an expression with letters, or infinity for a large number.
+
+    `bits` is the estimated size of the number (`_size`), which tells whether it may be computed at all.
+    """
     if not getattr(node, "is_number", False):
         return 1
     value = N(node) if bits <= _MAX_EXPONENT_BITS else sympy.oo

@@ -169,6 +169,7 @@ def _terms(part: Any, value: Any) -> set[Any]:
 
 
 def _factors(product: Any) -> Iterator[Any]:
+    """Yields the factors of a product and of the products in it, without signs."""
     for part in product.args:
         if isinstance(part, Mul):
             yield from _factors(part)
@@ -177,9 +178,32 @@ def _factors(product: Any) -> Iterator[Any]:
 
 
 def _walk_product(product: Any, left: set[str]) -> Any:
+    """Evaluates a product or fraction, and adds to `left` "product" or "fraction" if that is left undone in it.
+
+    The factors are evaluated first, which may leave other operations undone. A product of matrices is not multiplied
+    out: it is returned as it is.
+    """
+    over, under, scale = _sorted_factors(product, left)
+    if isinstance(product, MatMul):
+        if sum(isinstance(value, sympy.MatrixBase) for value in over) > 1:
+            left.add("product")
+        return product
+    if _is_unfinished_product(over):
+        left.add("product")
+    if _is_unfinished_fraction(over, under):
+        left.add("fraction")
+    return Mul(*over, *scale, *(1 / value for value in under))
+
+
+def _sorted_factors(product: Any, left: set[str]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Evaluates the factors of a product; returns those over the fraction line, those under it, and the scale.
+
+    The scale is the first factor that is a power of ten, or the hundredth of a percentage: one of them may stand beside
+    a number, as in "3 x 10^5" and "20%", and is no multiplication to be done. There is one or none.
+    """
     over: list[Any] = []
     under: list[Any] = []
-    scale: list[Any] = []  # a power of ten, or the hundredth of a percentage: one of them, beside a number
+    scale: list[Any] = []
     for part in _factors(product):
         if isinstance(part, Pow) and part.exp is S.NegativeOne:
             under.append(_walk(part.base, left))
@@ -187,19 +211,35 @@ def _walk_product(product: Any, left: set[str]) -> Any:
             scale.append(_walk(part, left))
         else:
             over.append(_walk(part, left))
-    if isinstance(product, MatMul):
-        if sum(isinstance(value, sympy.MatrixBase) for value in over) > 1:
-            left.add("product")
-        return product
-    rational = [value for value in over if value.is_Rational]
-    irrational = [value for value in over if value.is_number and not value.is_Rational]
-    letters = [base for value in over if (base := value.as_base_exp()[0]).is_Symbol]
-    is_multiplied = Mul(*irrational).as_coeff_Mul()[0] == prod(value.as_coeff_Mul()[0] for value in irrational)
+    return over, under, scale
+
+
+def _is_unfinished_product(factors: list[Any]) -> bool:
+    r"""Returns True if evaluated factors can still be multiplied.
+
+    several rational numbers                   2 \cdot 5
+    roots whose product has another factor     \sqrt2 \cdot \sqrt6, which is 2\sqrt3
+    several sums of numbers                    (1+\sqrt2)(3-\sqrt2)
+    a letter twice                             x \cdot x^2
+    """
+    rational = [value for value in factors if value.is_Rational]
+    irrational = [value for value in factors if value.is_number and not value.is_Rational]
+    letters = [base for value in factors if (base := value.as_base_exp()[0]).is_Symbol]
     num_sums = sum(value.is_Add for value in irrational)
-    if len(rational) > 1 or not is_multiplied or num_sums > 1 or len(set(letters)) < len(letters):
-        left.add("product")
+    own_factor = prod(value.as_coeff_Mul()[0] for value in irrational)
+    gains_factor = Mul(*irrational).as_coeff_Mul()[0] != own_factor
+    return len(rational) > 1 or gains_factor or num_sums > 1 or len(set(letters)) < len(letters)
+
+
+def _is_unfinished_fraction(over: list[Any], under: list[Any]) -> bool:
+    r"""Returns True if a fraction of evaluated factors can still be divided; \frac{20}{2} is a way of writing 10.
+
+    a rational number, and several under the line          1/2/3
+    a rational number, and one that is no integer          \frac{1.5}{2}
+    a sum with the imaginary unit under the line           \frac{1}{1+i}
+    """
+    rational = [value for value in over if value.is_Rational]
     divisors = [value for value in under if value.is_Rational]
-    are_integers = len(divisors) < 2 and all(value.is_Integer for value in rational + divisors)
-    if (divisors and not are_integers) or any(value.is_number and value.is_Add and value.has(I) for value in under):
-        left.add("fraction")
-    return Mul(*over, *scale, *(1 / value for value in under))
+    is_of_integers = len(divisors) < 2 and all(value.is_Integer for value in rational + divisors)
+    has_complex_divisor = any(value.is_number and value.is_Add and value.has(I) for value in under)
+    return (bool(divisors) and not is_of_integers) or has_complex_divisor

@@ -70,6 +70,11 @@ async def examine_run(config: Config) -> Facts:
 
 
 async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
+    """Asks all groups that have an address at the same time; their answers stand in `facts.groups`.
+
+    Groups show that they have the same run folder by a file in it that was made just now. If the file was gone before
+    the end, their answers about it mean nothing and are dropped.
+    """
     asked = [group for group in facts.groups.values() if group.address]
     if not asked:
         return
@@ -176,6 +181,7 @@ def _mistakes_of(facts: Facts, about: str) -> Iterator[None]:
 
 
 def _run_facts(config: Config) -> RunFacts:
+    """Collects the facts about a run from its folder and its disks; nobody is asked. Unknown ones stay None."""
     run_dir = config.run.dir
     facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
     facts.controller_runs = is_held(run_dir)

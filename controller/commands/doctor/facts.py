@@ -222,6 +222,7 @@ def _name(enum: Any, number: int, prefix: str) -> str:
 
 
 def _rank(rank: worker_pb2.RankDiagnosis) -> RankFacts:
+    """Reads what a rank told about itself; what was not measured, told as 0 or "", becomes None."""
     return RankFacts(
         rank=rank.process.rank,
         host=rank.process.host,

@@ -37,6 +37,7 @@ def find(facts: Facts) -> list[Finding]:
 
 
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
+    """Yields the faults of the run itself: too little room on a disk, a run that ended early, an old certificate."""
     room = "lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk"
     elsewhere = "or give a folder with more room in rollout.sync_dir"
     takes = "the next checkpoint takes about {}"
@@ -58,6 +59,10 @@ def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
 
 
 def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
+    """Yields the faults of one worker group; none if the run is still starting and the group is awaited.
+
+    Stopped processes explain that a group is silent, so a group with such is not reported as silent, too.
+    """
     the = f"the {role} at {group.address}" if group.address else f"the {role}"
     if facts.run.is_awaited(group):
         return
@@ -82,6 +87,10 @@ def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
 
 
 def _of_status(role: str, the: str, group: GroupFacts, status: Status, run: RunFacts) -> Iterator[Finding]:
+    """Yields the faults in what a group says of itself: a wrong role, version or configuration, or a state that ends.
+
+    Another version or role explains another configuration, which is not reported then. `the` names the group.
+    """
     if status.role != role:
         advice = f"correct services.{role}.address: two groups may have been mixed up"
         yield Finding("role", role, f"{the} is a {status.role}, expected the {role}", advice)

@@ -52,6 +52,7 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of each line about the run: folder, controller, disk and wire."""
     run = facts.run
     epoch = "" if run.epoch is None else f", epoch {run.epoch}"
     saved = "no checkpoint" if run.last_checkpoint_step is None else f"checkpoint of step {run.last_checkpoint_step}"
@@ -87,6 +88,7 @@ def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
 
 
 def _of_status(group: GroupFacts, status: Status) -> dict[str, str]:
+    """Returns a group's cells, by head of the column, about what it says of itself; "-" for what it does not say."""
     is_same = status.config_digest == group.expected_config_digest
     digest = status.config_digest[:_DIGEST_CHARACTERS] or "-"
     return {

@@ -32,12 +32,19 @@ def _limit(value: Any, _: VerlRun) -> Any:
 
 
 def _gen_batch(value: Any, run: VerlRun) -> Any:
+    """Keeps verl's data.gen_batch_size, the prompts of a round, with filter_groups only; else it is needed for nothing.
+
+    Without filter_groups it equals the train batch, or replaces it (`_trains_on_gen_batch`; the row of
+    data.train_batch_size converts it then), or is only how much verl reads at a time: a divisor of the train batch.
+    """
     if value in (None, run.value("data.train_batch_size")):
         raise NotNeeded("same value as data.train_batch_size")
     if run.value("algorithm.filter_groups.enable"):
         return value
     if _trains_on_gen_batch(run):
-        raise NotNeeded("without filter_groups.enable a step trains on all these prompts: it is data.train_batch_size")
+        raise NotNeeded(
+            "without filter_groups.enable a step trains on all these prompts: data.train_batch_size gets this number"
+        )
     if num_of(run.value("data.train_batch_size"), "data.train_batch_size") % num_of(value, "data.gen_batch_size"):
         raise NotSupported("a divisor of data.train_batch_size")
     raise NotNeeded("only how many prompts verl reads at a time")
@@ -83,6 +90,7 @@ def _pool(value: Any, run: VerlRun) -> Any:
 
 
 def _data(data: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's section `data`: files, lengths, order of the prompts, and other kinds of data."""
     folder = "~/data/rlhf/gsm8k"
     yield from data.all_taken(_files, train_files=f"{folder}/train.parquet", val_files=f"{folder}/test.parquet")
     yield data.taken("train_batch_size", 1024, _train_batch)
@@ -120,6 +128,7 @@ def _data(data: Section) -> Iterator[Row]:
 
 
 def _functions() -> Iterator[Row]:
+    """Yields the table rows of verl's reward functions and managers, under their present and their older names."""
     for function in (Section("reward.custom_reward_function", "reward"), Section("custom_reward_function", "reward")):
         name = "compute_score" if "." in function.verl else None
         yield function.renamed("path", "custom_function_path", None)

@@ -38,6 +38,11 @@ def _signal(use_policy_gradient: Any, run: VerlRun) -> str:
 
 
 def _loss_type(loss_mode: Any, run: VerlRun) -> str:
+    """Returns teacher.loss_type: how the loss estimates the KL from the teacher, if the signal is a term of the loss.
+
+    NotNeeded: the signal fixes the estimator (top_k always, advantages with k1). NotSupported: another estimator in
+    advantages, or k1 in the loss, where its gradient does not depend on the teacher.
+    """
     signal = signal_of(run)
     if loss_mode not in (*get_args(KlEstimator), "forward_kl_topk"):
         raise NotSupported("an estimator as in actor.kl_loss_type, or forward_kl_topk")
@@ -51,6 +56,11 @@ def _loss_type(loss_mode: Any, run: VerlRun) -> str:
 
 
 def _enabled(value: Any, run: VerlRun) -> Any:
+    """Checks that distillation can be translated if it is on; it needs no key, as the section `teacher` turns it on.
+
+    Always raises: NotNeeded if it is off or can be translated; NotSupported unless each teacher has a model_path and,
+    if there are several, a key of its own.
+    """
     if not value:
         raise NotNeeded("off")
     if value is not True:
@@ -73,6 +83,7 @@ def teachers_of(run: VerlRun) -> dict[str, str]:
 
 
 def _rows(distillation: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's section `distillation`: the loss first, then the teachers."""
     loss = Section(_LOSS, "teacher")
     if_on = partial(only_if, lambda _, run: bool(run.value("distillation.enabled")), "distillation.enabled is false")
     if_top_k = only_if(lambda _, run: signal_of(run) == "top_k", "only with loss_mode forward_kl_topk")

@@ -52,6 +52,10 @@ def _loss_mode(value: Any, run: VerlRun) -> Any:
 
 
 def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
+    """Yields the table rows of the policy: model, clipping, policy loss, entropy, KL, then all that is trained alike.
+
+    `actor`, `model` and `losses` are verl's sections actor, model and actor.policy_loss.
+    """
     yield model.renamed("path", "actor.model", "~/models/deepseek-llm-7b-chat")
     yield model.changed("tokenizer_path", "data.tokenizer", "the policy's tokenizer", default=None)
     yield model.unsupported("custom_chat_template", "write it to a file, and set data.chat_template to this file")
@@ -88,6 +92,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
 
 
 def _reference(reference: Section) -> Iterator[Row]:
+    """Yields the table rows of the reference model; almost none is needed, as it is computed like the actor."""
     yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed(_LOG_PROB_BATCHES, _MICRO_BATCHES.format("actor"))

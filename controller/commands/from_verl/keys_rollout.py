@@ -63,6 +63,10 @@ def _top_k(value: Any, _: VerlRun) -> int:
 
 
 def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's section of rollouts; `vllm` is the same section, with keys for rollout.vllm.
+
+    A key gets the first row that matches it, so patterns of keys stand behind the keys.
+    """
     backends = mapped({"vllm": "vllm", "sglang": "vllm", "trtllm": "vllm", "hf": "hf"}, "vllm or hf")
     yield rollout.changed("name", "backend", "vllm replaces other engines: same distribution", backends, "vllm")
     yield from rollout.all_taken(n=1, temperature=1.0, top_p=1)
@@ -196,6 +200,7 @@ def _length(value: Any, run: VerlRun) -> int:
 
 
 def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
+    """Yields the table rows of engine_kwargs, the options that verl passes on to vLLM and to other engines."""
     yield rollout.not_needed(f"engine_kwargs.{{{_OTHER_ENGINES}}}", "speed and memory only, of another engine")
     yield rollout.not_needed(
         "engine_kwargs.vllm.{disable_mm_preprocessor_cache,swap_space,attention_backend,block_size,"

@@ -144,6 +144,7 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 
 
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's section `algorithm`: estimator, KL, filters; those of rollout_correction, too."""
     yield algorithm.changed("adv_estimator", "adv_estimator", "a teacher alone asks no estimator", _estimator, "gae")
     yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True)
     yield algorithm.taken("use_kl_in_reward", False, if_rewarded())
@@ -189,6 +190,7 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
 
 
 def _trainer(trainer: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's section `trainer`: steps, folder, GPUs, checkpoints, validation."""
     yield trainer.renamed(
         "total_training_steps", "run.total_steps", None, note="if epochs are given too, the lower limit counts"
     )
@@ -251,10 +253,12 @@ def _rollout_pool(top: Section, fully: Section) -> Iterator[Row]:
     only_one = "the group of services.rollout samples alone"
     yield fully.slower("{use_trainer_do_validate,use_dynamic_resource_scheduling}", only_one)
     yield fully.not_needed("{dynamic_schedule_policy,concurrent_samples_per_replica}", "speed only")
+    # All other keys: the first row that matches a key converts it.
     yield fully.unsupported("**", f"{_TIMELESS}; with --drop async_training always one update older")
 
 
 def _rest(top: Section) -> Iterator[Row]:
+    """Yields the table rows of keys outside of all sections: Ray, Hydra, profilers, transfer queue, engines."""
     yield top.tree_not_needed("**_target_", "classes of verl, which read the other keys")
     yield top.not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
     yield top.unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", _SAMPLES_ANEW)

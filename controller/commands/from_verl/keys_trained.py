@@ -167,6 +167,11 @@ class _Trained:
         return next((int(run.settings.number(key)) for key in keys if run.value(key)), None)
 
     def stable_steps(self, _: Any, run: VerlRun) -> Any:
+        """Returns the stable steps of verl's schedule WSD (warm-up, stable, decay), which has keys for the others.
+
+        They are end - warm-up - decay. Raises NotSupported if the script does not give the step at which the decay
+        ends.
+        """
         if self._of(run, "optim.lr_decay_style") != "WSD":
             raise NotNeeded("only with lr_decay_style WSD")
         end = self._decay_steps(None, run)
@@ -248,6 +253,10 @@ def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
 
 
 def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
+    """Yields the table rows of one model's optimizer and learning-rate schedule, under the names of all verl's engines.
+
+    `of` has the conversions that depend on other keys of the same model.
+    """
     optim = Section(f"{trained.verl}.optim", trained.ours)
     ours = trained.ours
     yield optim.taken("lr", 1e-6 if ours == "actor" else 1e-5)
@@ -288,6 +297,10 @@ def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
 
 
 def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
+    """Yields the table rows of one model's batches: mini-batches, micro-batches, epochs, aggregation of the loss.
+
+    In verl the critic inherits most of these values from the actor.
+    """
     ours = trained.ours
 
     def inherited(key: str, value: Any) -> Any:
@@ -311,6 +324,10 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
 
 
 def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> Iterator[Row]:
+    """Yields the table rows of one model's training engine: data types, checkpoints, offload, division over ranks.
+
+    `engine` is verl's section of the FSDP engine; older versions of verl have its keys in other places.
+    """
     yield model.renamed("enable_gradient_checkpointing", "gradient_checkpointing", True)
     yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype, "bfloat16")
     if engine.verl != f"{trained.verl}.fsdp_config":  # older versions have the engine's keys under critic.model
@@ -359,6 +376,7 @@ def _engine(trained: Section, model: Section, engine: Section, of: _Trained) -> 
 
 
 def _model(ours: str, model: Section) -> Iterator[Row]:
+    """Yields the table rows of a trained model (`ours`: actor or critic): its adapters, its attributes, its memory."""
     yield from _adapters(model)
     without = "without dropout, which is 0, and attn_implementation, which is the fastest"
     yield model.taken("override_config", {}, _override_config, note=without, is_section=True)
@@ -376,6 +394,10 @@ def _model(ours: str, model: Section) -> Iterator[Row]:
 
 
 def _adapters(model: Section) -> Iterator[Row]:
+    """Yields the table rows of a model's LoRA adapters: verl's own keys and, under `lora.`, those of Megatron.
+
+    Keys beside the rank are converted only if the rank of the same engine is above 0.
+    """
     has_lora = only_if(lambda _, run: rank_of_adapters(run, model.verl), _LORA)
     of_megatron = only_if(lambda _, run: run.value(f"{model.verl}.lora.rank"), _LORA)
 

@@ -44,6 +44,11 @@ def report_text(translation: Translation, settings: Settings) -> str:
 
 
 def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
+    """Yields the lines of one part of the report; `kind` is the outcome of all its findings.
+
+    A key that is not needed has no line of its own: keys with the same reason share one, which names four of them. Any
+    other line is: KEY VALUE (line N) -> OUR KEY: NOTE.
+    """
     if kind == "not needed":
         for note, group in groupby(sorted(findings, key=attrgetter("note", "row")), key=attrgetter("note")):
             keys = [name for _, of_row in groupby(group, key=attrgetter("row")) for name in _names([*of_row])]

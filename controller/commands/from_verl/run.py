@@ -149,6 +149,7 @@ class VerlRun:
         return self._count(f"{actor}.ppo_mini_batch_size") * self._count("actor_rollout_ref.rollout.n") * together
 
     def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:
+        """Returns the GPUs of actor and critic that `--gpus` asks for; ConfigError: they do not fit the run."""
         if self.uses_critic and not (actor and critic):
             raise ConfigError(f"--gpus {actor}:{critic}: expected at least one GPU for each of actor and critic")
         if max(actor, critic) > _MAX_GPUS:

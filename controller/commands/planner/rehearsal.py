@@ -109,6 +109,11 @@ def step_time(flow: Dataflow, seconds: Seconds) -> StepTime:
 
 
 async def _rehearse(flow: Dataflow, seconds: Seconds) -> StepTime:
+    """Lets the trainer make its steps with sleeping groups, and measures the last one; see `step_time`.
+
+    A pool has an idle share of its own only if it has devices of its own: "all" are those of colocated actor and
+    critic, and a rollout group that takes turns with the critic has the critic's.
+    """
     devices = Devices(slowed=ENGINES, slowdown=seconds.slowdown)
     clock = _Clock()
     await _trainer(flow, seconds, devices, clock).fit()
@@ -125,6 +130,7 @@ async def _rehearse(flow: Dataflow, seconds: Seconds) -> StepTime:
 
 
 def _trainer(flow: Dataflow, seconds: Seconds, devices: Devices, clock: "_Clock") -> "_Rehearsal":
+    """Makes a trainer of which all is real but groups, scorer and prompts: they sleep, and nothing is written."""
     config = _config(flow)
     work = StepWork(
         seconds.phase_s,

@@ -30,6 +30,7 @@ def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool
 
 
 def _as_json(plans: Plans) -> str:
+    """Returns the plans as JSON: the measured run, all layouts and rollout shares, those refused, and advice."""
     facts = {**vars(plans.measured)}
     config: Config = facts.pop("config")
     facts |= {"schedule": config.run.schedule, "reference": config.reference_host, "predicted_step_s": plans.fitted_s}
@@ -46,6 +47,10 @@ def _as_json(plans: Plans) -> str:
 
 
 def _as_text(plans: Plans) -> str:
+    """Returns the plans for people: the measured run, a table of the fastest layouts, an explanation, keys to paste.
+
+    The best split layout and the colocated one are in the table even if they are not among the fastest.
+    """
     best_s = plans.rows[0].step_s
     shown = list(plans.rows[:_MAX_ROWS])
     shown += [row for row in (plans.best_split, plans.colocated) if row is not None and row not in shown]
@@ -95,6 +100,7 @@ def _pasted(found: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _measured(measured: Measurement, fitted_s: float) -> list[str]:
+    """Returns lines about the run that was measured: its seconds per step and phase, and what its phases predict."""
     config = measured.config
     devices = " + ".join(f"{count} {role}" for role, count in measured.devices.items())
     host = f", reference on the {config.reference_host}" if config.reference_host else ""
@@ -109,6 +115,7 @@ def _measured(measured: Measurement, fitted_s: float) -> list[str]:
 
 
 def _cells(plan: Plan, best_s: float, roles: Sequence[str]) -> tuple[str, ...]:
+    """Returns a plan's cells in the table of layouts, one for each name in the head; `roles` have a column each."""
     idle = " / ".join(f"{share:.0%}" for share in plan.bubbles.values())
     memory = " / ".join("?" if gib is None else f"{gib:.2f}" for gib in plan.memory_gib.values())
     return (
@@ -156,6 +163,10 @@ def explain(plans: Plans) -> Iterator[str]:
 
 
 def _share(plans: Plans) -> str:
+    """Returns a sentence about rollout.share: its value in the measured run, and the best one if that is faster.
+
+    It also says what was assumed, or left out, because no run has measured it.
+    """
     own = plans.measured
     best = best_share(plans)
     generation = plans.times["gen"]
@@ -184,6 +195,7 @@ def _rollout_devices(plans: Plans) -> str:
 
 
 def _reference(plans: Plans) -> str:
+    """Returns a sentence about placement.reference: what `auto` chooses, and the best seconds with each host."""
     auto = f"placement.reference: auto is the {auto_reference_host(plans.measured.config)}"
     fastest: dict[str, float] = {}
     for row in plans.rows:
@@ -196,6 +208,11 @@ def _reference(plans: Plans) -> str:
 
 
 def _split_or_colocated(split: Plan, colocated: Plan, error: float) -> str:
+    """Returns the verdict about split against colocated placement, with its reason.
+
+    They count as equally fast if they differ by no more than `error`, the relative error of the prediction for the run
+    that was measured.
+    """
     idle = " and ".join(f"the {pool} for {share:.0%}" for pool, share in split.bubbles.items())
     seconds = f"{split.step_s:.3g} s at best against {colocated.step_s:.3g} s"
     if abs(split.step_s - colocated.step_s) <= error * colocated.step_s:

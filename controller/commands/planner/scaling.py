@@ -114,13 +114,19 @@ def _fixed_share(alone: Mapping[tuple[str, int, float], float]) -> float | None:
 
 
 def _lost_share(by_place: _ByPlace) -> float:
-    """Fits 1 - 1 / slowdown: the share of time that is lost while several groups work at the same time."""
-    together = spread = 0.0
+    """Fits the share of time that a phase loses while other groups work, too: 1 - 1 / slowdown.
+
+    The model is seconds = alone + lost x shared, by least squares over all places: `shared` are the seconds of a run in
+    which other groups worked, too. Each place has its own `alone`, which drops out of deviations from the means of the
+    place. Places whose runs overlap about equally say nothing; without any others, nothing is lost.
+    """
+    covariance = 0.0
+    variance = 0.0
     for runs in by_place.values():
         shares = [shared / seconds for seconds, shared in runs]
         if max(shares) - min(shares) < _MIN_SPREAD:
             continue
         deviations = np.array(runs) - np.mean(runs, axis=0)
-        together += float(deviations[:, 0] @ deviations[:, 1])
-        spread += float(deviations[:, 1] @ deviations[:, 1])
-    return min(max(together / spread, 0.0), 1.0 - 1.0 / _MAX_SLOWDOWN) if spread > 0.0 else 0.0
+        covariance += float(deviations[:, 0] @ deviations[:, 1])
+        variance += float(deviations[:, 1] @ deviations[:, 1])
+    return min(max(covariance / variance, 0.0), 1.0 - 1.0 / _MAX_SLOWDOWN) if variance > 0.0 else 0.0

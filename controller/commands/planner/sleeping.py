@@ -129,6 +129,7 @@ class _SleepingClient(WorkerClient):
         service: Any = None,  # noqa: ARG002
         on_event: EventCallback = lambda _: None,
     ) -> CommandReply:
+        """Stands in for a command to a group: sleeps as long as it would take, keeps rows and version, and replies."""
         if method == "Generate":
             await self._generate(request, on_event)
         elif method.startswith("Compute"):

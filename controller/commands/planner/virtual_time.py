@@ -101,6 +101,10 @@ class Devices:
         self._has_changed = asyncio.Event()
 
     async def _work(self, pool: str, left_s: float) -> None:
+        """Works off `left_s` seconds of work of one pool, slower while another slowed pool works, too.
+
+        It waits until the work is done or until a pool begins or ends its own, and then goes on at the new speed.
+        """
         clock = asyncio.get_running_loop().time
         while left_s > _DONE_S:
             is_slowed = pool in self._working and len(self._working) > 1

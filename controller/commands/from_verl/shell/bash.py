@@ -98,6 +98,14 @@ class Bash:
                 raise LimitExceeded(f"{self._script.name} calls more than {_MAX_PROGRAMS} programs by their paths")
 
     def _once(self, variables: Mapping[str, str], settings: Mapping[str, Any], arguments: Sequence[str]) -> BashRun:
+        """Runs the script once in the sandbox and returns what was recorded; it repeats a run that may not mount /proc.
+
+        `settings` are the answers to what the replaced commands ask, by name.
+
+        Raises:
+            LimitExceeded: the time for all runs is over.
+            NoSandbox: bubblewrap does not work here; its message.
+        """
         if time.monotonic() > self._ends_s:
             raise LimitExceeded(
                 f"{self._script.name} needs more runs in bash than fit into {self._limit_s:g} s: what it passes to verl"

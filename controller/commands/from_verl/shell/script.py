@@ -94,6 +94,11 @@ class _Reader:
         self._passing: dict[frozenset[int], BashRun] = {}  # by the lines whose tests were made to succeed
 
     def launch(self) -> Launch:
+        """Returns the arguments for verl, and the variables that they depend on; see `read_script` for the errors.
+
+        The first run is the one that counts. Further runs, with other results and without variables, show what changes
+        the arguments; they need `_words`, the arguments of the first one.
+        """
         run = self._bash.run(self._environment)
         self._check(run)
         line, self._words = run.launches[0]
@@ -127,6 +132,7 @@ class _Reader:
             raise self._mistake(lines[1], f"a second run, after that of line {lines[0]}: keep one of them")
 
     def _no_launch(self, run: BashRun) -> ConfigError:
+        """Returns the error for a script that started no verl: bash's last message, else where the script ended."""
         if run.messages:
             line, message = run.messages[-1]
             unbound = _UNBOUND.fullmatch(message)
