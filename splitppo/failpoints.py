@@ -82,6 +82,7 @@ class Failpoints:
                 raise MemoryError(f"failpoint {name} has fired")
 
     def _wait_for(self, moment: Moment) -> None:
+        """Waits until another process has passed a point; TimeoutError if that takes too long."""
         mark = self._folder / passed_mark(moment.point, moment.step)
         deadline = time.monotonic() + _WAIT_TIMEOUT_S
         while not mark.exists():

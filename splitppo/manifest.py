@@ -55,6 +55,7 @@ class SealedFile:
     KIND: ClassVar[str]
 
     def serialise(self) -> bytes:
+        """Returns the file's bytes: JSON with a version, and a sha256 of all the rest."""
         # Defaults are left out, since earlier versions did not have these fields.
         defaults = {field.name: field.default for field in fields(self)}
         values = {name: value for name, value in asdict(self).items() if value != defaults[name]}

@@ -198,6 +198,7 @@ class ActorRole(TrainedRole):
     def _save_hf_model(
         self, publisher: Publisher, version: int, buffers: Mapping[str, Tensor], manifest_sha256: str
     ) -> str:
+        """Keeps a published version as a Hugging Face folder; returns manifest_sha256, which its reply needs."""
         folder = self._context.config.run.dir / HF_FOLDER / f"global_step_{version}"
         with storage_errors(folder), any_lock(self._context.writer_locks):
             publisher.save_hf_model(version, buffers, self._source, folder)

@@ -251,6 +251,7 @@ def model_entries(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _optimizer_entries(model: nn.Module, moments: Mapping[Any, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the optimizer's part of a checkpoint by key; a weight without a step so far has no moments."""
     return {
         f"optimizer.{name}.{moment}": moments[parameter][moment]
         for name, parameter in trained_parameters(model).items()

@@ -96,7 +96,11 @@ def _micro_batches(model: Any, kind: Kind, limits: MicroBatchLimits, device: tor
 
 
 def _gradient_distance(model: nn.Module, kind: Kind, micro_batch: MicroBatch, strategy: Strategy) -> float:
-    """Computes a gradient with and without compiled code; returns their distance as a share of its norm."""
+    """Computes a gradient with and without compiled code; returns their distance as a share of its norm.
+
+    The norms are over all ranks: `clip_gradients` with an infinite limit computes them and clips nothing. Gradients are
+    removed afterwards.
+    """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     with not_compiled():
         _backward(model, kind, micro_batch, strategy)
@@ -113,6 +117,7 @@ def _gradient_distance(model: nn.Module, kind: Kind, micro_batch: MicroBatch, st
 
 
 def _backward(model: nn.Module, kind: Kind, micro_batch: MicroBatch, strategy: Strategy) -> None:
+    """Computes the gradient of the sum of all outputs: any gradient will do to compare two ways of computing it."""
     model.train()
     with strategy.sync_gradients(model, last=True):
         outputs = FORWARDS[kind][0](model, micro_batch)

@@ -139,6 +139,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def _make_durable(folder: Path) -> None:
+    """Returns when the files of a folder, and their names, are on the disk."""
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -160,6 +161,7 @@ def model_without_weights(folder: Path) -> Any:
 
 
 def _build(folder: Path) -> Any:
+    """Builds the model that a folder's config names, on the meta device; ValueError if transformers lacks it."""
     config = AutoConfig.from_pretrained(folder)
     architecture = (config.architectures or ["none"])[0]
     model_class = getattr(transformers, architecture, None)

@@ -104,7 +104,10 @@ class BucketedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Changes all parameters that have a gradient."""
+        """Changes all parameters that have a gradient.
+
+        Moments in fp32 on the device need no buckets: torch's own step changes all at once.
+        """
         if self._dtype == torch.float32 and not self._in_main_memory:
             super().step(closure)
             return
@@ -188,6 +191,7 @@ class BucketedAdamW(torch.optim.AdamW):
         return values.to(self._device, non_blocking=True, copy=self._in_main_memory).float()
 
     def _seed_of(self, piece: Piece, step: int) -> int:
+        """Returns the seed of the rounding of one piece in one step: a hash of its place in the whole model."""
         first_row, _ = parallel.local_rows(piece.weight)
         key = f"{self._seed}/{step}/{piece.name}/{first_row}/{piece.numbers.start}"
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])

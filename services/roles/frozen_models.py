@@ -220,6 +220,7 @@ class _HostedModels:
     def _compute_with(
         self, model: FrozenModel | _BaseOfPolicy, request: Any, rows: Batch, progress: CommandProgress
     ) -> Batch:
+        """Computes the columns of some rows with one of the models, in the dtypes of the columns."""
         computed = model.compute(rows, self.forward(request), outputs=[*self.outputs.values()], progress=progress)
         columns = {column: _typed(column, computed[output]) for column, output in self.outputs.items()}
         return Batch(rows.num_rows, columns)

@@ -131,6 +131,7 @@ class Generation:
         return batch.merge(Batch.from_rows(places=list(places)))
 
     def _check_conversation(self, conversation: conversation_pb2.Conversation) -> None:
+        """Raises ValueError if the limits of a conversation are negative, or lengths are forced for a test."""
         for name in ("max_turn_length", "reply_steps"):
             if (value := getattr(conversation, name)) < 0:
                 raise ValueError(f"conversation.{name} must be 0 or positive, got {value}")

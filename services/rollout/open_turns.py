@@ -108,7 +108,10 @@ class RankTurns:
         return [Answered(waiting.response, reply.tokens, reply.is_last) for waiting, reply in answered]
 
     def _wait_for_replies(self, due: set[tuple[int, int]], num_needed: int, while_waiting: Callable[[], None]) -> None:
-        """Takes replies until there are so many for the responses that are due."""
+        """Takes replies until `num_needed` of the responses that are `due` (places and turns) have one.
+
+        CommandCancelled if the command is cancelled meanwhile.
+        """
         started_s = time.perf_counter()
         wait_s = 0.0
         while True:

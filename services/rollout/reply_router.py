@@ -60,6 +60,7 @@ class ReplyRouter:
         return worker_pb2.CommandEvent(turns=ended)
 
     def _note(self, rank: int, turn: conversation_pb2.Turn) -> None:
+        """Notes that a turn has ended; RuntimeError unless it is the next one of that rank's response."""
         response = self._responses.get(turn.place)
         is_open = response is not None and response.rank == rank and not response.has_ended
         if response is None or not is_open or not turn.turn - 1 == response.num_turns == response.num_replies:

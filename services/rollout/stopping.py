@@ -123,11 +123,13 @@ class StopWatch:
         return token in self._rule.token_ids or (bool(self._rule.texts) and self._completes_a_text(token))
 
     def _completes_a_text(self, token: int) -> bool:
+        """Returns True if a stop text ends in the text of this token; it may have begun in those before."""
         text = self._tail + (self._decode(token) or "")
         self._tail = text[max(0, len(text) - self._num_kept) :]
         return any(stop in text for stop in self._rule.texts)
 
     def _decode(self, token: int) -> str | None:
+        """Returns the text that a token completes, None if more of its character is to come."""
         try:
             return self._stream.step(self._rule.tokenizer, token)
         except Exception as error:

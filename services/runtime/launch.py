@@ -97,6 +97,7 @@ def run(program: Program, arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe(role_name: RoleName, config: Config) -> str:
+    """Says in one line what a group of this role is: model, processes, devices, address."""
     service = config.services.of(role_name)
     where = f"GPUs {list(service.devices)}" if service.devices else "the CPU"
     model = config.model_of(role_name).model
@@ -210,6 +211,7 @@ def _commands_of(program: Program, role: Role, context: RankContext) -> tuple[Se
 def _worker(
     role: Role, context: RankContext, members: Members, commands: Sequence[Command], ledger: Ledger | None
 ) -> Worker:
+    """Makes the state that rank 0's threads share; a role that trains nothing has no trainable parameters."""
     slots = BatchStore(context.config.services.max_held_bytes)
     num_trainable = getattr(role, "num_trainable_parameters", 0)
     return Worker(context, role.role, role.num_parameters, members.processes, ledger, slots, commands, num_trainable)

@@ -113,7 +113,7 @@ def _check_top_k(config: Config) -> None:
 
 
 def _check_vllm(config: Config) -> None:
-    """Raises ConfigError if vLLM's replicas do not divide the ranks of a group, or its longest row is too short."""
+    """Raises ConfigError if vLLM's engines cannot share the ranks of a group, or take shorter rows than the run has."""
     vllm = config.rollout.vllm
     longest = config.data.longest_row
     for role in config.sampling_roles:

@@ -70,6 +70,7 @@ def _bypass_mode(config: Config) -> bool:
 
 
 def _check_freq(config: Config) -> int:
+    """Chooses every how many steps log-probs of the rollout backend are compared with the trainer's; 0: never."""
     if config.rollout.staleness:  # its log-probs differ on purpose
         return 0
     if config.rollout.backend != "hf":
@@ -191,6 +192,11 @@ def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) ->
 
 
 def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
+    """Returns `config` with the open keys of an earlier start where they still hold.
+
+    Keys that the user gives now win. Threads are kept while the placement is the same. Of groups that others start,
+    reference, teacher and share are not kept, because they read no stored configuration.
+    """
     for key in OPEN_KEYS:
         is_theirs = is_external and key.name in ("reference", "teacher", "share")
         if key.is_kept and not is_theirs and not key.is_given(config):
@@ -222,6 +228,7 @@ def _placement(config: Config) -> object:
 
 
 def _with_threads(config: Config, threads: Mapping[RoleName, int | str]) -> Config:
+    """Sets the threads of each group where the user has left them at auto."""
     for role, group in config.groups.items():
         if group.threads == "auto":
             config = config.changed(f"services.{role}", {"threads": threads[role]})

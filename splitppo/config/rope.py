@@ -20,6 +20,10 @@ def rope_switch(config: Mapping[str, Any]) -> int | None:
 
 
 def _switch(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Returns the length above which one kind of layers gets other factors; None for any method but longrope.
+
+    The length stands in the rope's own entry, else in the config, in one of two places.
+    """
     if (rope.get("rope_type") or rope.get("type")) != "longrope":
         return None
     lengths = (

@@ -232,6 +232,11 @@ class Config(Section):
 
 
 def _needs_old_log_probs(config: Config) -> bool:
+    """Returns True if a step must compute the policy's log-probs before it updates the policy.
+
+    With one update per step they are those of the update itself, unless something else reads them: a KL in the reward,
+    the rollout correction, the loss, or the teacher. With bypass_mode those of the rollout backend take their place.
+    """
     actor = config.actor
     algorithm = config.algorithm
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size

@@ -44,6 +44,7 @@ def secret_keys(config: Config) -> list[str]:
 
 
 def _hidden(value: Any, path: str) -> Any:
+    """Returns a value of the configuration to show, in which every secret text is hidden."""
     if isinstance(value, dict):
         return {name: _hidden(item, f"{path}.{name}") for name, item in value.items()}
     if isinstance(value, list):

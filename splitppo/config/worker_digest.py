@@ -20,7 +20,11 @@ def worker_digest(config: Config, role: RoleName) -> str:
 
 
 def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
-    """Returns the settings that decide what the models of a role compute and learn, as JSON values by key."""
+    """Returns the settings that decide what the models of a role compute and learn, as JSON values by key.
+
+    A group that only hosts the reference has the actor's model, one that samples has its own view of it; the reward
+    group has nothing of its own but its reward model.
+    """
     sections: dict[str, object] = {}
     if role != "reward":
         sections = {

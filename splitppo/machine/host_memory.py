@@ -43,6 +43,7 @@ def num_oom_kills(root: Path = Path("/")) -> int:
 
 
 def _memories_of_cgroups(root: Path) -> Iterator[HostMemory]:
+    """Yields what each memory cgroup of this process leaves it: its limit, and how much of it is free or mere cache."""
     for folder in cgroup_folders("memory", root):
         for limit_file, used_file, cache in _LIMITS:
             limit = text_of(folder / limit_file).strip()

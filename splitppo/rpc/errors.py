@@ -40,6 +40,7 @@ class Place:
     phase: str = ""
 
     def __str__(self) -> str:
+        """Writes for people what is known, e.g. "actor rank 1, step 3, Update (backward)"."""
         rank = "" if self.rank is None else f"rank {self.rank}"
         step = "" if self.step is None else f"step {self.step}"
         phase = self.phase and f"({self.phase})"
@@ -253,6 +254,7 @@ def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
 
 
 def _place_from(metadata: Mapping[str, str]) -> Place:
+    """Reads a place from a call's metadata, which may lack parts or hold nonsense: such parts are left open."""
     fields: dict[str, Any] = {name: metadata.get(name, "") for name in ("role", "method", "phase")}
     for name in ("rank", "step"):
         if (text := metadata.get(name, "")).removeprefix("-").isdecimal():

@@ -145,6 +145,7 @@ def check_num_fields(message: bytes, path: Sequence[int]) -> None:
 
 
 def _count_fields(message: memoryview, path: Sequence[int], counted: int) -> int:
+    """Adds to `counted` the fields of a message and of the submessages on a path; LimitExceeded at too many."""
     for tag, value in read_fields(message):
         counted += 1
         if counted > MAX_HEADER_FIELDS:

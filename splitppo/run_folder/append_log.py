@@ -208,6 +208,7 @@ class Follower:
             self._mark = (self._mark + line.content)[-_MARK_BYTES:]
 
     def _object(self, line: Line) -> dict[str, Any] | None:
+        """Parses a line; None if it is no object, or one more than may be read."""
         if self._max_lines is not None and self._num_objects >= self._max_lines:
             return None
         return self._parse(line.content, f"{self._name}, line {line.number}")

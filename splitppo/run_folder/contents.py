@@ -234,6 +234,7 @@ _WRITTEN |= {"{digits}": "[0-9a-f]+"}
 
 @cache
 def _pattern(path: str) -> re.Pattern[str]:
+    """Returns a regular expression for the files that a path of the table stands for, see `Entry.paths`."""
     parts = re.split(r"(\{\w+\}|\bN\b|(?<=_)N\b)", path)
     text = "".join(_WRITTEN.get(part, re.escape(part)) for part in parts)
     return re.compile(text + (".+" if path.endswith("/") else ""))

@@ -38,13 +38,18 @@ class RolloutStore:
         self._thinned.clear()
 
     def _known(self) -> dict[Path, int]:
+        """Returns the size of each file in bytes, by path; the folder is read when this is asked first."""
         if self._sizes is None:
             paths = (path for path in self._folder.glob("*/*.parquet") if path.stem.isdigit())
             self._sizes = {path: path.stat().st_size for path in paths}
         return self._sizes
 
     def _thin(self) -> bool:
-        """Removes the tokens of one step; returns False if no step may lose any. A start finds some without them."""
+        """Removes the tokens of one step; returns False if no step may lose any. A start finds some without them.
+
+        The first step, the latest ones and those with a validation keep theirs. Of the others odd steps lose them
+        first, then those that 2 divides but not 4, and so on: what is left is spread evenly over the run.
+        """
         from splitppo.run_folder.rollout_writer import has_tokens, without_tokens
 
         sizes = self._known()

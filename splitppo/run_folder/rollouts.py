@@ -122,7 +122,10 @@ def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dic
 
 
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
-    """Raises Unreadable for lists that are not one number per token, or do not say where each token ends."""
+    """Raises Unreadable for lists that are not one number per token, or do not say where each token ends.
+
+    `ends` says where the text of each token ends, so it never falls; each token has one of `flags`.
+    """
     lists = {name: values[name] for name in TOKEN_LISTS if values[name] is not None}
     for name, numbers in lists.items():
         if not isinstance(numbers, list) or not all(one is None or isinstance(one, int | float) for one in numbers):

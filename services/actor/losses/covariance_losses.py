@@ -63,6 +63,7 @@ def prepare_kl_cov(config: ActorConfig, batch: Batch) -> Column:
 
 
 def _draw_between(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Returns which of M tokens Clip-Cov selects: among those between the bounds of cov, those of smallest hash."""
     section = config.policy_loss
     candidates = np.flatnonzero((cov_M > section.clip_cov_lb) & (cov_M < section.clip_cov_ub))
     drawn = np.argsort(hashes_M[candidates], kind="stable")[: max(1, int(section.clip_cov_ratio * len(cov_M)))]
@@ -70,6 +71,7 @@ def _draw_between(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDA
 
 
 def _take_largest(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Returns which of M tokens KL-Cov selects: those with the largest cov; hashes decide between equal ones."""
     largest_first: NDArray[np.int64] = np.lexsort((hashes_M, -cov_M))
     return largest_first[: max(1, int(config.policy_loss.kl_cov_ratio * len(cov_M)))]
 

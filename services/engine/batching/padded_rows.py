@@ -28,7 +28,11 @@ class PaddedRows:
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64], device: torch.device) -> "PaddedRows":
-        """Groups the rows of these lengths, of which some may be 0."""
+        """Groups the rows of these lengths, of which some may be 0.
+
+        A group begins with the longest row left and takes all rows of at least half its length, so less than half of a
+        group is padding.
+        """
         starts = np.cumsum(lengths) - lengths
         longest_first = np.argsort(-lengths, kind="stable")
         positions: list[NDArray[np.int64]] = []

@@ -66,7 +66,14 @@ def inject(model: Any, config: TrainedModelConfig, *, kind: str) -> None:
 
 
 def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]) -> list[str]:
-    """Returns the last parts of the names of the target layers, if no other module shares them; else whole names."""
+    """Returns the last parts of the names of the target layers, if no other module shares them; else whole names.
+
+    A list names the ends of layers' names, a text is a regular expression for whole names. Only a pattern of
+    `exclude_modules` may match no layer, since it may be meant for parts that other models have.
+
+    Raises:
+        ValueError: a name matches nothing, no layer is left, or one is left that can have no adapter.
+    """
     key = "critic" if heads else "actor"
     architecture = type(model).__name__
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]

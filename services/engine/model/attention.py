@@ -151,7 +151,11 @@ def takes_grouped_heads(query: Tensor) -> bool:
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim]."""
+    """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim].
+
+    Key and value may have fewer heads. Where torch's fast kernels take no such groups, their heads are repeated.
+    Without a sliding window, or in rows that fit into it, no mask is made.
+    """
     mask = None
     length = query.shape[2]
     if sliding_window is not None and length > sliding_window:

@@ -95,6 +95,10 @@ def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
 
 
 def _scalars(model: Any, head: Any, micro_batch: MicroBatch, *, shift: int = 0) -> Tensor:
+    """Computes one number for each response token (a value, or a score) with a linear head in fp32, [N].
+
+    A token's number comes from the hidden states `shift` after the token before it.
+    """
     hidden_ND, own = _hidden_states(model, micro_batch, shift=shift)
     bias = None if head.bias is None else head.bias.float()
     scalars_N = functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1)

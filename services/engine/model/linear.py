@@ -64,6 +64,7 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def _is_faster(rows: Tensor) -> bool:
+    """Returns True if oneDNN multiplies these rows faster than PyTorch's choice: many rows in fp32 on a CPU."""
     is_left_to_mkl = rows.device.type == "cpu" and rows.dtype == torch.float32
     # Compiled code is one for all lengths.
     return is_left_to_mkl and (torch.compiler.is_compiling() or rows.shape[:-1].numel() >= MIN_ROWS)
@@ -89,6 +90,7 @@ class _Product(torch.autograd.Function):
 
 
 def _onednn(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Computes input W^T + b with oneDNN; compiled code calls it as one operation, which it cannot look into."""
     product: Tensor
     if torch.compiler.is_compiling():
         product = _onednn_as_one(rows, weight_OI, bias_O)

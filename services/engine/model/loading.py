@@ -176,6 +176,7 @@ def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, An
 
 
 def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
+    """Builds a model of a kind from its config, without dropout, and with its parameters on the meta device."""
     _switch_off_dropout(config, kind)
     with _parameters_on_meta():
         model: PreTrainedModel = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
@@ -188,6 +189,7 @@ def _shapes(model: nn.Module) -> set[tuple[str, tuple[int, ...]]]:
 
 
 def _switch_off_dropout(config: Any, kind: Kind) -> None:
+    """Sets all dropout rates of a config and its inner configs to 0, and gives a value model its one output."""
     for key, value in list(vars(config).items()):
         if isinstance(value, float) and is_dropout(key):
             setattr(config, key, 0.0)

@@ -149,6 +149,7 @@ class _Scale(NamedTuple):
 
 
 def _as_tensors(scale: _Scale, hidden_ND: Tensor) -> _Scale:
+    """Returns a scale whose numbers are tensors on the device, so that code compiled once serves other numbers."""
     wide = torch.promote_types(hidden_ND.dtype, torch.float32)
     temperature = hidden_ND.new_full((), scale.temperature, dtype=wide)
     softcap = None if scale.softcap is None else hidden_ND.new_full((), scale.softcap, dtype=wide)

@@ -114,6 +114,7 @@ def _candidates(names: Sequence[str], model: Any) -> Iterator[str]:
 
 @torch.no_grad()
 def _initialise_head(model: Any, missing: Sequence[str], *, kind: Kind, seed: int) -> None:
+    """Draws the weights of a value head from a normal distribution, seeded by (seed, kind); its bias is 0."""
     digest = hashlib.sha256(f"{seed}/{kind}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
     for name in missing:

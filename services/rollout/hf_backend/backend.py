@@ -58,7 +58,11 @@ class HfRollout:
         is_cancelled: Callable[[], bool],
         open_turns: OpenTurns | None = None,
     ) -> Iterator[DecodingStep]:
-        """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`."""
+        """Samples one response per seed of this rank's prompts; see `RolloutBackend.generate`.
+
+        Positions that are done: one for each decoded row in each step, those of a reply, and at the end of a response
+        all that it has not used. A response that is full takes no reply: it has ended.
+        """
 
         def takes_reply(response: Response) -> bool:
             return open_turns is not None and len(response.tokens) < sampling.max_response_length

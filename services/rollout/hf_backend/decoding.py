@@ -81,6 +81,7 @@ class DecodedRows:
         self._show_longest()
 
     def _show_longest(self) -> None:
+        """Takes the length of the longest row as the width, after rows have come or gone."""
         if self.can_join:
             self._width = int(self._lengths.max())
             self._cache.show(self._width)

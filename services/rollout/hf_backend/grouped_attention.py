@@ -37,7 +37,11 @@ def grouped_attention(model: Any) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Computes attention as `sdpa_attention_forward` does, faster for one query per row; ([R, queries, H, D], None)."""
+    """Computes attention as `sdpa_attention_forward` does, faster for one query per row; ([R, queries, H, D], None).
+
+    With one query per row there is nothing to mask causally, so the query heads that share a key head can stand as
+    several queries of one head, and no key or value is repeated.
+    """
     num_rows, num_heads, num_queries, head_dim = query.shape
     is_plain = options.get("position_bias") is None and (attention_mask is None or attention_mask.shape[1] == 1)
     if num_queries > 1 or key.shape[1] == num_heads or not is_plain:

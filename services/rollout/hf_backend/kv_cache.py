@@ -122,6 +122,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def _growing(layer: CacheLayerMixin) -> CacheLayerMixin:
+    """Returns a growing layer for one of keys and values alone; a layer with another state stays as it is."""
     if type(layer) is DynamicSlidingWindowLayer:
         return _GrowingLayer(layer.sliding_window)
     return _GrowingLayer() if type(layer) is DynamicLayer else layer

@@ -66,7 +66,11 @@ class VllmRollout:
         self._sampler = SeededSampler(runner) if device.type == "cpu" else None
 
     def sync_weights(self, version: int) -> None:
-        """Loads the policy's weights into vLLM, tensor by tensor, without a third copy; see `RolloutBackend`."""
+        """Loads the policy's weights into vLLM, tensor by tensor, without a third copy; see `RolloutBackend`.
+
+        An engine that sleeps gets memory for its weights first; the rest of it wakes when they are loaded. Results that
+        it keeps of older weights are dropped: prefixes, and on a CPU packed copies.
+        """
         self.policy_version = None
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
@@ -166,7 +170,12 @@ class VllmRollout:
         is_cancelled: Callable[[], bool],
         open_turns: OpenTurns | None,
     ) -> Iterator[DecodingStep]:
-        """Steps the vLLM engine until every response has ended; yields the progress after each step."""
+        """Steps the vLLM engine until every response has ended; yields the progress after each step.
+
+        A response whose turn ends leaves the engine (`num_waiting`), and is submitted again when its reply is due. The
+        other ranks of an engine step along, but only the leader reports. `total` is an estimate: as many steps as
+        batches of full responses take.
+        """
         total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
         engine = self._engine
         num_waiting = 0

@@ -53,6 +53,7 @@ def check_temperature(temperature: float, name: str) -> None:
 
 
 def _check_architecture(config: Config, model: Any) -> None:
+    """Raises ValueError if vLLM does not know any of the model's architectures."""
     from vllm import ModelRegistry
 
     architectures = model.architectures or []

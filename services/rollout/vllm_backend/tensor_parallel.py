@@ -56,7 +56,10 @@ class Replica(RowGroup):
         return list(zip(replies["places"].values.tolist(), tokens, strict=True))
 
     def _find_due(self, open_turns: OpenTurns, *, is_idle: bool) -> Sequence[tuple[int, Sequence[int]]]:
-        """Finds on the leader what is due, and tells the other ranks of its engine."""
+        """Finds on the leader what is due, and tells the other ranks of its engine.
+
+        While it waits, the others get None, so that they can report progress.
+        """
         try:
             due = open_turns.due(is_idle=is_idle, while_waiting=lambda: self._send(None))
         except CommandCancelled:

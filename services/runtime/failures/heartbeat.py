@@ -192,6 +192,7 @@ class Heartbeat:
         return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 
     def _hangs(self, mine: Doing) -> bool:
+        """Returns True if this rank, or one that it watches, has been silent for too long."""
         now = self.clock()
         # Rank 0 sees all ranks and names the right one: the others give it time to do so.
         limit_s = mine.limit_s + (self._missed_s if self.rank else 0.0)
@@ -213,6 +214,7 @@ class Heartbeat:
         return rank, everyone[rank], f"no progress for {everyone[rank].silent_s:.0f} s"
 
     def _receive(self, rank: int) -> None:
+        """Takes the newest heartbeat of a rank from the store; the time that counts is that of this rank's clock."""
         if not (text := read_text(self.store, _KEY.format(rank))):
             return
         sign = json.loads(text)

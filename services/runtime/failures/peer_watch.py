@@ -141,7 +141,11 @@ class PeerWatch:
             return read_text(self._store, key)
 
     def _cause(self, error: BaseException | None, place: Place) -> WireError:
-        """Waits up to _CAUSE_WAIT_S until the cause of the group's failure is known; returns it as an error."""
+        """Waits up to _CAUSE_WAIT_S until the cause of the group's failure is known; returns it as an error.
+
+        Without a known cause it is a PeerDied: torchrun has ended, or a peer, which is named if its address stands in
+        the message of `error`.
+        """
         role = Place(role=self._context.role_name, method=place.method, step=place.step)
         deadline = time.monotonic() + _CAUSE_WAIT_S
         with _warning_if_store_is_gone():

@@ -221,7 +221,14 @@ class MachinesRendezvous(Rendezvous):
         )
 
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
-        """Registers this machine in the store; True once all machines have joined; RuntimeError if the store fails."""
+        """Registers this machine in the store; True once all machines have joined; RuntimeError if the store fails.
+
+        A machine that comes when all have met, e.g. started again after its end, is no member of that group. It ends
+        the group by a failure that names it, and waits until the store is gone; then it may join the next one.
+
+        Raises:
+            CannotMeet: machine 0 has another configuration, version or group.
+        """
         first = Member(**json.loads(store.get(_MEMBER_KEY.format(0))))
         if refused := self._me.refused_by(first, self.rank, self._where):
             store.set(_REFUSED_KEY.format(self.rank), refused)

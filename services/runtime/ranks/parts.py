@@ -49,6 +49,11 @@ class PartGatherer:
                 self._deliver_whole(part, rows_of_ranks)
 
     def _deliver_whole(self, part: int, rows_of_ranks: dict[int, tuple[Batch, int]]) -> None:
+        """Puts a part's rows of all ranks together in the order of their places, and delivers it.
+
+        Raises:
+            RuntimeError: the ranks have sampled it with different weights.
+        """
         versions = {version for _, version in rows_of_ranks.values()}
         if len(versions) > 1:
             raise RuntimeError(f"part {part} was made with weights of versions {sorted(versions)}")

@@ -9,7 +9,14 @@ from splitppo.rpc.errors import InvalidArgument, WrongState, WrongStep
 
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
-    """Checks that a call comes from the newest controller and names this service's committed training step."""
+    """Checks that a call comes from the newest controller and names this service's committed training step.
+
+    A role without a training step has the committed step None; -1 means that it waits for its first weights. Only a
+    load may come to a group whose weights are in an unknown state.
+
+    Raises:
+        WireError: a newer controller has taken over, the weights are unknown, or the step is another one.
+    """
     header = call.request.header
     effect = call.command.effect
     committed = worker.committed_step

@@ -74,6 +74,7 @@ class _MethodAdapter:
             await self._abort(context, error)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> Message | AsyncIterator[bytes]:
+        """Reads the one request of a call; a method that takes a stream gets the stream of bytes itself."""
         if self.request_type is None:
             return requests
         if (request := await anext(aiter(requests), None)) is None:
@@ -81,6 +82,7 @@ class _MethodAdapter:
         return parse(request, self.request_type, MAX_REQUEST_BYTES)
 
     async def _abort(self, context: Context[Any, Any], error: Exception) -> None:
+        """Answers a call with the status of an error, and logs one that is a bug with its traceback."""
         if isinstance(error, grpc.aio.AbortError):
             raise error
         refusal = wire_error(error).at(self.place)

@@ -75,6 +75,7 @@ class Server:
         self._thread.join(_STOP_GRACE_S + 2.0)
 
     def _run(self) -> None:
+        """Runs the server on this thread; an error before the address is known is raised by `start`."""
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())

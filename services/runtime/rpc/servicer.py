@@ -155,8 +155,8 @@ def message_method(worker: Worker, command: Command, messages: Messages) -> Meth
     async def serve(request: Any, _: Any) -> Message:
         _check_caller(worker, request)
         running = worker.command_queue.running
-        is_it = running is not None and running.command is command and running.request.slot == request.slot
-        if running is None or not is_it or running.messages is None:
+        is_meant = running is not None and running.command is command and running.request.slot == request.slot
+        if running is None or not is_meant or running.messages is None:
             takes = f"{command.method} that takes {messages.method}"
             raise WrongState(f"no {takes} is running on the {describe(request.slot)}")
         if running.cancelled_because:

@@ -105,7 +105,11 @@ class BatchStore:
                 self._coming_bytes -= num_bytes
 
     def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
-        """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead."""
+        """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead.
+
+        Two steps have room at a time: the next one and that after it, for evaluation the committed one and the next. A
+        role without a committed step takes any.
+        """
         kind = _KINDS.get(slot.kind)
         if kind is None:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")

@@ -137,6 +137,7 @@ class CommandCall:
 
 
 def _digest(method: str, request: Any) -> str:
+    """Computes the sha256 of a request without run id and epoch, which differ when another controller repeats it."""
     content = type(request)()
     content.CopyFrom(request)
     for field in ("run_id", "epoch"):

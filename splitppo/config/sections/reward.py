@@ -22,6 +22,7 @@ class Term(Section):
 
 
 def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Raises ValueError unless there are scorers, each of them once."""
     if not terms:
         raise ValueError("expected at least one scorer")
     names = [term.name for term in terms]

@@ -48,6 +48,7 @@ def _by_column(filters: Any) -> Any:
 
 
 def _columns(filters: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted column, condition) of nested conditions; a mapping of `min` and `max` alone is a condition."""
     for name, condition in filters.items():
         column = f"{prefix}{name}"
         if isinstance(condition, Mapping) and condition and not condition.keys() <= ValueRange.model_fields.keys():

@@ -210,6 +210,7 @@ class Forked:
                 self._has_ended(self._server.lost_code)
 
     def _has_ended(self, code: int) -> None:
+        """Notes the exit code, and closes what told about the process."""
         self.returncode = code
         for descriptor in (self._status, self._process):
             if descriptor is not None:
@@ -228,6 +229,7 @@ class Forked:
 
 
 def _readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
+    """Waits up to timeout_s seconds (None: for ever) and returns the descriptors that can be read, or have ended."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
@@ -317,6 +319,7 @@ class _Server:
         self._poller.register(status, 0)  # the end of its reader is always reported
 
     def _forget(self, status: int) -> None:
+        """Ends a zombie: its owner has taken the exit code, or has gone, and no longer reads."""
         os.waitpid(self._ended.pop(status), 0)
         self._poller.unregister(status)
         os.close(status)
