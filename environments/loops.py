@@ -61,6 +61,8 @@ class Environment:
                 await self._call(chat, "close", environment.close)
 
     async def _talk(self, chat: Chat, environment: Any, row: Mapping[str, Any]) -> None:
+        """Begins an environment by `reset`, and answers each turn by its tools or, if it has none, by its `step`."""
+
         async def step(turn: Turn) -> Sequence[Message]:
             result = step_of(await self._call(chat, "step", partial(environment.step, turn.text)))
             _take(chat, result)
@@ -105,6 +107,12 @@ async def use_tools(chat: Chat, turn: Turn, tools: Mapping[str, Tool], *owner: o
 
 
 async def _step_of_call(chat: Chat, call: ToolCall, number: int, tools: Mapping[str, Tool], *owner: object) -> Step:
+    """Makes one call of a turn, and returns what the model is told: the result, or what was wrong with the call.
+
+    A call too many, one that does not fit its tool, one that takes too long and an error of the tool are told, and all
+    but the first are counted. What raises EnvironmentFailed loses the whole conversation. `number` is that of the call,
+    from 1.
+    """
     if number > chat.max_parallel_calls:
         return Step(f"not called: at most {chat.max_parallel_calls} calls of a turn are made")
     try:

@@ -110,6 +110,10 @@ class Process:
     async def _answer(
         self, request: Request, conversation: "RunningConversation", writer: asyncio.StreamWriter
     ) -> None:
+        """Tells a conversation what a request says, and writes its answers to the controller, one for each turn.
+
+        A conversation that begins has one answer more, at first. Once it is over, further turns get no answer.
+        """
         answers = [await conversation.next_answer()] if request.begin else []
         for turn in request.turns:
             if not (answers and answers[-1].is_over):
@@ -253,6 +257,7 @@ class RunningConversation:
             return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
 
     async def _converse(self, row: Mapping[str, Any]) -> None:
+        """Runs the conversation to its end, and puts its last answer, which says by what it was lost, if it was."""
         final = None
         lost = ""
         converse = partial(self._loaded.converse, self._chat, row)
@@ -271,6 +276,11 @@ class RunningConversation:
         self._answers.put_nowait(replace(self._chat.pending, is_over=True, final=final, lost=lost))
 
     async def _exchange(self, answer: Answer) -> Turn:
+        """Gives the model an answer, and returns the model's next turn with its calls; a `Chat` is given this function.
+
+        The turn also begins the next answer, with its text before the calls and those calls that a chat template can
+        write. Raises ConversationOver if no turn comes any more.
+        """
         self._answers.put_nowait(answer)
         said = await self.said.get()
         if said is None:

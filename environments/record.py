@@ -112,6 +112,10 @@ class RecordedStep:
         self._log.append(json.dumps({**line, "sha256": _sha256(line)}).encode() + b"\n")
 
     def _read(self, line: bytes, place: str) -> None:
+        """Reads a line of the file of a step into `_known`; ConfigError if it is damaged or was edited.
+
+        Of several answers to the same turn the first one stays.
+        """
         try:
             fields = object_of(line, place)
             if fields.pop("sha256", "") != _sha256(fields):

@@ -94,6 +94,7 @@ def _description(text: str, name: str) -> dict[str, Any]:
 
 
 def _schema_of_type(hint: Any, name: str) -> dict[str, Any]:
+    """Returns the JSON schema of the type hint of the argument `name`; ValueError for types that have none."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin is None:
@@ -113,6 +114,10 @@ def _schema_of_type(hint: Any, name: str) -> dict[str, Any]:
 
 
 def _schema_of_union(types_: tuple[Any, ...], name: str) -> dict[str, Any]:
+    """Returns the JSON schema of a union; None in it makes the schema nullable.
+
+    Simple types share one schema, with a list as `type`; others stand in `anyOf`.
+    """
     schemas = [_schema_of_type(hint, name) for hint in types_ if hint is not types.NoneType]
     if len(schemas) == 1:
         schema = schemas[0]

@@ -135,6 +135,11 @@ class EnvironmentProcess:
             await self._worker.end()
 
     def _lose(self, reason: str, signal: int | None = None) -> None:
+        """Fails all that waits for the process, which has ended for this reason; the first reason is kept.
+
+        Each waiting conversation learns whether its code ran just then: shared memory has a mark for that, and the
+        number of its call. If no code ran, each of them may have caused the end; else those whose code ran.
+        """
         self.lost = self.lost or reason
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(ProcessLost(reason, signal=signal))

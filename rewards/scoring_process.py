@@ -104,6 +104,10 @@ class Scorers:
         return results
 
     def _score_one(self, sample: Sample, scorer: Scorer) -> Scored:
+        """Calls the scorer for a sample; an error or a call that took too long gives a failed result.
+
+        The result says if a symbolic comparison gave up or was skipped in the call.
+        """
         started = time.monotonic()
         try:
             scored = _scored(_call(scorer, sample), sample, scorer)

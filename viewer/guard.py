@@ -32,6 +32,11 @@ class Guard:
         self._hosts = LOOPBACK_NAMES.union(host.lower() for host in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through to the pages or answers it with a refusal; what is no HTTP gets no answer.
+
+        `OF_OWNER`, if the server has put it into the request's state, is called for each request with the token: the
+        owner is there.
+        """
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":

@@ -27,6 +27,7 @@ class Adapter:
     """
 
     def __init__(self, id: str, make: str = "gymnasium:make", actions: Sequence[str] = (), **kwargs: Any) -> None:  # noqa: A002
+        """Makes the game `id`; ValueError if its observations cannot be shown as text, or an action has no name."""
         if not isinstance(make, str) or ":" not in make:
             raise ValueError(f"make: expected module:function, got {make!r}")
         self._env = pkgutil.resolve_name(make)(id, **kwargs)

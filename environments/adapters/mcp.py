@@ -25,6 +25,11 @@ class Server:
     """An MCP server; ConfigError if an environment variable or a program that its configuration names is missing."""
 
     def __init__(self, name: str, config: MultiTurnConfig) -> None:
+        """Checks how the server is reached, by a command or a URL; it is not asked before the first call or listing.
+
+        A command is run by a process that ends with this one. Secrets in URL and headers are filled in from the
+        environment.
+        """
         self._key = f"rollout.multi_turn.mcp_servers.{name}"
         self._limit_s = config.timeout_s
         own = config.mcp_servers[name]
@@ -53,6 +58,11 @@ class Server:
         return [Tool(partial(self._call, name), schema) for name, schema in (known or {}).items()]
 
     async def _call(self, name: str, /, **arguments: Any) -> Any:
+        """Calls a tool of the server and returns its text, else its structured content.
+
+        An error of the tool or the connection raises RuntimeError with the reason. If the error shows that the session
+        is lost, the next call opens another one.
+        """
         client, is_lost = self._open()
         try:
             result = await (await asyncio.shield(client)).call_tool(name, arguments)

@@ -60,6 +60,11 @@ class Adapter:
             await self._socket.close()
 
     async def _ask(self, kind: str, content: Any) -> Step:
+        """Sends a message to the server and returns its answer as a step.
+
+        An action that the server finds invalid is no failure: the model is told what was wrong with it. Any other error
+        raises RuntimeError.
+        """
         assert self._socket is not None, "reset comes first"
         await self._socket.send(json.dumps({"type": kind, "data": content}, default=str))
         answer = json.loads(await self._socket.recv())

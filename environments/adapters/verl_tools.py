@@ -46,6 +46,12 @@ def load_verl_tools(path: Path) -> Sequence[Tool]:
 def _of_class(
     class_name: str = "", config: Mapping[str, Any] | None = None, tool_schema: Any = None, **others: Any
 ) -> Tool:
+    """Makes a tool from an entry of verl's yaml file: a class of BaseTool, and what it is made with.
+
+    ValueError: the entry has other keys, or no class.
+
+    Each call of the tool makes an instance, runs it, and releases it, as verl does.
+    """
     config = config or {}
     if (kind := config.get("type", "native")) != "native":
         raise ValueError(f"{class_name}: expected native as config.type, got {kind!r}; servers of MCP: {_SERVERS}")

@@ -60,6 +60,10 @@ def parse(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, Sequenc
 
 
 def _find(text: str, position: int, types: Types) -> Written | None:
+    """Returns the next call that begins at or behind a position of a text; None without one.
+
+    A call that is broken is returned, too, with an error that says why.
+    """
     tag = _START.search(text, position)
     if tag is None:
         return None
@@ -104,6 +108,7 @@ def _read_parameters(text: str, position: int) -> tuple[Sequence[tuple[str, str]
 
 
 def _call(name: str, parameters: Sequence[tuple[str, str]], types: Mapping[str, set[str]]) -> ToolCall:
+    """Makes the call of a function from its parameters as they are written; `types` are those of the tool's schema."""
     arguments: dict[str, Any] = {}
     for key, written in parameters:
         if key in arguments:

@@ -79,6 +79,10 @@ class Sandbox:
     """
 
     def __init__(self, config: CodeConfig) -> None:
+        """Starts the interpreter, which loads and then waits; NoSandbox for root without isolation.
+
+        With code.unsafe it runs in a folder of its own, without bubblewrap and without a filter of system calls.
+        """
         if is_root() and config.unsafe:
             raise NoSandbox("root runs code only in a sandbox, under another uid")
         self._config = config
@@ -204,6 +208,7 @@ class Sandbox:
                 _check(watch)
 
     def _bounds(self) -> Bounds:
+        """Returns what all processes of the program may use together, which the process outside measures."""
         config = self._config
         return Bounds(
             cpu_s=config.timeout_s,

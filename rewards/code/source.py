@@ -99,6 +99,11 @@ class CodeSandboxes:
         return result
 
     async def _try(self, sample: Sample, limit: FailureLimit) -> Scored:
+        """Runs a program on the next free runner; if the runner ends by it, on others, `_MAX_ATTEMPTS` times in all.
+
+        A program that no runner survives, or that a runner does not answer about, has score 0. RuntimeError: no sandbox
+        starts. Nothing is run after too many failures of a batch (`limit`).
+        """
         for _ in range(_MAX_ATTEMPTS):
             runner = await self._free.get()
             try:

@@ -49,6 +49,7 @@ class Answers:
             self._starts[request] = self._log.append(json_line({"request": key, "answer": answer}))
 
     def _read(self, answers: AppendLog) -> None:
+        """Finds where each request stands in the file; what stands behind the last complete line is cut off."""
         answers.path.touch()
         end = 0
         for line in answers.lines():

@@ -109,6 +109,7 @@ def shown(text: str) -> str:
 
 
 def _load_template(config: JudgeConfig) -> jinja2.Template:
+    """Loads the template of the prompt to the judge; ConfigError if it is no Jinja or uses an unknown field."""
     key = "key 'reward.judge.prompt_template'"
     text = _DEFAULT_TEMPLATE
     if config.prompt_template is not None:

@@ -106,6 +106,7 @@ class Judge:
         return result
 
     async def _ask_for_score(self, body: bytes, progress: _Progress) -> Scored:
+        """Returns the score of one request, from the stored answer if there is one; a failed result without any."""
         key = hashlib.sha256(body).hexdigest()
         answer = self._answers.find(key)
         if answer is None:

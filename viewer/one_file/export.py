@@ -65,6 +65,12 @@ class Export:
     """
 
     def __init__(self, runs: Sequence[Run], max_mb: float) -> None:
+        """Collects the answers for the file, until the next one has no room; Unreadable if not even all curves have.
+
+        The order is that of importance. First come facts, curves and events of all runs; then what has a number of its
+        own (prompts, logs, times of steps), where each kind may fill a small part of the room; then recorded steps, the
+        runs in turns. At the end the facts of each run are written again, with just those steps that are in the file.
+        """
         self.saved: dict[str, str] = {}
         self.num_steps = self.num_responses = 0
         self._bytes_left = int(max_mb * 1e6) - len(one_page({}).encode())
