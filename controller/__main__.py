@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _set_up_process() -> None:
+    """Makes standard streams that always take text, and exit codes that stay, before anything else runs."""
     open_standard_streams()
     keep_exit_codes()
     for stream in (sys.stdout, sys.stderr):

@@ -153,6 +153,10 @@ class Session:
             task.cancel()
 
     def _leave_at_once(self) -> NoReturn:
+        """Ends the process on a second signal: kills the groups, writes the summary without a report, waits no more.
+
+        Whatever fails on the way, the process ends with the exit status of the outcome.
+        """
         try:
             self._groups.kill()
             self._folder.remove_published_weights()

@@ -88,13 +88,17 @@ class ChatTemplate:
     def _render_some(
         self, prompts: Sequence[tuple[Prompt, Tools]], add_generation_prompt: bool
     ) -> Iterator[str | ValueError]:
+        """Yields the text of each prompt, in order, up to the first error, which is yielded in the place of a text.
+
+        Only prompts before the first one without valid messages are rendered, all in one call of the template.
+        """
         given = []
-        wrong: list[ValueError] = []
+        first_wrong: list[ValueError] = []
         for prompt, tools in prompts:
             try:
                 given.append(self._plain(prompt, tools, add_generation_prompt))
             except ValueError as error:
-                wrong = [error]
+                first_wrong = [error]
                 break
         variables = [each for each in given if not isinstance(each, str)]
         assert self.template is not None or not variables
@@ -104,7 +108,7 @@ class ChatTemplate:
             yield text
             if isinstance(text, ValueError):
                 return
-        yield from wrong
+        yield from first_wrong
 
     def _plain(self, prompt: Prompt, tools: Tools, add_generation_prompt: bool) -> str | dict[str, Any]:
         """Returns the text of a prompt that no template renders, else the variables of the template."""
@@ -177,6 +181,7 @@ def _compile(template: str, source: Path) -> Template:
 
 
 def _check_messages(messages: Messages) -> None:
+    """Raises ValueError if there are no messages, or if one has no role, or neither content nor calls of tools."""
     if not messages:
         raise ValueError("expected at least one message, got none")
     for message in messages:

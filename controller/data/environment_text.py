@@ -39,6 +39,10 @@ class EnvironmentText:
     """Encodes and shortens texts of tools and environments for one tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Collects the tokens that no text may spell: special ones, and added ones that the chat template writes.
+
+        The token of characters that the vocabulary lacks is none of them: any text may give it.
+        """
         self._backend = tokenizer.backend
         source = tokenizer.chat_template.source
         protected = {
@@ -121,6 +125,12 @@ class EnvironmentText:
     def _cut(
         self, texts: Sequence[str], encode: Callable[[Sequence[str]], Tokens], limit: int
     ) -> tuple[Sequence[str], Tokens]:
+        """Returns the texts, as long as the limit allows, and `encode` of them: at most `limit` tokens if possible.
+
+        Texts that fit stay whole. Else all are shortened to the same number of tokens, at first what is left of the
+        limit beside the tokens without any text. As long as the result is too long, that number falls by what is too
+        much, shared among the texts, but by half at most. At 0 the texts are empty.
+        """
         is_short = all(len(text) <= _CHARACTERS_A_TOKEN * limit for text in texts)
         if is_short and len(ids := encode(texts)) <= limit:
             return texts, ids

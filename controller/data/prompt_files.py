@@ -146,6 +146,7 @@ def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Co
 
 
 def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
+    """Yields the place ("file, line 7", from 1) and the content of each row of a parquet or JSONL file."""
     if file.suffix == ".parquet":
         yield from _parquet_rows(file, wanted)
     elif file.suffix in {".jsonl", ".json"}:
@@ -157,6 +158,11 @@ def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
 
 
 def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
+    """Yields the place ("file, row 7", from 1) and the columns of each row of a parquet file, or raises a ConfigError.
+
+    Only those columns are read that a prompt may need, and those of `wanted`. Of a name with dots, such as
+    "extra.level", the column before the first dot is read, too.
+    """
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
     from pyarrow import ArrowException
 

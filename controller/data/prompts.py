@@ -259,6 +259,7 @@ def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _rendered(rows: Sequence[PromptRow], prompt_key: str, tokenizer: Tokenizer, tools_of: ToolsOf) -> list[str]:
+    """Returns the text of each row's prompt as the model sees it; ConfigError names the first row that has none."""
     rendered = tokenizer.chat_template.render_all([(row.prompt, tools_of(row.data_source)) for row in rows])
     texts = []
     for row, text in zip(rows, rendered, strict=False):  # the last one of fewer is an error
@@ -269,6 +270,10 @@ def _rendered(rows: Sequence[PromptRow], prompt_key: str, tokenizer: Tokenizer, 
 
 
 def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArray[np.int32]:
+    """Cuts a prompt with too many tokens to `data.max_prompt_length`, at the place that `data.truncation` names.
+
+    "left" and "right" cut tokens off on that side, "middle" keeps both ends. With "error" it raises a ConfigError.
+    """
     limit = config.max_prompt_length
     if len(ids) <= limit:
         return ids

@@ -90,6 +90,11 @@ class SampledPrompts:
                 )
 
     def _make(self) -> Any:
+        """Loads the user's class and makes the sampler; ConfigError unless it has one of the two sets of methods.
+
+        These are `order` alone, or `next_batch` with `state_dict` and `load_state_dict`. Only the latter may have
+        `update`.
+        """
         path = self._config.sampler.class_path
         name = self._config.sampler.class_name
         assert path is not None
@@ -109,6 +114,11 @@ class SampledPrompts:
         return made
 
     def _next_indices(self) -> list[int]:
+        """Returns the row indices of the next batch, and moves epoch and position past it.
+
+        A sampler with state goes on without end, so that its epochs are counted in rows taken. With `order`, rows at
+        the end of an epoch that fill no batch are left out.
+        """
         size = self._config.draw_size
         num_rows = self.table.num_prompts
         if self._has_state:
@@ -132,6 +142,7 @@ class SampledPrompts:
         return self._checked(f"order({epoch})", lambda: self._sampler.order(epoch))
 
     def _checked(self, what: str, call: Callable[[], Any]) -> list[int]:
+        """Returns the indices of the user's `call`; ConfigError, which names it by `what`, if one is no row."""
         indices = self._call(what, lambda: list(call()))
         num_rows = self.table.num_prompts
         for index in indices:
@@ -150,6 +161,7 @@ class SampledPrompts:
         return {"epoch": self._epoch, "position": self._position, "sampler": own}
 
     def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        """Calls the user's code; whatever it raises becomes a ConfigError, which names the call by `what`."""
         try:
             return call()
         except (Exception, SystemExit) as error:

@@ -113,6 +113,7 @@ class TurnTokens:
         return bool(np.isin(self._text.encode(after), self._eos_token_ids).any())
 
     def _said(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+        """Returns what the template writes after the last SIGN in the messages, where the assistant's words end."""
         rendered = self._template.render(messages, add_generation_prompt=add_generation_prompt)
         _, sign, after = rendered.rpartition(SIGN)
         if not sign:

@@ -92,6 +92,11 @@ def bytes_in_turns(groups: Sequence[GroupMemory]) -> int:
 
 
 def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: int, available: int, needed: int) -> str:
+    """Returns what the user reads if a GPU is too small: which groups need how much there, the largest term, a way out.
+
+    `here` has the groups on the GPU, `available` and `needed` are bytes. The largest term is the largest one of any
+    group.
+    """
     groups = [group for group, _ in here]
     roles = " and ".join(f"{group.role} ({group.peak.total / GIB:.1f} GiB per rank)" for group in groups)
     group = max(groups, key=lambda group: getattr(group.peak, group.peak.largest))
@@ -150,6 +155,10 @@ def _offload(group: GroupMemory, term: str) -> str | None:
 
 
 def _fewer_bytes_per_rank(config: Config, group: GroupMemory, term: str) -> str:
+    """Returns advice for a term that neither a smaller batch nor offloading lowers: more ranks, or adapters.
+
+    If several ranks hold the same weights, the advice is to divide them.
+    """
     more_ranks = f"raise services.{group.role}.num_processes, with a GPU in services.{group.role}.devices for each"
     if group.role not in ("actor", "critic") or term not in ("weights", "gradients", "optimizer"):
         return more_ranks
@@ -158,6 +167,10 @@ def _fewer_bytes_per_rank(config: Config, group: GroupMemory, term: str) -> str:
 
 
 def _smaller_micro_batches(config: Config, role: RoleName, section: str, computed: ComputedModelConfig) -> str:
+    """Returns advice that makes the largest micro-batch of a group smaller: the first key that can still change.
+
+    A micro-batch of one row can be divided only among ranks that share positions, and then by shorter responses.
+    """
     rows = computed.ppo_micro_batch_size_per_gpu
     budget = computed.ppo_max_token_len_per_gpu
     together = sequence_ranks(config, role)

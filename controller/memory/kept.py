@@ -63,6 +63,10 @@ def moment_bytes(trained: TrainedModelConfig) -> int:
 
 
 def _trained_model(group: Group) -> dict[str, int]:
+    """Returns the bytes of a rank's shard of the trained model: weights, and both moments of AdamW; {} without one.
+
+    Trained weights are in fp32, frozen ones in the compute dtype.
+    """
     if group.trained is None:
         return {}
     frozen_bytes = compute_bytes(group.trained) * group.model.num_frozen
@@ -72,6 +76,10 @@ def _trained_model(group: Group) -> dict[str, int]:
 
 
 def _frozen_models(group: Group) -> dict[str, int]:
+    """Returns the bytes of a rank's shard of each frozen model, by name, in its compute dtype.
+
+    A reference that is the trained model without its adapters takes nothing.
+    """
     return {
         name: compute_bytes(group.section_of(name)) * shape.num_parameters // group.num_shards
         for name, shape in group.frozen.items()

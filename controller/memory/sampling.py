@@ -71,6 +71,13 @@ def _gathering_bytes(group: Group) -> int:
 
 
 def _prefill(group: Group, gathered: Terms) -> Terms:
+    """Returns the memory of a rank while the policy reads its prompts, each once, all in one forward pass.
+
+    c U M (2 D + 3 I + 2 E D + 2 H) + (1 + c) min(U M^2, MAX_MASK)    for U different prompts of M tokens
+
+    These are the transients of a layer, query and output of attention, and the mask, as bool and in the compute dtype.
+    The KV cache is beside them.
+    """
     data = group.config.data
     bytes_each = compute_bytes(group.config.actor)
     prompts = _num_prompts(group)
@@ -85,6 +92,10 @@ def _prefill(group: Group, gathered: Terms) -> Terms:
 
 
 def _decoding(group: Group, gathered: Terms) -> Terms:
+    """Returns the memory of a rank while it samples token by token: KV cache of rows of full length, and logits.
+
+    There are rows x V logits, with `_sampling_bytes` bytes for each.
+    """
     rows = _num_rows(group)
     bytes_each = compute_bytes(group.config.actor)
     return replace(

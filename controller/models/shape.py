@@ -140,17 +140,32 @@ def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
         raise ValueError(f"{file} is torn: it has {file.stat().st_size} bytes ({error})") from error
 
 
-def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shapes: Shapes, kind: Kind) -> ModelShape:
-    has_output_layer = any(name.startswith(_OUTPUT_LAYERS) for name in shapes)
-    tie = description.get("tie_word_embeddings", config.get("tie_word_embeddings", not has_output_layer))
-    is_tied = kind == "policy" and (bool(tie) or not has_output_layer)
+def _weights_by_name(shapes: Shapes, kind: Kind, hidden: int, *, is_tied: bool) -> dict[str, int]:
+    """Returns the number of weights of each tensor that the model is loaded with, by the tensor's name.
+
+    A policy leaves out the head of a value model, and an output layer that is tied, so that it counts once. A value
+    model leaves out the output layer; a head that the folder lacks has `hidden` weights and a bias, for one label.
+    """
     left_out: tuple[str, ...] = _VALUE_HEADS if kind == "policy" else _OUTPUT_LAYERS
     if is_tied:
         left_out += _OUTPUT_LAYERS
     counts = {name: prod(shape) for name, shape in shapes.items() if not name.startswith(left_out)}
-    hidden = _find(config, "hidden") or 0
     if kind == "value" and not any(name.startswith(_VALUE_HEADS) for name in counts):
-        counts["score.weight"] = hidden + 1  # weight and bias of one label
+        counts["score.weight"] = hidden + 1
+    return counts
+
+
+def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shapes: Shapes, kind: Kind) -> ModelShape:
+    """Returns the sizes of a model, from config.json and the shapes of its tensors.
+
+    `description` is the whole of config.json, `config` the same with the part about text on top. If neither says
+    whether the output layer is tied to the embedding, it is where the files have none.
+    """
+    has_output_layer = any(name.startswith(_OUTPUT_LAYERS) for name in shapes)
+    tie = description.get("tie_word_embeddings", config.get("tie_word_embeddings", not has_output_layer))
+    is_tied = kind == "policy" and (bool(tie) or not has_output_layer)
+    hidden = _find(config, "hidden") or 0
+    counts = _weights_by_name(shapes, kind, hidden, is_tied=is_tied)
     layers: Counter[str] = Counter()
     for name, count in counts.items():
         if in_layer := _IN_A_LAYER.match(name):

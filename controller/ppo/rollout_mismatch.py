@@ -51,17 +51,21 @@ class Mismatch:
         self._responses.append((old_BT.sum(axis=1)[rows], rollout_BT.sum(axis=1)[rows], tokens_R))
 
     def _add_tokens(self, old_N: Float64s, rollout_N: Float64s) -> None:
+        """Adds further tokens to sums and maxima, given the trainer's and the rollout backend's log-probs, [N] each.
+
+        The KL estimators k1 and k3 are of q to p, with log q - log p; the squared ratio is (p / q)^2.
+        """
         p_N = np.exp(old_N)
         q_N = np.exp(rollout_N)
-        d_N = rollout_N - old_N
+        minus_log_ratio_N = rollout_N - old_N  # log(q / p) = -log r
         diff_N = np.abs(p_N - q_N)
-        abs_N = np.abs(d_N)
+        abs_N = np.abs(minus_log_ratio_N)
         self._largest["probs"] = max(self._largest["probs"], diff_N.max())
         self._largest["log_probs"] = max(self._largest["log_probs"], abs_N.max())
         self._sums["abs"] += abs_N.sum()
-        self._sums["k1"] += k1(d_N).sum()
-        self._sums["k3"] += k3(clamp_log_ratio(d_N)).sum()
-        self._sums["squared_ratio"] += (np.exp(clamp_log_ratio(-d_N)) ** 2).sum()
+        self._sums["k1"] += k1(minus_log_ratio_N).sum()
+        self._sums["k3"] += k3(clamp_log_ratio(minus_log_ratio_N)).sum()
+        self._sums["squared_ratio"] += (np.exp(clamp_log_ratio(-minus_log_ratio_N)) ** 2).sum()
         self._add_moments(np.stack([diff_N, p_N, q_N]))
 
     def _add_moments(self, values_3N: Float64s) -> None:
@@ -85,6 +89,11 @@ class Mismatch:
         return {name: float(value) for name, value in metrics.items()}
 
     def _by_token(self) -> dict[str, float]:
+        """Returns the metrics that are means, maxima or moments over all tokens.
+
+        Indices of means and moments: 0 for |p - q|, 1 for p, 2 for q. The standard deviation of a single token is 0.
+        Pearson's correlation of p and q is left out if one of them is the same for all tokens.
+        """
         num_tokens = self._num_tokens
         means = self._means_3
         moments = self._moments_33

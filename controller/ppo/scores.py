@@ -108,6 +108,10 @@ class Scores:
         return np.array([self._component(name, columns) for name in names], np.float32)
 
     def _component(self, name: str, columns: dict[str, list[Any]]) -> list[float]:
+        """Returns the field `name` of each response, [B], 0 where it is missing; ConfigError if no response has it.
+
+        A field that is there must be a finite number, else a ConfigError names the response.
+        """
         key = "key 'algorithm.gdpo_reward_keys'"
         values = columns.get(name, [])
         if all(value is None for value in values):

@@ -77,6 +77,13 @@ class CheckpointWriter(BackgroundTask):
     async def _write(
         self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]], rollouts: Callable[[], bytes] | None
     ) -> None:
+        """Has every trained role save its part, then commits the checkpoint, so that half of one never counts.
+
+        The commit runs in a thread, to its end even if it is cancelled.
+
+        Raises:
+            CheckpointFailed: the storage of a role or of the controller has failed.
+        """
         metrics = await awaited_metrics
         part = state.model_dump(mode="json")
         keep = self.config.checkpoint.keep

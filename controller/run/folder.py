@@ -107,6 +107,10 @@ class RunFolder:
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
+        """Makes and locks the folder, checks its configuration, and raises the epoch; the lock is kept until `release`.
+
+        A folder that this start has made is removed again if the check fails.
+        """
         missing = [folder for folder in (self.path, *self.path.absolute().parents) if not folder.exists()]
         with self._errors_named(), ExitStack() as lock:
             for name in (LOGS, "services", "checkpoints"):
@@ -194,6 +198,7 @@ class RunFolder:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
+        """Turns an OSError inside the `with` into a ConfigError that names the run folder, and the file if known."""
         try:
             yield
         except OSError as error:
@@ -286,6 +291,10 @@ class RunFolder:
 
 
 def _line(key: str, old: Any, new: Any) -> str:
+    """Returns what the user reads of a changed key: its old and its new value, or None where it has none.
+
+    The value of a secret is hidden. A tool of an MCP server is told as new or gone, not with its whole schema.
+    """
     server, _, tool = key.removeprefix(_MCP_TOOLS).partition(".")
     if key.startswith(_MCP_TOOLS) and tool and ".function" not in tool:
         return f"{_MCP_TOOLS}{server}: the tool {tool} of the server {server} is {'new' if old is None else 'gone'}"

@@ -33,6 +33,7 @@ class RestorePoint:
     """
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
+        """Removes incomplete checkpoints, and loads the one that `run.resume` chooses: none, the newest, a folder."""
         self._config = config
         self._store = store
         self._was_reached = False
@@ -53,6 +54,7 @@ class RestorePoint:
         self._load()
 
     def _load(self) -> None:
+        """Loads the controller's part of the chosen checkpoint; at step 0 its state is that of a run that begins."""
         part = self._store.load(self.step) if self.step else None
         self.state = part.state if part else RunState.initial(self._config)
         if self.state.best_step not in self._store.steps():  # it is the best of another run

@@ -106,6 +106,10 @@ class KeptGroups:
             raise GroupsRanOut(self._why(after, "take other prompts (data.train_files, data.filters)"))
 
     def _why(self, after: str, advice: str) -> str:
+        """Returns the message of GroupsRanOut: how many groups were kept and dropped `after` so much work, and why.
+
+        `advice` names the keys that would help. The most common values are named one by one, the rest together.
+        """
         named = self._alike.most_common(_NUM_NAMED_VALUES)
         values = ", ".join(f"all at {value:g}: {count}" for value, count in named)
         if num_others := len(self._alike) - len(named):

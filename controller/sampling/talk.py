@@ -291,6 +291,11 @@ class Talk:
         return episode, answer
 
     async def _begin(self, place: int) -> tuple[Episode, Answer]:
+        """Begins the environment of the response at `place`; returns its episode, and how it begins.
+
+        In a step that is done again, the record replays what the environment said before. If the environment does not
+        start, its episode is given up.
+        """
         row = self.prompts_B.rows[place]
         seed = int(self._seeds_B[place])
         replay = None

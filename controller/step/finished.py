@@ -110,6 +110,11 @@ class FinishedRollouts:
 
     @classmethod
     def _of(cls, arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Self:
+        """Makes the rollouts from a file's arrays and its JSON (`others`); the texts of prompts come from `table`.
+
+        Raises:
+            ConfigError: the tokens of a prompt are others than those of its row in `table`.
+        """
         prompts = _prompts(arrays["row_indices"], table)
         columns = {name: _column(arrays, f"rollouts.{name}") for name in others["columns"]}
         rollouts = Batch(len(columns["prompts"].lengths), columns)
@@ -119,27 +124,31 @@ class FinishedRollouts:
                 "data.train_files: the checkpoint holds responses to other prompts than these (rollout.staleness 1);"
                 " expected the files that the run began with"
             )
-        rows = table.take(arrays["scores.prompt_indices"])
-        texts = zip(rows.texts, others["responses"], rows.rows, strict=True)
-        numbers: dict[str, Any] = {name: arrays[f"scores.{name}"] for name in _SCORE_ARRAYS}
-        numbers |= {name: _column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
-        scores = Scores(
-            **numbers,
-            model_scores=arrays.get("scores.model_scores"),
-            data_sources=objects(row.data_source for row in rows.rows),
-            places=objects(row.place for row in rows.rows),
-            failures=objects(None if value is None else Failure(value) for value in others["failures"]),
-            messages=objects(others["messages"]),
-            extra=objects(others["extra"]),
-            conversations=objects(fields and Conversation(**fields) for fields in others["conversations"]),
-            texts=objects(Text(prompt, response, row.ground_truth) for prompt, response, row in texts),
-        )
         answered = [
             (_prompts(arrays[f"answered.{number}.row_indices"], table), arrays[f"answered.{number}.scores"])
             for number in range(others["num_answered"])
         ]
-        groups = Groups(prompts, rollouts, scores)
+        groups = Groups(prompts, rollouts, _scores(arrays, others, table))
         return cls(Origin(**others["origin"]), groups, answered, arrays.get("greedy_scores"))
+
+
+def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Scores:
+    """Makes the scores from the arrays and the JSON of a file; prompts and data sources are those of `table`."""
+    rows = table.take(arrays["scores.prompt_indices"])
+    texts = zip(rows.texts, others["responses"], rows.rows, strict=True)
+    numbers: dict[str, Any] = {name: arrays[f"scores.{name}"] for name in _SCORE_ARRAYS}
+    numbers |= {name: _column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
+    return Scores(
+        **numbers,
+        model_scores=arrays.get("scores.model_scores"),
+        data_sources=objects(row.data_source for row in rows.rows),
+        places=objects(row.place for row in rows.rows),
+        failures=objects(None if value is None else Failure(value) for value in others["failures"]),
+        messages=objects(others["messages"]),
+        extra=objects(others["extra"]),
+        conversations=objects(fields and Conversation(**fields) for fields in others["conversations"]),
+        texts=objects(Text(prompt, response, row.ground_truth) for prompt, response, row in texts),
+    )
 
 
 def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:

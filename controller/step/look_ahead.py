@@ -77,6 +77,12 @@ class RolloutsAhead(StepRollouts):
         await self._may_update.wait()
 
     async def _sample_next(self, step: StepContext, config: Config, first_draw: int) -> None:
+        """Samples and scores the rollouts of the next step, and keeps them; its work is recorded in the running step.
+
+        The actor's group samples before its update. A rollout group samples beside it: a few of its tokens are first
+        compared with the actor's log-probs, after which the actor may update while the group goes on. If a trained
+        group hosts the reward model, the updates wait until all is scored.
+        """
         number = step.number + 1
         workers = step.workers
         record = StepRecord(number, unix_s())
@@ -90,7 +96,7 @@ class RolloutsAhead(StepRollouts):
 
             async def compare() -> None:
                 await probe.compare(rows)
-                if workers.reward_model not in workers.trained:  # else it scores before its group's update
+                if workers.reward_model not in workers.trained:  # else its scores come before its group's update
                     self._may_update.set()
 
             await run_calls(config.run.schedule, compare, finish)

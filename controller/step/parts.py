@@ -186,6 +186,10 @@ class PartCalls:
         return scores
 
     async def _score(self, part: Part, failures: FailureLimit, *, num_examine: int) -> Scores:
+        """Scores the responses of a part by the reward functions; with `teacher.only` none of them is asked.
+
+        The time counts as timing_s/reward. `failures` ends the run early if too many responses fail.
+        """
         with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
             return await self.step.scorer.score(
                 part.prompts,

@@ -24,6 +24,7 @@ class Probe:
     """
 
     def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
+        """Prepares the first few prompts, whose responses have `_NUM_TOKENS` tokens at most; one sample of each."""
         assert step.sampling.rollout is not None, "the actor needs no probe"
         config = step.config
         self._step = step

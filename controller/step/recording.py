@@ -46,6 +46,7 @@ async def update_columns(step: StepContext, slot: Slot) -> Batch | None:
 
 
 async def _unless_it_fails(step: StepContext, name: str, ask: Callable[[], Awaitable[Batch]]) -> Batch | None:
+    """Returns what `ask` returns; None if rollouts are not recorded, or if it fails or takes too long."""
     if not step.config.tracking.rollouts.enable:
         return None
     try:

@@ -132,6 +132,11 @@ class KeptRollouts:
         self.parts = GrowingList([self._only_part()], is_complete=True)
 
     def _only_part(self) -> Part:
+        """Returns all kept responses as one part, each with its prompt.
+
+        Where responses are conversations, the prompts have what their environments said first, as when they were
+        sampled.
+        """
         num_rows = self.groups.rollouts.num_rows
         asked = self.prompts.repeated(num_rows // self.prompts.num_prompts)
         talks = [talk for talk in self.groups.scores.conversations if talk is not None]

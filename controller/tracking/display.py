@@ -216,6 +216,10 @@ class _LivePanel:
         self._live.stop()
 
     def _draw(self) -> Panel:
+        """Draws the panel: progress with a curve of the scores, the latest figures, and a row per pool with its phase.
+
+        A pool that does nothing is shown as idle. A phase whose size is known has a bar.
+        """
         run = self._progress
         progress = Table.grid(padding=(0, 1))
         progress.add_row(
@@ -243,6 +247,10 @@ class _Console(Console):
 
 
 def _header(plan: str, config: Config, step: int) -> list[str]:
+    """Returns the lines that a run begins with: its folder, models, algorithm, phases, batch plan, checkpoints.
+
+    `plan` is the text of the batch plan, `step` the step at which the run starts.
+    """
     run = config.run
     critic = f"critic {config.critic.model}" if config.uses_critic else "no critic"
     frozen = [f"reward model {config.reward_model.model}"] if config.reward_model_host else []

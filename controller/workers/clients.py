@@ -152,6 +152,10 @@ class WorkerClient:
         self._open(address, caller)
 
     def _open(self, address: str, caller: Caller) -> None:
+        """Opens a channel to the worker and makes the stubs of all services that a worker may have.
+
+        Batches have methods of their own on it: the codec serialises and parses their messages.
+        """
         self.address = address
         self._caller = caller
         self._channel = self._credentials.channel(address)
@@ -235,6 +239,7 @@ class WorkerClient:
             await asyncio.sleep(_REACH_PAUSE_S)
 
     async def _introduce(self) -> worker_pb2.HandshakeResponse:
+        """Sends the handshake, returns the worker's answer, and notes by how much the worker's clock differs."""
         request = worker_pb2.HandshakeRequest(
             protocol_version=PROTOCOL_VERSION,
             software_version=__version__,

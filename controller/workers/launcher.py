@@ -40,6 +40,11 @@ class LocalLauncher:
         *,
         tokens: BearerTokens | None = None,
     ) -> None:
+        """Makes a template for each number of threads, and a group for each role; starts none of them.
+
+        Groups that share GPUs and measure the free memory start last. The token goes to the groups in a variable of the
+        environment, unless they read it from `services.security.token_file`.
+        """
         security = config.services.security
         self.tokens = tokens or BearerTokens((token_urlsafe(32),))
         self._token_file = None if tokens else config.run.dir / "services" / "token"

@@ -288,6 +288,7 @@ class LocalGroup:
         return start
 
     async def _announced(self, start: GroupStart) -> Group:
+        """Waits until the started group has written down its address; GroupFailed if it ends before."""
         while (group := self._files.announced()) is None:  # a group that ends removes the file
             if start.has_ended:
                 raise self._failure(start, "ended at start")

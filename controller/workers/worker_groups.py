@@ -86,6 +86,10 @@ class WorkerGroups:
         caller: Caller,
         on_progress: ProgressCallback,
     ) -> None:
+        """Prepares calls and processes of the groups; starts none of them.
+
+        Tokens leave the environment of this process afterwards, because scoring processes inherit it.
+        """
         self._config = config
         self._caller = caller
         self._on_progress = on_progress
@@ -154,6 +158,12 @@ class WorkerGroups:
         return self._workers
 
     async def _greet(self) -> None:
+        """Shakes hands with all groups, at the same time.
+
+        Raises:
+            ConfigError: a group refuses this controller, or external groups do not answer at the start of a run.
+            Unavailable: a group does not answer that was started here, or that has answered before: it is lost.
+        """
         try:
             await gather_calls(*(client.handshake(self._config.services.start_timeout_s) for client in self.clients))
         except (WrongState, AccessDenied, Unavailable) as error:
@@ -162,6 +172,10 @@ class WorkerGroups:
             more = "; python -m controller doctor --config FILE says more" if isinstance(error, Unavailable) else ""
             raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
+        self._log_adapters()
+
+    def _log_adapters(self) -> None:
+        """Logs, for each role that trains adapters alone, how many of the model's parameters it trains."""
         for client in self.trained:
             trained = client.worker.num_trainable_parameters
             total = client.worker.num_parameters

@@ -126,6 +126,10 @@ class EventLog:
         return unix_s() - lost_s
 
     def _write_restored(self, event: Restored) -> None:
+        """Writes that the run goes on from a checkpoint: `cut`, the work that was lost, and `recovered`, after a loss.
+
+        A restore at the start of a run comes after no loss.
+        """
         if event.cut:
             cut = event.cut[:_MAX_CUT_SPANS]
             self._write(
@@ -137,6 +141,7 @@ class EventLog:
         self._step = event.step
 
     def _write_end(self, event: Ended, head: dict[str, Any]) -> None:
+        """Writes the last line: why the run ends, with which exit status, and the processor time of this thread."""
         facts = {
             "reason": event.reason,
             "exit_status": event.exit_status,

@@ -46,6 +46,10 @@ class RolloutRecord:
                 self._put_validation(event)
 
     def _put_step(self, record: StepRecord) -> None:
+        """Has the responses of a step written: all with their tokens, if `tracking.rollouts` is enabled.
+
+        Else only those that trackers show in this step, if any.
+        """
         step = record.step
         config = self._config.at_step(step)
         name = f"step {step}"
@@ -57,6 +61,7 @@ class RolloutRecord:
             self._put_shown(name, "train", step, shown, config.rollout.n)
 
     def _put_validation(self, event: Validated) -> None:
+        """Has the responses of a validation written: all with `tracking.rollouts`, else those that trackers show."""
         config = self._config
         step = event.step
         validation = event.validation

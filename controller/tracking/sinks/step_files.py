@@ -58,6 +58,7 @@ class StepFiles:
             write_rollouts(self._run_dir / "rollouts" / "train", record.step, rollout_rows(record.scores))
 
     def _write_validation(self, event: Validated) -> None:
+        """Writes the responses of a validation, if they are dumped, and the line of one that belongs to no step."""
         validation = event.validation
         if self._config.evaluation.dump_generations:
             write_rollouts(self._run_dir / "rollouts" / event.split, event.step, rollout_rows(validation.scores))
