@@ -133,7 +133,11 @@ def forward_flops(shape: DenseShape, lengths: NDArray[np.int32], response_length
 
 
 def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
-    """Counts the FLOPs of one forward and one backward pass, for the arguments of `forward_flops`."""
+    """Counts the FLOPs of one forward and one backward pass, for the arguments of `forward_flops`.
+
+    The backward pass takes twice the FLOPs of the forward pass: one half for gradients of inputs, one for those of
+    weights. Frozen weights have none, which saves 2 FLOPs for each weight and token.
+    """
     frozen = shape.frozen_body_parameters * lengths.sum(dtype=np.float64)
     frozen += shape.frozen_head_parameters * response_lengths.sum(dtype=np.float64)
     return 3.0 * forward_flops(shape, lengths, response_lengths) - 2.0 * float(frozen)

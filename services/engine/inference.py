@@ -86,6 +86,8 @@ def compute_columns(
     """Computes the named outputs of `forward` per response token of each row, without gradient; all ranks call it.
 
     An output of several values per token becomes a column with as many values per token.
+
+    Rows without response tokens are not computed: their results are empty.
     """
     rows = np.flatnonzero(batch["responses"].lengths)
     [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)

@@ -174,7 +174,7 @@ class Follower:
         A line counts as read once the next one is asked for: who stops at a line gets it again.
         """
         inode = 0
-        is_same = self.inode == 0
+        is_same = self.inode == 0  # without a file now: there was none before
         content = b""
         file = self._open_file()
         if file is not None:

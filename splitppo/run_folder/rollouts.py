@@ -29,7 +29,8 @@ _EXCERPTS: Mapping[str, Callable[[str | None], str | None]] = {
     "prompt": lambda text: text and text[-_EXCERPT:],
     "response": lambda text: text and text[:_EXCERPT],
 }
-_LEARNED = 2
+_DRAWN = 1  # bit of `why`: the response was drawn at random
+_LEARNED = 2  # bit of `flags`: the token is learned from
 Float64s = NDArray[np.float64]
 
 
@@ -74,7 +75,7 @@ def read_drawn(folder: RunDir, step: int) -> tuple[dict[str, Any], dict[str, Flo
         drawn: dict[str, Float64s] = {}
         if "flags" in names and pa.types.is_integer(kinds.get("why", pa.null())):
             table = _table(file, reader, ["why", *names])
-            rows = table.filter(pc.equal(pc.bit_wise_and(table["why"].fill_null(0), 1), 1))
+            rows = table.filter(pc.equal(pc.bit_wise_and(table["why"].fill_null(0), _DRAWN), _DRAWN))
             lists = {name: rows[name].combine_chunks() for name in names}
             lengths = pc.list_value_length(lists["flags"])
             is_learned = lists.pop("flags").flatten().to_numpy(zero_copy_only=False).astype(np.int64) & _LEARNED > 0

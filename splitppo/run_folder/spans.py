@@ -37,7 +37,10 @@ class Span:
 
 
 def joined(spans: Sequence[Span], most: int) -> list[Span]:
-    """Joins spans, which follow one another, over the shortest pauses, so that at most `most` are left."""
+    """Joins spans, which follow one another, over the shortest pauses, so that at most `most` are left.
+
+    The `most` - 1 longest pauses stay: at each of them a span begins.
+    """
     pauses = {place: spans[place].started_s - spans[place - 1].finished_s for place in range(1, len(spans))}
     longest = sorted(pauses, key=lambda place: -pauses[place])[: most - 1]
     starts = [0, *sorted(longest)][: len(spans)]

@@ -87,6 +87,9 @@ def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, 
     A row longer than the budget has a micro-batch of its own. If fewer than `at_least` are needed, exactly `at_least`
     are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would wait for each
     other if one of them made more.
+
+    Rows on both sides of `limits.rope_switch` never share a micro-batch, because the model rotates long ones by other
+    factors.
     """
     is_long = lengths > (math.inf if limits.rope_switch is None else limits.rope_switch)
     if is_long.any() and not is_long.all():
@@ -145,6 +148,8 @@ def collate(
 
     `weights` [num_rows] are the loss weights of each counting token of a row (None: 1); no prompt may be empty; `epoch`
     is the PPO epoch, from 0.
+
+    In a sequence group the tensors have only this rank's positions (`own`), but lengths and starts of all.
     """
     packed = limits.packed
     if batch.num_rows == 0:

@@ -86,6 +86,11 @@ class _ChunkedHead(torch.autograd.Function):
         product: Product,
         is_compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes the outputs of `log_probs_and_entropy` chunk by chunk: logits of only `chunk` tokens are in memory.
+
+        The inputs are saved, the entropies, and the logarithms of the sums of exponentials, with which the backward
+        pass needs no sum over the vocabulary.
+        """
         outputs_of_chunk = compiled(_chunk_outputs) if is_compiled else _chunk_outputs
         chunks = []
         for start in range(0, max(1, len(hidden_ND)), chunk):
@@ -103,6 +108,11 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Computes the gradients of hidden states, weight and bias chunk by chunk, from logits computed again.
+
+        An output that has no part in the loss has the gradient None; compiled code gets zeros then, so that it is one
+        for all cases. The gradients of weight and bias are summed up in fp32 (or wider), and rounded at the end.
+        """
         grad_log_probs_N, grad_entropy_N, grad_others_NK = gradients
         hidden_ND, weight_VD, bias_V, targets_N, others_NK, entropy_N, normaliser_N = ctx.saved_tensors
         gradient_of_chunk = _chunk_gradient

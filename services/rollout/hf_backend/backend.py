@@ -137,7 +137,11 @@ class HfRollout:
                     batch[place : place + 1] = [row]
 
     def _joining(self, batch: "Sequence[_Row]", num_ended: int, waiting: "deque[_Row]") -> "list[_Row]":
-        """Takes the rows from the queue that join the batch now: none while it is better to wait for more of them."""
+        """Takes the rows from the queue that join the batch now: none while it is better to wait for more of them.
+
+        To let rows join takes a forward pass of their prompts. It pays off for many at once (a share _ENDED_SHARE of
+        the batch), for the last ones, and for a further turn that has waited _MOST_WAITED steps.
+        """
         first = waiting[0]
         if first.response.tokens:  # a further turn
             first.num_waited += 1

@@ -29,7 +29,8 @@ def prove_decoding(
 ) -> None:
     """Compares the log-probs of a few decoded tokens with those of whole forward passes; all ranks call it.
 
-    `gathered` gives the model with whole weights, see `PolicyWeights`; `name` is the model's, for the error.
+    `gathered` gives the model with whole weights, see `PolicyWeights`; `name` is the model's, for the error. All rows
+    are decoded for _NUM_TOGETHER tokens; then the first and the last one alone go on to _NUM_DECODED tokens.
 
     Raises:
         ValueError: they differ by more than rounding explains, or the model cannot decode.

@@ -224,9 +224,10 @@ class Heartbeat:
 
 
 def _newest_work(of_sign: Doing, mine: Doing) -> Doing:
-    """Returns what a rank was doing by its last sign of life, or this rank's work if all ranks have begun that since.
+    """Returns what a silent rank was doing when it fell silent: its last sign, or this rank's work if that is newer.
 
-    A sign of the same command knows the other rank's progress in it.
+    All ranks run the same commands. So a sign of another command is older than this rank's work, which the silent rank
+    has begun as well; a sign of the same one has that rank's own progress.
     """
     is_same = (of_sign.place.method, of_sign.place.step) == (mine.place.method, mine.place.step)
     return of_sign if is_same and mine.place.method else mine

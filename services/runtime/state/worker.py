@@ -82,7 +82,10 @@ class Worker:
         return stored.reply
 
     def _stored(self, call: CommandCall) -> StoredReply | None:
-        """Returns the reply stored for a call's request id where its `Effect` says it is; None without such a reply."""
+        """Returns the reply stored for a call's request id where its `Effect` says it is; None without such a reply.
+
+        A load is not answered from the ledger while the weights are in an unknown state: it must run again.
+        """
         effect = call.command.effect
         if effect is Effect.WRITES_SLOT:
             return self.slots.reply_of(call.request.slot, call.reply_key)

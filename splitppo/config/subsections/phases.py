@@ -117,7 +117,10 @@ class Phase(Section):
 
     @property
     def changes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The configuration values that the phase overrides, by the dotted path of their section, then by key."""
+        """The configuration values that the phase overrides, by the dotted path of their section, then by key.
+
+        A coefficient that is given also sets whether it adapts; one that is null leaves that as it is.
+        """
         changes: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS.values()}
         for name, section in _SECTIONS.items():
             if (value := getattr(self, name)) not in (None, "adaptive"):
