@@ -117,6 +117,7 @@ class Chat:
 
 
 def _checked(message: Message) -> Message:
+    """Returns a message of the user's code as plain values; ValueError: its role, or no text or too long a one."""
     text = message.get("content")
     if message.get("role") not in ("user", "tool") or not isinstance(text, str):
         raise ValueError(

@@ -110,6 +110,10 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
 
 
 def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bool) -> Loaded:
+    """Loads a built-in environment; ConfigError if it does not take these arguments.
+
+    At the start of a run one is made, too, and asked if it can work (`check`).
+    """
     adapter = _adapter(name, label).Adapter
     try:
         inspect.signature(adapter).bind(**kwargs)

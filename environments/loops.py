@@ -76,6 +76,7 @@ class Environment:
         )
 
     async def _call(self, chat: Chat, method: str, function: Callable[[], Any]) -> Any:
+        """Calls a method of the user's environment; an error in it loses the conversation, and names its line."""
         try:
             return await chat.runner(NO_CALL, function)
         except Exception as error:

@@ -24,6 +24,7 @@ def bounded_output(path: Path) -> int:
 
 
 def _keep_bounded(fd: int) -> None:
+    """Shortens a file of output whenever it has grown too long, for ever."""
     while True:
         with suppress(OSError):  # a full disk: the next time
             shorten(fd)

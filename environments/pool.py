@@ -255,6 +255,7 @@ class Episode:
         return (await self._process.ask(self._number, self._turns[-1:]))[0]
 
     async def _ask_alone(self) -> Answer:
+        """Repeats the conversation in a process that has no other one, which then ends, and returns the last answer."""
         async with self._pool.alone() as process:
             try:
                 return await self._repeat(process)

@@ -190,6 +190,7 @@ class UserCode:
             self._thread = ThreadPoolExecutor(max_workers=1)
 
     def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """Runs the user's code in this thread; a mark in shared memory tells the controller that it is running."""
         self._thread_id = threading.get_ident()
         self._mark(1)
         try:

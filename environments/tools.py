@@ -75,6 +75,7 @@ def step_of(result: Any) -> Step:
 
 
 def _text_of(value: Any) -> str:
+    """Returns what the model reads of a value that a tool returned: texts as they are, JSON for lists and the like."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if value is None or isinstance(value, bool | dict | list | tuple):

@@ -47,6 +47,7 @@ class Channel:
         return self._read(int.from_bytes(self._read(LENGTH_BYTES)))
 
     def _read(self, num_bytes: int) -> bytes:
+        """Reads so many bytes; EOFError if the other side has closed the channel before."""
         content = self._messages.read(num_bytes)
         if len(content) < num_bytes:
             raise EOFError

@@ -49,6 +49,7 @@ class Template:
         raise ChildProcessError(f"could not be forked: {_MAX_STARTS} templates in a row have ended")
 
     def _running_server(self) -> ForkServer:
+        """Returns the template as a server that forks; starts it if there is none, or it has ended."""
         if self._server is None or self._server.poll() is not None:
             # A template that was killed has taken its children with it.
             self._server = ForkServer(self._command, os.environ, _STDERR, lost_code=-signal.SIGKILL)

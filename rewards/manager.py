@@ -157,6 +157,7 @@ def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path 
 
 
 def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:
+    """Logs the first `num_examine` samples of each data source, with their scores."""
     num_logged: Counter[str] = Counter()
     for sample, result in zip(samples, results, strict=True):
         if num_logged[sample.data_source] < num_examine:
@@ -167,6 +168,7 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
 
 
 def _log_failures(results: Sequence[Scored]) -> None:
+    """Logs, for each kind of failure, how many responses have no score, and the first reason."""
     for failure in Failure:
         if messages := [result.message for result in results if result.failure is failure]:
             count = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
@@ -174,6 +176,7 @@ def _log_failures(results: Sequence[Scored]) -> None:
 
 
 def _log_symbolic(results: Sequence[Scored]) -> None:
+    """Logs how many answers sympy could not compare in time, and how many it was not asked about afterwards."""
     counted = Counter(result.extra.get(SYMBOLIC) for result in results)
     if num_given_up := counted[SymbolicOutcome.GAVE_UP.value]:
         count = f"{num_given_up} of {len(results)} answers could not be compared by sympy in time"

@@ -119,6 +119,7 @@ class Scorers:
         return replace(scored, extra={**scored.extra, SYMBOLIC: outcome.value}) if outcome else scored
 
     def _score_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Scored] | Scored:
+        """Makes one call for all samples; if it fails, nobody knows by which, and one failed result stands for all."""
         try:
             returned = self._call_batch(samples, scorer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score_one
@@ -156,6 +157,8 @@ def serve(channel: Channel, setup: ScorerSetup) -> None:
 
 
 async def _score_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: float) -> list[Scored]:
+    """Runs all calls of an async scorer at the same time, each with its own time limit; a failed one fails alone."""
+
     async def score(sample: Sample) -> Scored:
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -178,6 +181,7 @@ def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
 
 
 def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
+    """Reads the result of one sample of a batched call; a failed result if it cannot be read."""
     try:
         return _scored(result, sample, scorer)
     except Exception as error:  # noqa: BLE001 - a returned object may raise anything when it is read

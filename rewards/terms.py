@@ -86,6 +86,7 @@ def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | 
 
 
 def _check_name(name: str, asks: str, config: RewardConfig) -> None:
+    """Checks that a scorer exists and is set up; ConfigError begins with `asks`, which says who asks for it."""
     scorers = (*SCORERS, CUSTOM, JUDGE)
     if name not in scorers:
         hint = did_you_mean(name, scorers) or f"; known: {', '.join(scorers)}"

@@ -79,6 +79,7 @@ def _items(value: Any, name: str) -> list[Any]:
 
 
 def _character(value: Any) -> int:
+    """Returns a character's place as an integer; ValueError for another number."""
     number = finite_number(value, "a character's place in step_scores")
     if number != int(number):
         raise ValueError(f"the scorer returned {number} as a character's place in step_scores, expected an integer")

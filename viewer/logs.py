@@ -84,6 +84,7 @@ def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
 
 
 def _lines(file: BinaryIO, begin: int, end: int) -> list[str]:
+    """Returns the last lines between two places of a file; a first line that may be cut is left out."""
     file.seek(begin)
     lines = file.read(end - begin).split(b"\n")[begin > 0 :]
     shown = [line.decode(errors="replace")[:MAX_CHARS] for line in lines if line.strip()][-MAX_LINES:]

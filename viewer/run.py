@@ -97,6 +97,10 @@ class Run:
         return {"state": state[0], "sentence": state[1], "why": told, "live": live or None}
 
     def _read(self, name: str) -> dict[str, Any]:
+        """Reads a JSON file of the run; {} without it.
+
+        A broken summary says so in place of the reason why the run ended.
+        """
         try:
             return self.folder.json(name)
         except Unreadable as error:

@@ -93,6 +93,7 @@ def _check_port(role: str, service: Manifest) -> None:
 
 
 def _check_names(role: str, names: list[str]) -> None:
+    """Checks that a certificate is for the names by which its group is called; else ConfigError."""
     for host, caller in ((role, "the controller calls"), ("localhost", "probes call")):
         if host not in names:
             raise ConfigError(

@@ -78,6 +78,7 @@ class Server:
         return text or result.structured_content or ""
 
     def _open(self) -> "tuple[asyncio.Future[Client], asyncio.Event]":
+        """Returns the session of this process, a future, and the event that it is lost; opens one if needed."""
         if self._session is None or self._session[1].is_set():
             self._session = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._keeper = asyncio.create_task(self._keep(*self._session))

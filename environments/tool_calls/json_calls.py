@@ -72,6 +72,7 @@ def _refused(constant: str) -> None:
 
 
 def _finite(written: str) -> float:
+    """Reads a number of JSON; NotFinite if no float is as large."""
     number = float(written)
     if math.isinf(number):
         raise NotFinite(f"{written[:60]} is too large for a number")
@@ -79,6 +80,7 @@ def _finite(written: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a dictionary of the pairs of a JSON object; ValueError if it has a key twice."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:

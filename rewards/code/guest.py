@@ -189,6 +189,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _exit_code(error: BaseException) -> int:
+    """Returns the exit code that tells the runner which limit an error of the program comes from, if from any."""
     if isinstance(error, MemoryError):
         return 77
     if isinstance(error, BlockingIOError) or "start new thread" in str(error):

@@ -119,6 +119,7 @@ class CodeSandboxes:
         return Scored(0.0, failure=Failure.CRASH, message=f"the process that runs programs ended {_MAX_ATTEMPTS} times")
 
     async def _run(self, runner: WorkerProcess, sample: Sample) -> Scored:
+        """Runs a program on a runner, which is started first if it is new, and returns its score."""
         if not runner.is_loaded:
             await self._start(runner)
         reply = _checked(await runner.ask((sample.response, sample.ground_truth), self._timeout_s))

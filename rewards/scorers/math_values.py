@@ -51,9 +51,9 @@ def is_same(truth: Any, answer: Any, limit_s: int | None) -> bool:
     digits = _digits(truth, answer)
     if isinstance(exact_truth, Expr) and isinstance(exact_answer, Expr) and not _has_percent(truth, answer):
         if exact_truth.is_number and exact_answer.is_number:
-            is_rounded = truth.has(Float) is not answer.has(Float)
-            plain = exact_answer if truth.has(Float) else exact_truth
-            return _is_same_number(exact_truth, exact_answer, digits, plain if is_rounded else None)
+            is_one_a_decimal = truth.has(Float) is not answer.has(Float)
+            other_one = exact_answer if truth.has(Float) else exact_truth
+            return _is_same_number(exact_truth, exact_answer, digits, other_one if is_one_a_decimal else None)
         if _differ_somewhere(exact_truth, exact_answer):
             return False
     return bool(
@@ -105,6 +105,7 @@ def _is_same_number(truth: Expr, answer: Expr, digits: int, rounded_from: Expr |
 
 
 def _is_near(truth: Expr, answer: Expr, digits: int, tolerance: Rational) -> bool:
+    """Compares two numbers, computed to `digits`, within a relative tolerance; False if one is not finite."""
     first = N(truth, digits)
     second = N(answer, digits)
     if not all(part.is_finite and part.is_Number for one in (first, second) for part in one.as_real_imag()):
@@ -176,6 +177,7 @@ def _magnitude(node: Any, bits: float) -> float:
 
 
 def _product(factors: list[float]) -> float:
+    """Multiplies sizes, which may be infinite."""
     product = 1.0
     for factor in factors:
         product *= factor
@@ -183,6 +185,7 @@ def _product(factors: list[float]) -> float:
 
 
 def _power(terms: float, exponent: float) -> float:
+    """Returns how many terms a sum of `terms` terms has when its power is multiplied out; infinity for very many."""
     if terms == 1 or exponent <= 1:
         return terms
     return float(comb(int(exponent + terms) - 1, int(exponent))) if exponent + terms < 1000 else inf

@@ -72,6 +72,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 
 def _plain_signs(text: str) -> str:
+    """Writes signs of Unicode as LaTeX or ASCII: fractions, super- and subscripts, roots, minus signs."""
     if text.isascii():
         return text
     text = _VULGAR_FRACTION.sub(_vulgar_fraction, text)

@@ -173,6 +173,7 @@ def _credentials(config: Config, facts: Facts) -> Credentials | None:
 
 @contextmanager
 def _mistakes_of(facts: Facts, about: str) -> Iterator[None]:
+    """Notes an error in certificates or tokens as a fault of `about` (a role, or "run"), instead of raising it."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -199,15 +200,20 @@ def _run_facts(config: Config) -> RunFacts:
     facts.disk_total_bytes = disk.total
     # A folder of its own may be on the groups' machine alone.
     if "rollout" in config.sampling_roles and (facts.launch == "local" or not config.rollout.sync_dir):
-        folder = config.weights_folder
-        facts.weights_dir = str(folder)
-        facts.weights_free_bytes = _disk_of(folder).free
-        num_parameters = _num_parameters(config, ["actor"])
-        there = _size_of_files(folder, "**/version_*/*")
-        if num_parameters is not None and there is not None:
-            version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
-            facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - there)
+        _add_weights_folder(facts, config)
     return facts
+
+
+def _add_weights_folder(facts: RunFacts, config: Config) -> None:
+    """Adds the facts about the folder by which a rollout group gets its weights; it holds `_NUM_VERSIONS` of them."""
+    folder = config.weights_folder
+    facts.weights_dir = str(folder)
+    facts.weights_free_bytes = _disk_of(folder).free
+    num_parameters = _num_parameters(config, ["actor"])
+    bytes_there = _size_of_files(folder, "**/version_*/*")
+    if num_parameters is not None and bytes_there is not None:
+        version_bytes = num_parameters * (2 if config.actor.dtype == "bf16" else 4)
+        facts.weights_needed_bytes = max(0, _NUM_VERSIONS * version_bytes - bytes_there)
 
 
 def _disk_of(folder: Path) -> Any:

@@ -110,6 +110,7 @@ def _of_status(role: str, the: str, group: GroupFacts, status: Status, run: RunF
 
 
 def _differences(role: str, group: GroupFacts, status: Status) -> str:
+    """Says how the configuration of a group differs: the keys that differ or, if it has not told them, the digests."""
     if group.config_differences:
         return "; ".join(group.config_differences)
     digests = f"its digest begins with {status.config_digest[:12]}, by this one {group.expected_config_digest[:12]}"
@@ -134,6 +135,10 @@ def _advice(role: str, code: str, run: RunFacts) -> str:
 
 
 def _clock(role: str, the: str, connection: Connection) -> Iterator[Finding]:
+    """Yields a fault if a group's clock is certainly off by more than MAX_CLOCK_OFFSET_S.
+
+    The offset was measured by a call and its answer, and is known to half of their round trip.
+    """
     offset_s = connection.clock_offset_s
     uncertainty_s = connection.round_trip_min_s / 2
     if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
@@ -144,6 +149,7 @@ def _clock(role: str, the: str, connection: Connection) -> Iterator[Finding]:
 
 
 def _run_folder(role: str, the: str, diagnosis: Diagnosis, run: RunFacts) -> Iterator[Finding]:
+    """Yields a fault if a group has another run folder, or cannot write into it; that it is shared may be unknown."""
     if diagnosis.shares_run_dir is False:
         sentence = f"{the} has another run folder: a file made in {run.dir} is not in its {diagnosis.run_dir}"
         mount = "mount the same storage there and here, and give it in run.dir on both sides"
@@ -154,6 +160,7 @@ def _run_folder(role: str, the: str, diagnosis: Diagnosis, run: RunFacts) -> Ite
 
 
 def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
+    """Yields a fault for each process of a group that a signal or a debugger has stopped; only this machine is seen."""
     for rank, pid in group.stopped_pids.items():
         where = f"pid {pid} on this machine"
         sentence = f"rank {rank} of the {role} ({where}) is stopped (state T), by a signal or a debugger"
@@ -162,6 +169,7 @@ def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
 
 
 def _silent_ranks(role: str, group: GroupFacts, diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Yields a fault for each rank without a sign of life for MAX_SILENCE_S, unless it is known to be stopped."""
     for rank in diagnosis.ranks:
         if rank.silent_s > MAX_SILENCE_S and rank.rank not in group.stopped_pids:
             where = f"pid {rank.pid} on {rank.host}"
@@ -171,6 +179,7 @@ def _silent_ranks(role: str, group: GroupFacts, diagnosis: Diagnosis) -> Iterato
 
 
 def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: float) -> Iterator[Finding]:
+    """Yields a fault if a certificate has expired or soon will; `ends_unix_s` None: none is known."""
     if ends_unix_s is None or (days := (ends_unix_s - now_unix_s) / _DAY_S) >= MIN_CERTIFICATE_DAYS:
         return
     ends = f"{dt.datetime.fromtimestamp(ends_unix_s, dt.UTC):%Y-%m-%d %H:%M} UTC"

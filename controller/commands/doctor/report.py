@@ -42,6 +42,7 @@ def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def _verdict(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yields the lines that say what is wrong and what helps; "healthy" if nothing is."""
     if not findings:
         yield "healthy"
         return
@@ -101,6 +102,7 @@ def _of_status(group: GroupFacts, status: Status) -> dict[str, str]:
 
 
 def _of_connection(connection: Connection) -> dict[str, str]:
+    """Returns a group's cells, by head of the column, about the network to it."""
     rates = (connection.upload_bytes_per_s, connection.download_bytes_per_s)
     clock_s = connection.clock_offset_s
     return {
@@ -111,6 +113,7 @@ def _of_connection(connection: Connection) -> dict[str, str]:
 
 
 def _of_diagnosis(diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
+    """Returns a group's cells, by head of the column, about its run folder and certificate, as far as known."""
     cells = {}
     if diagnosis.shares_run_dir is not None:
         free = "" if diagnosis.disk_free_bytes is None else f", {size(diagnosis.disk_free_bytes)} free"
@@ -121,6 +124,7 @@ def _of_diagnosis(diagnosis: Diagnosis, facts: Facts) -> dict[str, str]:
 
 
 def _state(status: Status) -> str:
+    """Describes what a group does: its state, the command that runs and how far it is, the commands that wait."""
     waiting = f", {status.queued_commands} waiting" if status.queued_commands else ""
     if status.running_method is None:
         return f"{status.state}{waiting}"
@@ -136,6 +140,7 @@ def _days(ends_unix_s: int, facts: Facts) -> str:
 
 
 def _ranks(facts: Facts) -> Iterator[tuple[str, ...]]:
+    """Yields the cells of each rank of all groups: name, host, process, device, free memory."""
     for role, group in facts.groups.items():
         ranks = group.diagnosis.ranks if group.diagnosis else ()
         for rank in ranks:

@@ -182,6 +182,7 @@ def _is_not_needed(key: str) -> bool:
 
 
 def _known(name: str, word: Word) -> str:
+    """Returns the text of an argument for verl; ConfigError if it depends on what cannot be known here."""
     if not word.unknown:
         return word.text
     key = _key(word) if "=" in word.text else ""

@@ -65,12 +65,17 @@ def _is_fully_async(run: VerlRun) -> bool:
 
 
 def _train_batch(value: Any, run: VerlRun) -> Any:
+    """Keeps verl's data.train_batch_size, unless data.gen_batch_size is what a step trains on."""
     if not _trains_on_gen_batch(run):
         return value
     return Noted(run.value("data.gen_batch_size"), "data.gen_batch_size: without filter_groups.enable a step has these")
 
 
 def _reward_model(value: Any, run: VerlRun) -> Any:
+    """Keeps a value that concerns the reward model, if the run has one that adds its score to those of functions.
+
+    NotSupported: in verl a function of the user's own calls the reward model by itself.
+    """
     if not run.has_reward_model:
         raise NotNeeded("the reward model is off")
     functions = (run.value(f"{section}custom_reward_function.path") for section in ("reward.", ""))

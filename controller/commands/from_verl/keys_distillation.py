@@ -31,6 +31,7 @@ def signal_of(run: VerlRun) -> str:
 
 
 def _signal(use_policy_gradient: Any, run: VerlRun) -> str:
+    """Returns teacher.signal; NotSupported: verl would take the KL over the top k as a policy gradient."""
     signal = signal_of(run)
     if signal == "top_k" and use_policy_gradient:
         raise NotSupported("false with loss_mode forward_kl_topk: the KL is a term of the loss")

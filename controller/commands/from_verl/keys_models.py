@@ -43,6 +43,7 @@ _OF_SINGLE_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_rat
 
 
 def _loss_mode(value: Any, run: VerlRun) -> Any:
+    """Keeps the name of the policy loss; NotSupported if it is unknown, or verl ignores it with bypass_mode."""
     if value != "vanilla" and run.value("algorithm.rollout_correction.bypass_mode"):
         raise NotSupported(
             "with bypass_mode verl ignores it, and loss_type chooses PPO's clip or REINFORCE: set loss_mode=vanilla"
@@ -123,6 +124,7 @@ def _reference(reference: Section) -> Iterator[Row]:
 
 
 def _critic(critic: Section) -> Iterator[Row]:
+    """Yields the table rows of the value model: what it alone has, then all that is trained alike."""
     yield critic.renamed("model.path", "model", convert=none_if_same_as(f"{_MODEL}.path"))
     yield critic.not_needed("model.{tokenizer_path,custom_chat_template}", "those of the policy")
     yield critic.checked("enable", _IF_VALUES, _critic_enable)

@@ -178,6 +178,10 @@ def _environments(_: Any, run: VerlRun) -> dict[str, Any]:
 
 
 def _turns_by_tools(value: Any, run: VerlRun) -> Any:
+    """Checks that several turns are off, or are those of tools, which turn them on here.
+
+    Always raises: NotSupported for turns by other means, else NotNeeded.
+    """
     if value in (False, "single_turn_agent"):
         raise NotNeeded("off")
     if value not in (True, "tool_agent") or not _tools_of(run):
@@ -186,6 +190,10 @@ def _turns_by_tools(value: Any, run: VerlRun) -> Any:
 
 
 def _max_turns(value: Any, run: VerlRun) -> Any:
+    """Returns how many turns of the model verl allows at most: limited by its turns, and by one more than the user's.
+
+    Without any limit there can be one turn for each token of a response.
+    """
     of_user = run.value(f"{_ROLLOUT}.multi_turn.max_user_turns")
     limits = [num_of(value, "max_assistant_turns")] if value else []
     limits += [num_of(of_user, "max_user_turns") + 1] if of_user else []

@@ -23,6 +23,7 @@ _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation
 
 
 def _estimator(value: Any, run: VerlRun) -> Any:
+    """Returns the name of the advantage estimator; NotSupported for one that is unknown here."""
     if run.is_taught_alone:
         return "reinforce_plus_plus"  # makes nothing of scores of 0
     name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
@@ -48,6 +49,7 @@ _loss_type = _if_bypassed(lambda value, run: "reinforce" if _reinforces(run) els
 
 
 def _is_threshold(value: Any, run: VerlRun) -> Any:
+    """Keeps the bounds of importance-sampling weights (IS); NotNeeded without such weights, NotSupported if wrong."""
     if run.value(f"{_CORRECTION}.rollout_is") is None or value is None:
         raise NotNeeded("only with rollout_is")
     try:
@@ -58,6 +60,7 @@ def _is_threshold(value: Any, run: VerlRun) -> Any:
 
 
 def _normalizes(value: Any, run: VerlRun) -> Any:
+    """Keeps whether IS weights are divided by their mean over the batch; NotSupported where verl takes another mean."""
     _weights(value, run)
     if value and _bypasses(run) and run.value(f"{_CORRECTION}.rollout_is"):
         raise NotSupported("with bypass_mode verl divides the weights by the mean of each micro-batch")
@@ -73,6 +76,11 @@ def _rejects(value: Any, _: VerlRun) -> Any:
 
 
 def _rejection_bounds(value: Any, run: VerlRun) -> Any:
+    """Returns the bounds outside of which responses are rejected, as verl writes them.
+
+    Older rules of verl bound the ratio, from lower to upper. Here they become k1, which bounds the inverse ratio: from
+    1/upper to 1/lower. A ratio without a lower bound has 1/upper as that, so its inverse goes up to upper.
+    """
     if value is None or run.value(f"{_CORRECTION}.rollout_rs") not in _OLD_REJECTIONS:
         return value
     upper = num_of(value, f"{_CORRECTION}.rollout_rs_threshold")

@@ -86,6 +86,7 @@ class _Trained:
         return value
 
     def token_budget(self, value: Any, run: VerlRun) -> Any:
+        """Returns the tokens of a micro-batch of a rank: as in verl, but enough for the part of the longest row."""
         if not self._of(run, "use_dynamic_bsz"):
             raise NotNeeded("only with use_dynamic_bsz")
         longest = -(-run.longest_row // self._sequence_ranks(run))
@@ -108,6 +109,7 @@ class _Trained:
         return value is not None and num_of(value, "lr_warmup_steps") >= least
 
     def warmup_ratio(self, value: Any, run: VerlRun) -> Any:
+        """Returns the share of warm-up steps, or their number if the steps are known; NotNeeded: verl ignores it."""
         steps = self._of(run, "optim.lr_warmup_steps")
         if self._has_warmup_steps(steps, run):
             raise NotNeeded("lr_warmup_steps is given too, and counts")
@@ -126,6 +128,10 @@ class _Trained:
         return style or self._of(run, "optim.lr_scheduler_type")
 
     def schedule(self, value: Any, run: VerlRun) -> Any:
+        """Returns the learning-rate schedule; NotNeeded for a key whose value is not the one that verl takes.
+
+        WSD stands for the schedule of its last phase: `stable_steps` gives the phase before.
+        """
         if value not in ("WSD", self._schedule(run)):
             raise NotNeeded("another key sets it: lr_scheduler_type, or Megatron's lr_decay_style")
         if self._schedule(run) not in ("constant", "cosine", "linear"):

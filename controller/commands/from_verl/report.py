@@ -69,6 +69,7 @@ def _names(of_row: list[Finding]) -> list[str]:
 
 
 def _ours(finding: Finding) -> str:
+    """Returns what a key of verl has become: "the same", our key, or our key and the value if that has changed."""
     if finding.new is None:
         return finding.to
     if not finding.keeps_value:

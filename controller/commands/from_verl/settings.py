@@ -142,6 +142,7 @@ class Settings:
             raise ConfigError(f"{self.source}: {key} cannot be set: {str(error).splitlines()[0]}") from error
 
     def _remove(self, key: str) -> None:
+        """Removes a key, or a section with all its keys, as `~key` does in Hydra."""
         self._known.clear()
         for name in [name for name in self.given if name == key or name.startswith(f"{key}.")]:
             del self.given[name]

@@ -119,6 +119,7 @@ def _take_default(result: Translation, finding: Finding) -> None:
 
 
 def _finding(key: str, run: VerlRun) -> Finding:
+    """Translates one key of verl; a key of the critic is not needed in a run without one."""
     row = row_of(key)
     if row is None:
         return _unknown(key, run.value(key))
@@ -129,6 +130,7 @@ def _finding(key: str, run: VerlRun) -> Finding:
 
 
 def _unknown(key: str, value: Any) -> Finding:
+    """Returns the finding for a key that verl does not have; one without a value changes nothing."""
     if value in (None, [], {}):
         return Finding(key, value, "not needed", "off")
     close = difflib.get_close_matches(key, [row.key for row in ROWS if not row.is_pattern], n=1, cutoff=0.8)
@@ -153,6 +155,7 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
 
 
 def _new_value(row: Row, value: Any, run: VerlRun) -> Any:
+    """Converts a value of verl by a row of the table; raises NotNeeded or NotSupported if it has no place here."""
     if row.outcome == "not needed":
         raise NotNeeded(row.note)
     if row.outcome == "not supported":
@@ -256,6 +259,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _field(key: str) -> FieldInfo:
+    """Returns the field of a configuration key with dots."""
     section: Any = Config
     *parents, leaf = key.split(".")
     for parent in parents:

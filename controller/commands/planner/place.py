@@ -94,7 +94,11 @@ def _service(config: Config, role: RoleName) -> ServiceConfig:
 
 
 def _indices(config: Config, place: Place) -> dict[RoleName, Sequence[int]]:
-    """Returns the indices of the GPUs of each group, or of its cores; groups that share devices have the same ones."""
+    """Returns the indices of the GPUs of each group, or of its cores; groups that share devices have the same ones.
+
+    The groups are given places one after the other first, from 0 on for GPUs and for cores. Then the places become
+    indices: the sorted ones that the run has now, if they are enough, else the places themselves.
+    """
     twins: dict[RoleName, RoleName] = {}
     if place.layout == "colocated":
         twins["critic"] = "actor"
@@ -104,19 +108,19 @@ def _indices(config: Config, place: Place) -> dict[RoleName, Sequence[int]]:
     roles = (*config.trained_roles, *(role for role in others if role in place.devices))
     kinds: dict[RoleName, _Kind] = {role: "devices" if _service(config, role).devices else "cpus" for role in roles}
     num_used = Counter[_Kind]()
-    numbers: dict[RoleName, Sequence[int]] = {}
+    places: dict[RoleName, Sequence[int]] = {}
     for role, kind in kinds.items():
         if role in twins:
-            numbers[role] = numbers[twins[role]]
+            places[role] = places[twins[role]]
         else:
             first = num_used[kind]
             num_used[kind] += place.devices_of(role)
-            numbers[role] = range(first, num_used[kind])
-    names: dict[_Kind, Sequence[int]] = {}
+            places[role] = range(first, num_used[kind])
+    indices: dict[_Kind, Sequence[int]] = {}
     for kind, count in num_used.items():
         own = sorted({index for role in roles for index in getattr(_service(config, role), kind)})
-        names[kind] = own if len(own) >= count else range(count)
-    return {role: [names[kinds[role]][number] for number in numbers[role]] for role in roles}
+        indices[kind] = own if len(own) >= count else range(count)
+    return {role: [indices[kinds[role]][number] for number in places[role]] for role in roles}
 
 
 def _group_keys(service: ServiceConfig, indices: Sequence[int], place: Place) -> dict[str, Any]:

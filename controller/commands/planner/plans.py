@@ -89,7 +89,8 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
         ConfigError: there are fewer than two devices, the runs do different work, or no layout is possible.
     """
     first = measurements[0]
-    config, (times, slowdown) = first.config, phase_times(measurements)
+    config = first.config
+    times, slowdown = phase_times(measurements)
     own = _own_devices(first)
     total = sum(own.values()) if num_devices is None else num_devices
     if not max(2, len(own)) <= total <= MAX_DEVICES:
@@ -168,8 +169,9 @@ def _places(measured: Measurement, total: int) -> Iterator[Place]:
     if config.uses_critic and not measured.share:
         yield Place("colocated", {"all": total, **kept}, hosts[0], *rollout)
     for schedule in schedules:
-        for ends in combinations(range(1, total), len(split) - 1):
-            counts = (end - begin for begin, end in pairwise((0, *ends, total)))
+        # The devices stand in a row; each choice of the places to cut it gives every group the piece between two cuts.
+        for cuts in combinations(range(1, total), len(split) - 1):
+            counts = (end - begin for begin, end in pairwise((0, *cuts, total)))
             devices: dict[str, int] = {**dict(zip(split, counts, strict=True)), **kept}
             if takes_turns:
                 devices["rollout"] = devices["critic"]
@@ -187,11 +189,15 @@ class _Predictor:
         self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
-        """Predicts the step of a placement from the measured times of its phases."""
+        """Predicts the step of a placement: scales the measured seconds of each phase to it, and rehearses a step.
+
+        Phases that this placement does not have are left out. Weights are published for a rollout group or to be saved,
+        and loaded ("sync") by a rollout group.
+        """
         parts = rows_of(self._config, place.share)
         has_group = parts["gen_rollout"] > 0.0
-        saves = self._config.checkpoint.weights_save_freq > 0
-        parts |= {"sync": float(has_group), "publish": float(has_group or saves)}
+        saves_weights = self._config.checkpoint.weights_save_freq > 0
+        parts |= {"sync": float(has_group), "publish": float(has_group or saves_weights)}
         phase_s = {}
         laws = set()
         for name, times in self._times.items():

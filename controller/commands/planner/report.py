@@ -92,6 +92,7 @@ def best_share(plans: Plans) -> Plan:
 
 
 def _pasted(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns lines with the keys of each advised layout, wrapped so that a shell reads them as one command line."""
     lines = ["The keys, to paste behind `python -m controller --config FILE run.dir=NEW_FOLDER`:"]
     for what, keys in found.items():
         wrapped = textwrap.wrap(shlex.join(keys), _WIDTH - 4, break_long_words=False, break_on_hyphens=False)
@@ -173,7 +174,8 @@ def _share(plans: Plans) -> str:
     group = "" if own.share else " with services.rollout on the critic's devices"
     if best.reference != own.config.reference_host:
         group += " and the reference on the actor's"
-    if best.step_s < plans.fitted_s * (1.0 - 1e-9):
+    is_faster = best.step_s < plans.fitted_s * (1.0 - 1e-9)  # by more than rounding: the best may be this run's own
+    if is_faster:
         verdict = f", best {best.share:.3g} in a new one{group}: {best.step_s:.3g} s instead of {plans.fitted_s:.3g} s"
     else:
         verdict = f" is the best{group}: {plans.fitted_s:.3g} s"
@@ -185,6 +187,7 @@ def _share(plans: Plans) -> str:
 
 
 def _rollout_devices(plans: Plans) -> str:
+    """Returns a sentence about the ratio of rollout GPUs to actor GPUs, in this run and in the fastest layout."""
     staleness = plans.measured.config.rollout.staleness
     best = plans.rows[0]
     own, shortest = (f"{of['rollout']} : {of['actor']}" for of in (plans.measured.devices, best.devices))
@@ -228,6 +231,7 @@ def _split_or_colocated(split: Plan, colocated: Plan, error: float) -> str:
 
 
 def _memory(split: Plan, colocated: Plan) -> str:
+    """Returns the end of a sentence that compares the memory of fullest devices; "" if an estimate is missing."""
     shared = colocated.memory_gib.get("all")
     own = [gib for gib in split.memory_gib.values() if gib is not None]
     if shared is None or not own:

@@ -113,6 +113,10 @@ class _Reader:
         return Launch([*words, *own], names, [*visible.unread])
 
     def _word(self, word: str, line: int, unset: str) -> Word:
+        """Returns an argument for verl as KEY=VALUE, with the line that has the key, or `line` if none has it.
+
+        What depends on a command that was not run, or on a variable that is not set (`unset` says why), has no value.
+        """
         key = _key(word)
         here = re.compile(rf"(?<![\w.]){re.escape(key)}=")
         line = next((number for number, text in enumerate(self._text.splitlines(), 1) if here.search(text)), line)
