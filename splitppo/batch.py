@@ -58,7 +58,10 @@ class Column:
         return sums
 
     def take(self, indices: Array) -> "Column":
-        """Returns a column with the rows at `indices`, in that order; rows may repeat."""
+        """Returns a column with the rows at `indices`, in that order; rows may repeat.
+
+        Long rows are copied one by one, short ones by the positions of all their values; the result is the same.
+        """
         starts = self.offsets[:-1][indices]
         lengths = self.lengths[indices]
         if len(self.values) > _LONG_ROW * self.num_rows and len(indices):

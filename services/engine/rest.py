@@ -108,7 +108,11 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def host_memory(sizes: Sequence[int], *, pinned: bool) -> Iterator[Tensor]:
-    """Yields memory of these sizes, from pieces of 2^k bytes: PyTorch rounds pinned memory up to such a size."""
+    """Yields memory of these sizes, from pieces of 2^k bytes: PyTorch rounds pinned memory up to such a size.
+
+    A new piece has the largest power of two that does not exceed what is still needed, so a few pieces serve for all
+    and little is left over; a size that is larger gets a piece of its own.
+    """
     piece = torch.empty(0, dtype=torch.uint8)
     remaining = sum(sizes)
     for size in sizes:

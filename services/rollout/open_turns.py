@@ -84,7 +84,10 @@ class RankTurns:
         return min(len(response.tokens) + longest, self._max_response_length)
 
     def announce(self, step: DecodingStep) -> None:
-        """Counts a decoding step, and reports the turns that have ended in it."""
+        """Counts a decoding step, and reports the turns that have ended in it.
+
+        A response that is full takes no reply, but its last turn is reported as well.
+        """
         self._clock += 1
         self._progress = (step.done, step.total)
         full = [response for response in step.ended if len(response.tokens) == self._max_response_length]
@@ -96,7 +99,11 @@ class RankTurns:
             send_turns(self._report, turns)
 
     def due(self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None) -> Sequence[Answered]:
-        """Returns the responses that go on after this decoding step, by due step and index; see `OpenTurns`."""
+        """Returns the responses that go on after this decoding step, by due step and index; see `OpenTurns`.
+
+        When nothing can be decoded, the clock goes to the earliest step in which a response is due. With reply_steps
+        every response that is due is waited for; without, only one, and only if nothing can be decoded.
+        """
         if is_idle and self._waiting:
             self._clock = max(self._clock, min(waiting.due_step for waiting in self._waiting.values()))
         due = {key for key, waiting in self._waiting.items() if waiting.due_step <= self._clock}

@@ -195,7 +195,10 @@ def _build(program: Program, context: RankContext, failure: PeerWatch) -> Role:
 
 
 def _commands_of(program: Program, role: Role, context: RankContext) -> tuple[Sequence[Command], Ledger | None]:
-    """Returns all commands of a group, and the ledger of its steps; None if the group has no step."""
+    """Returns all commands of a group, and the ledger of its steps; None if the group has no step.
+
+    A role that loads published weights has a ledger, too, at step -1 as long as it has none of them.
+    """
     own = role.commands()
     ledger = None
     if isinstance(role, CheckpointedRole):

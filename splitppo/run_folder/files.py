@@ -110,7 +110,11 @@ def follower(folder: RunDir, name: str) -> Follower:
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:
-    """Reads one JSON object, else raises Unreadable."""
+    """Reads one JSON object, else raises Unreadable.
+
+    `name` is that of the file: a log (.jsonl) has a smaller limit, for one line. Nesting is counted only where brackets
+    are many.
+    """
     if len(content) > MAX_JSON_BYTES or (name.endswith("l") and len(content) > MAX_LINE_BYTES):
         raise Unreadable(f"{name} has a value of {len(content):,} bytes, which is too much.")
     try:

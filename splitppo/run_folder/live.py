@@ -58,7 +58,10 @@ class LiveFile:
             self.set_pool(role, **_UNKNOWN)
 
     def write_if_due(self, *, at_once: bool = False) -> None:
-        """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter."""
+        """Writes the file after a change, at most twice per second, and every 5 s; a disk that is full is no matter.
+
+        The difference of times has no sign, because the clock may be set back.
+        """
         now_s = time.time()
         content = {**self._head, **self._state, "pools": self._pools}
         pause_s = 0.0 if at_once else _MIN_PAUSE_S if content != self._written else _HEARTBEAT_S
@@ -73,7 +76,11 @@ class LiveFile:
 
 
 def is_gone(live: dict[str, Any]) -> bool:
-    """Returns True if the controller ran on this machine and does not any more; no lock is touched to know it."""
+    """Returns True if the controller ran on this machine and does not any more; no lock is touched to know it.
+
+    The pid may belong to another process by now, so the start of that process (field 22 of /proc/PID/stat) is compared,
+    too. Without /proc nobody knows, and it does not count as gone.
+    """
     if live.get("host") != socket.gethostname() or not isinstance(live.get("pid"), int):
         return False
     try:

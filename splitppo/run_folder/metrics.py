@@ -794,7 +794,10 @@ def row_of(name: str) -> tuple[str, Metric] | None:
 
 
 def label_of(name: str) -> str:
-    """Returns what a curve of a metric is called: its label in the table, or its name."""
+    """Returns what a curve of a metric is called: its label in the table, or its name.
+
+    A {} in a label stands for what varies in the names of its row, such as mean or actor.
+    """
     found = row_of(name)
     if found is None or not found[1].label:
         return name

@@ -49,7 +49,10 @@ def joined(spans: Sequence[Span], most: int) -> list[Span]:
 
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
-    """Returns how many seconds of the interval from `started_s` to `finished_s` are covered by at least one span."""
+    """Returns how many seconds of the interval from `started_s` to `finished_s` are covered by at least one span.
+
+    Where spans overlap, a second counts once: `reached` is how far it has been counted.
+    """
     busy = 0.0
     reached = started_s
     for span in sorted(spans, key=lambda span: span.started_s):

@@ -169,7 +169,12 @@ def _generation_under(during: Sequence[Span], later: Span, at: float) -> Span | 
 
 
 def _waited_for(during: Sequence[Span], step: int, start: float, at: float) -> Span:
-    """Returns what a step, which began at `start`, was waiting for just before `at`."""
+    """Returns what a step, which began at `start`, was waiting for just before `at`.
+
+    Of the calls that ended just then the longest counts, and first one of this step or a later one; an earlier step's
+    counts only after the rest. With none, it is a call that goes on and makes the step's advantages, else nothing: a
+    span named WAITING.
+    """
     ended = [span for span in during if span.started_s < at and span.finished_s <= at]
     last_end = max((span.finished_s for span in ended), default=start)
     if last_end >= at - _JUST_S:

@@ -65,7 +65,11 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """Returns the number of the pool's first free row in the trace, because events in one row must not overlap."""
+        """Returns the number of the pool's first free row in the trace, because events in one row must not overlap.
+
+        Only the latest spans of a row are known. So before the first known one a row is free only if it has forgotten
+        none.
+        """
         time = (span.started_s, span.finished_s)
         lanes = self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):

@@ -169,7 +169,10 @@ def _as_tensors(scale: _Scale, hidden_ND: Tensor) -> _Scale:
 def _chunk_outputs(
     product_CV: Tensor, targets_C: Tensor, others_CK: Tensor, scale: _Scale
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes (log_probs [C], entropy [C], log-probs of others [C, K], log of the sum of exponentials [C])."""
+    """Computes (log_probs [C], entropy [C], log-probs of others [C, K], log of the sum of exponentials [C]).
+
+    With the logits z of a token's position and log Z = logsumexp(z): log p = z - log Z, entropy = log Z - sum of p z.
+    """
     logits_CV, _ = _scaled_logits(product_CV, scale)
     normaliser_C = logits_CV.logsumexp(-1)
     log_probs_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) - normaliser_C
@@ -209,7 +212,11 @@ def _chunk_gradient(
 
 
 def _scaled_logits(product_CV: Tensor, scale: _Scale) -> tuple[Tensor, Any]:
-    """Computes ([C, V] logits / temperature in fp32 or wider, their derivative with respect to hidden W^T + b)."""
+    """Computes ([C, V] logits / temperature in fp32 or wider, their derivative with respect to hidden W^T + b).
+
+    With x = hidden W^T + b, temperature T and softcap s: x / T, or s tanh(x / s) / T, whose derivative is (1 - tanh(x /
+    s)^2) / T.
+    """
     logits_CV = product_CV.to(torch.promote_types(product_CV.dtype, torch.float32))
     if torch.compiler.is_compiling():
         logits_CV = logits_CV.clone()  # no copy is made; without it, what is computed in place would be written back

@@ -191,7 +191,11 @@ class PeerWatch:
         return next((rank for rank in gone if not self._get(_LEAVING_KEY.format(rank))), None)
 
     def _watch(self) -> None:
-        """Waits until another rank has failed or died, or torchrun's agent has ended, and then ends this rank."""
+        """Waits until another rank has failed or died, or torchrun's agent has ended, and then ends this rank.
+
+        On a node without rank 0 it tells the others first. Then rank 0 is given time to answer its callers: it ends at
+        once, all others some seconds later.
+        """
         poll = _poll((*self._watched, self._agent))
         with _warning_if_store_is_gone():
             while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._failure()):

@@ -143,7 +143,10 @@ def _be_rank(channel: socket.socket, parent: int, *, with_lifeline: bool) -> int
 
 
 def _wait_for_start(channel: socket.socket) -> bytes:
-    """Waits for the standard output and error of this rank, and returns what to run; empty if torchrun has ended."""
+    """Waits for the standard output and error of this rank, and returns what to run; empty if torchrun has ended.
+
+    The byte that it sends says that the rank is ready, with a session of its own.
+    """
     with suppress(ConnectionError):
         channel.send(b"r")
         _, output_and_errors, _, _ = socket.recv_fds(channel, 1, 2)

@@ -117,7 +117,13 @@ class CheckpointCommands:
             self._role.check_checkpoint(directory)
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: None, progress: CommandProgress) -> Outcome:
-        """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest."""
+        """Loads a checkpoint on every rank; returns the weights' sha256, to be compared with that in the manifest.
+
+        Step 0 is the model of the folder, without checkpoint and ledger.
+
+        Raises:
+            DataLoss: the ledger in the checkpoint is another one than the manifest's.
+        """
         directory = self._directory(request.step) if request.step else None
         ledger = self._role.load_checkpoint(directory, progress)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
