@@ -68,10 +68,14 @@ def _read(folder: RunDir, files: Sequence[str], moment: str) -> dict[str, Any]:
 
 
 def _until(file: BinaryIO, moment: bytes) -> tuple[list[str], bool]:
-    """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all."""
+    """Returns the last lines up to a moment, and whether lines have time stamps; without, the last lines of all.
+
+    Blocks are read from the end backwards, and the stamps in each likewise, until one is not younger than the moment:
+    the lines go from there to `end`, where the next stamp begins.
+    """
     size = os.fstat(file.fileno()).st_size
     has_stamps = False
-    end = size  # of what is older, or has no stamp
+    end = size  # where the oldest of the younger lines begins, as far as they have been seen
     for begin in range(size // _BLOCK * _BLOCK, max(-1, size - _MAX_SEARCHED), -_BLOCK):
         first = file.seek(max(0, begin - 1))
         content = b"\n" * (begin == 0) + file.read(_BLOCK + _STAMP_BYTES)

@@ -101,6 +101,7 @@ def limits_of(histograms: Sequence[Mapping[str, Any] | None]) -> tuple[float, fl
     if not there:
         return None
     known = [(one["edges"], one["edges"][1:], one["counts"]) for one in there]
+    # [bins of all histograms, 3]: lower edge, upper edge, count; sorted by lower edges, empty bins left out.
     table = np.array(sorted(row for lists in known for row in zip(*lists, strict=False) if row[2] > 0), np.float64)
     counted = np.cumsum(table[:, 2])
     places = np.searchsorted(counted, [counted[-1] * _TAIL, counted[-1] * (1 - _TAIL)])

@@ -45,6 +45,7 @@ def read_calls(text: str, find: Find) -> tuple[str, Sequence[ToolCall]]:
     """
     first_end = text.find(_THOUGHT_END)
     last_end = text.rfind(_THOUGHT_END)
+    # Whether what comes next may belong to a thought that began in the prompt: one that begins here is skipped at once.
     may_be_thought = not text.lstrip().startswith(_THOUGHT)
     position = 0 if may_be_thought or first_end < 0 else first_end + len(_THOUGHT_END)
     calls = list[Written]()
@@ -53,11 +54,11 @@ def read_calls(text: str, find: Find) -> tuple[str, Sequence[ToolCall]]:
         if not may_be_thought:
             thought, end = (text.rfind(mark, position, found.start) for mark in (_THOUGHT, _THOUGHT_END))
             is_second_thought = thought > end or (is_second_thought and end < 0)
-        elif text.find(_THOUGHT_END, position, found.start) >= 0:
+        elif text.find(_THOUGHT_END, position, found.start) >= 0:  # the thought has ended before this call
             calls = _broken(calls)
             may_be_thought = False
         thought_end = text.find(_THOUGHT_END, found.start, found.end) if may_be_thought and not found.is_whole else -1
-        if thought_end >= 0:
+        if thought_end >= 0:  # it ends inside of this call, which is broken
             calls = _broken([*calls, found])
             may_be_thought = False
             position = thought_end + len(_THOUGHT_END)
@@ -68,7 +69,7 @@ def read_calls(text: str, find: Find) -> tuple[str, Sequence[ToolCall]]:
             calls = [_refused(call, "it may be a part of a value that has tags", "the calls again") for call in calls]
         calls.append(_behind(calls, found))
         position = found.end
-    if may_be_thought and text.find(_THOUGHT_END, position) >= 0:
+    if may_be_thought and text.find(_THOUGHT_END, position) >= 0:  # all calls were in the thought
         calls = _broken(calls)
     return text[: calls[0].start] if calls else text, [written.call for written in calls]
 

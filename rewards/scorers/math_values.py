@@ -140,7 +140,10 @@ def _digits(*expressions: Any) -> int:
 
 
 def _size(node: Any) -> tuple[float, float]:
-    """Returns the number of terms of an expression that is multiplied out, and the bits of its largest number."""
+    """Returns the number of terms of an expression that is multiplied out, and the bits of its largest number.
+
+    Both are estimated by rules from the sizes of its parts, without computing it; infinite if there is no bound.
+    """
     if isinstance(node, Float):
         node = Rational(str(node))
     if isinstance(node, Rational):
@@ -185,7 +188,10 @@ def _product(factors: list[float]) -> float:
 
 
 def _power(terms: float, exponent: float) -> float:
-    """Returns how many terms a sum of `terms` terms has when its power is multiplied out; infinity for very many."""
+    """Returns how many terms a sum of t terms has when its power n is multiplied out: (n + t - 1) over n.
+
+    Infinity for very many.
+    """
     if terms == 1 or exponent <= 1:
         return terms
     return float(comb(int(exponent + terms) - 1, int(exponent))) if exponent + terms < 1000 else inf
