@@ -39,7 +39,8 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
     ]
     heapq.heapify(heap)
     for tie in range(len(heap), 2 * len(heap) - 1):
-        (_, _, costs_1, rows_1), (_, _, costs_2, rows_2) = heapq.heappop(heap), heapq.heappop(heap)
+        _, _, costs_1, rows_1 = heapq.heappop(heap)
+        _, _, costs_2, rows_2 = heapq.heappop(heap)
         merged = costs_1 + costs_2[::-1]
         rows = [*map(operator.add, rows_1, reversed(rows_2))]
         order = np.lexsort(([not group for group in rows], -merged))  # of equally heavy groups, empty ones come last

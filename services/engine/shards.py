@@ -45,7 +45,8 @@ class ShardWriter(FileSystemWriter):
 
     def __init__(self, directory: Path, locks: Sequence[Path], at_rest: Mapping[UntypedStorage, Tensor]) -> None:
         super().__init__(directory)
-        self.num_written = self.num_tensors = 0
+        self.num_written = 0
+        self.num_tensors = 0
         self.is_writing = False
         self.is_done = threading.Event()
         self._locks = locks

@@ -176,7 +176,11 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Yields (dotted path of the key, sentence for the user) for every mistake that pydantic has found."""
+    """Yields (dotted path of the key, sentence for the user) for every mistake that pydantic has found.
+
+    An unknown key gets the names that it may have meant; a message of a section that begins with one of its keys (`key:
+    ...`) is about that key.
+    """
     for item in error.errors(include_url=False):
         path = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":

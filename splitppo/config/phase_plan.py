@@ -30,5 +30,5 @@ def _line(config: Config, steps: list[int]) -> str:
     teacher = at_step.teacher
     if teacher.folders:
         terms.append(f"teacher coef {'adaptive' if teacher.kl_ctrl == 'adaptive' else f'{teacher.coef:g}'}")
-    name = "".join(f" ({phase.name})" for phase in algorithm.phases if phase.name)
+    name = "".join(f" ({phase.name})" for phase in algorithm.phases if phase.name)  # in a step there is one at most
     return f"steps {steps[0]} to {steps[-1]}{name}: {', '.join(terms)}"

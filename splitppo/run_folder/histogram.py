@@ -28,7 +28,8 @@ def histogram(values: NDArray[Any]) -> dict[str, list[float]]:
         low, high = (least, most) if least < most else (least - 0.5, most + 0.5)
     edges = np.linspace(low, high, _NUM_BINS + 1)
     counts = np.diff(np.searchsorted(ordered, edges[1:-1]), prepend=0, append=len(ordered))
-    edges[0], edges[-1] = min(least, low), max(most, high)
+    edges[0] = min(least, low)
+    edges[-1] = max(most, high)
     return {"edges": [*map(short, edges)], "counts": counts.tolist(), "quantiles": [*map(short, quantiles)]}
 
 

@@ -35,7 +35,8 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
         log_weight_N = 0.0 * log_weight_N
     elif section.reinforce_is == "sequence":
         log_weight_N = tokens.row_sum(log_weight_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    weight_N, (lower, upper) = log_weight_N.exp(), section.reinforce_bounds
+    weight_N = log_weight_N.exp()
+    lower, upper = section.reinforce_bounds
     outside_N = weight_N > upper if lower is None else (weight_N < lower) | (weight_N > upper)
     bounded_N = torch.where(outside_N, upper if lower is None else 0.0, weight_N)
     return -tokens.advantages * bounded_N * tokens.log_probs, {"pg_clipfrac": outside_N.float()}

@@ -37,7 +37,8 @@ class PaddedRows:
         longest_first = np.argsort(-lengths, kind="stable")
         positions: list[NDArray[np.int64]] = []
         places = np.empty(lengths.sum(), np.int64)
-        begin = num_padded = 0
+        begin = 0
+        num_padded = 0
         end = np.count_nonzero(lengths)
         while begin < end:
             longest = lengths[longest_first[begin]]

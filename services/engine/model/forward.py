@@ -122,7 +122,8 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, *, shift: int = 0) -> tu
     own = slice(None)
     if micro_batch.own is not None:
         own = micro_batch.own.tokens(shift)
-        positions, packed["sequence_group"] = positions[own] - micro_batch.own.first, micro_batch.own.group
+        positions = positions[own] - micro_batch.own.first
+        packed["sequence_group"] = micro_batch.own.group
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":
             packed |= {f"cu_seq_lens_{of}": micro_batch.cu_seq_lens, f"max_length_{of}": micro_batch.max_length}

@@ -77,7 +77,8 @@ class DecodedRows:
             self.keep([*range(len(self._lengths)), *[0] * num_added])
         indices = self._on_device(np.array(places, dtype=np.int64))
         self._cache.put(indices, others._cache)
-        self._lengths[places], self.logits[indices] = others._lengths, others.logits
+        self._lengths[places] = others._lengths
+        self.logits[indices] = others.logits
         self._show_longest()
 
     def _show_longest(self) -> None:

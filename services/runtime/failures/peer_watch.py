@@ -193,7 +193,7 @@ class PeerWatch:
     def _watch(self) -> None:
         """Waits until another rank has failed or died, or torchrun's agent has ended, and then ends this rank.
 
-        On a node without rank 0 it tells the others first. Then rank 0 is given time to answer its callers: it ends at
+        On a node without rank 0 it tells the other nodes first. Then rank 0 gets time to answer its callers: it ends at
         once, all others some seconds later.
         """
         poll = _poll((*self._watched, self._agent))

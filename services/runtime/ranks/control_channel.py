@@ -160,7 +160,8 @@ def layout_of(batch: Batch) -> Tensor:
     """Returns a batch's shape, sent before its values, int64: row count, then index and row lengths per column."""
     columns = np.empty((len(batch.columns), 1 + batch.num_rows), np.int64)
     for numbers, (name, column) in zip(columns, batch.columns.items(), strict=True):
-        numbers[0], numbers[1:] = _COLUMN_NAMES.index(name), column.lengths
+        numbers[0] = _COLUMN_NAMES.index(name)
+        numbers[1:] = column.lengths
     return torch.from_numpy(np.concatenate([[batch.num_rows], columns.reshape(-1)]))
 
 

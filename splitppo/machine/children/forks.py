@@ -215,7 +215,8 @@ class Forked:
         for descriptor in (self._status, self._process):
             if descriptor is not None:
                 os.close(descriptor)
-        self._status = self._process = None
+        self._status = None
+        self._process = None
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process, if it runs."""
@@ -274,7 +275,11 @@ class _Server:
                     return
 
     def _fork(self) -> bool:
-        """Forks a process for the next request; returns False if the owner has gone."""
+        """Forks a process for the next request; returns False if the owner has gone.
+
+        With a request come descriptors: first the one on which its process's pid and end are told, then standard input
+        and output, then those that `run` gets.
+        """
         request, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
         if not request:
             return False
