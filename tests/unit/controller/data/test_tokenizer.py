@@ -243,7 +243,8 @@ def test_the_modules_of_data_and_look_load_neither_torch_nor_transformers(tmp_pa
     code = f"""
 import sys
 import controller.data.prompts
-from controller.tracking import display, plots, timeline
+from controller.tracking import display, plots
+from splitppo.run_folder import spans, trace
 from controller.tracking.trackers import feed, process
 from controller.tracking.trackers.catalog import connect
 from controller.tracking.trackers.protocol import Run
