@@ -152,8 +152,10 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
     Raises:
         ConfigError: `record` is false, and an environment answers otherwise.
     """
-    if section.record is True or not section.reply_steps:
-        return section.record is True
+    if section.record is True:
+        return True
+    if not section.reply_steps:  # sampling is not exact: a repeated step may differ anyway
+        return False
     if section.record == "auto" and any(environment.is_remote for environment in section.environments.values()):
         return True
 
@@ -173,10 +175,10 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
     pairs = list(zip(told[::2], told[1::2], strict=True))
     for (key, _), (one, other) in zip(tried, pairs, strict=True):
         if one != other and section.record is False:
-            are_texts = [answer.messages for answer in one] != [answer.messages for answer in other]
+            differ_in_texts = [answer.messages for answer in one] != [answer.messages for answer in other]
             raise ConfigError(
                 f"rollout.multi_turn.record is false, but environments.{key} ({section.environments[key].label})"
-                f" gave other {'texts' if are_texts else 'rewards'} for the same seed: a resumed run would differ"
+                f" gave other {'texts' if differ_in_texts else 'rewards'} for the same seed: a resumed run would differ"
             )
     return any(one != other for one, other in pairs)
 
@@ -219,6 +221,7 @@ def _load(config: Config, section: MultiTurnConfig, tool_format: str | None) -> 
 
 
 def _check_role(role: str, config: Config, tokenizer: Tokenizer, key: str) -> None:
+    """Checks that the chat template renders messages of this role after a turn; else a ConfigError names the key."""
     try:
         TurnTokens(tokenizer, config.rollout.multi_turn.max_observation_length).check(role)
     except ValueError as error:

@@ -44,10 +44,12 @@ class RewardTokenizer:
         cannot spell special tokens. A response to a plain string continues the string, and the tokenizer adds its
         special tokens.
 
+        Rows in which only the assistant answers are encoded in one call, which is faster.
+
         Raises:
             ConfigError: the chat template refuses a response.
         """
-        first = None if self.max_length is None else -self.max_length
+        first = None if self.max_length is None else -self.max_length  # the index of the first token that is kept
         has_others = [bool(row.observation) or len(said) > 1 for row, said in zip(rows, responses, strict=True)]
         alone = [pair for pair, others in zip(zip(rows, responses, strict=True), has_others, strict=True) if not others]
         rendered = [self.render(row, said) for row, said in alone]

@@ -106,6 +106,7 @@ class _Renderer:
         end(self._process, _EXIT_LIMIT_S)
 
     def _why_it_ended(self) -> str:
+        """Waits for the end of the process, and returns its reason as the end of a sentence, e.g. its time limit."""
         status = self._process.wait()
         if status == -signal.SIGXCPU:
             return f"it takes more than {MAX_S} s of processor time"
@@ -141,10 +142,13 @@ def close() -> None:
 
 
 def serve(max_s: int, max_bytes: int) -> None:
-    """Answers requests on standard input until it ends; the main function of the process."""
+    """Answers requests on standard input until it ends; the main function of the process.
+
+    Each request has `max_s` seconds of processor time, all together `max_bytes` of memory beside what is in use now.
+    """
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # what else prints to standard output goes to standard error: it must not look like an answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + max_bytes, resource.RLIM_INFINITY))
@@ -154,7 +158,7 @@ def serve(max_s: int, max_bytes: int) -> None:
         except EOFError:
             return
         used = resource.getrusage(resource.RUSAGE_SELF)
-        limit_s = int(used.ru_utime + used.ru_stime) + 1 + max_s
+        limit_s = int(used.ru_utime + used.ru_stime) + 1 + max_s  # the kernel counts from the start of the process
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
         for kind, text in _answers(request):
             answers.write(kind + framed(text.encode(errors="surrogatepass")))

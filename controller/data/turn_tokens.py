@@ -75,7 +75,9 @@ class TurnTokens:
             return self._cut(self._text.encode(self._after(messages, contents, write)), last_token)
 
         texts = [clean(message["content"]) for message in messages]
-        alike = (*(message["role"] for message in messages), is_templated, self._ends_turn(last_token) and last_token)
+        # The tokens of `plain_text` depend on no more than this; all last tokens that end no turn share an entry.
+        end = last_token if self._ends_turn(last_token) else None
+        alike = (*(message["role"] for message in messages), is_templated, end)
         if alike not in self._plain:
             self._plain[alike] = encode(texts, plain_text)
         return self._text.fit(texts, encode, self._max_tokens, self._plain[alike])[1]
@@ -121,7 +123,15 @@ class TurnTokens:
         return after
 
     def _cut(self, tokens: Tokens, last_token: int) -> Tokens:
-        """Cuts tokens that follow what the assistant says at the token that ends its turn."""
+        """Drops what the template writes before the token that ends the assistant's turn.
+
+        That token is dropped, too, if the policy's turn has ended: its `last_token` is any end-of-sequence token. If
+        the template has no end of its own (`_has_own_end`), `last_token` must be the very token that begins what
+        follows.
+
+        Raises:
+            ValueError: the template writes no token that ends a turn.
+        """
         ends = np.flatnonzero(np.isin(tokens, self._eos_token_ids))
         if not len(ends):
             raise ValueError(

@@ -108,6 +108,7 @@ def distillation_metrics(
 
 
 def _means(name: str, d_N: Float64s) -> Mapping[str, float]:
+    """Returns the two metrics of tokens with these d = log q - log p, [N]; {} without tokens. The KL is never -0."""
     if not len(d_N):
         return {}
     return {f"{name}/kl": 0.0 - float(d_N.mean()), f"{name}/agreement": float(np.exp(np.minimum(d_N, 0.0)).mean())}

@@ -102,11 +102,38 @@ def importance_weights(
     """
     if not mask_BT.any():
         return np.zeros(mask_BT.shape, np.float32), {}
-    by_response, (lower, upper) = config.rollout_is == "sequence", config.weight_bounds
+    by_response = config.rollout_is == "sequence"
+    lower, upper = config.weight_bounds
     log_w_BT = log_ratio_BT.sum(axis=1, keepdims=True) if by_response else log_ratio_BT
     w_BT = np.where(mask_BT, np.exp(clamp_log_ratio(log_w_BT)), 0.0)
     is_outside_BT = mask_BT & (w_BT > upper) if lower is None else mask_BT & ((w_BT < lower) | (w_BT > upper))
     weights_BT = np.where(is_outside_BT, upper if lower is None else 0.0, w_BT)
+    metrics = _weight_metrics(w_BT, weights_BT, mask_BT, config.weight_bounds, by_response=by_response)
+    if lower is not None:
+        metrics["oob_ratio"] = float(is_outside_BT[mask_BT].mean())
+    if config.rollout_is_batch_normalize:
+        weights = _response_means(weights_BT, mask_BT) if by_response else weights_BT[mask_BT]
+        factor = float(weights.mean()) or 1.0  # if all weights are 0, they stay 0
+        weights_BT = weights_BT / factor
+        metrics["batch_norm_factor"] = factor
+    return weights_BT.astype(np.float32), _named("rollout_is", metrics)
+
+
+def _weight_metrics(
+    w_BT: Float64s,
+    weights_BT: Float64s,
+    mask_BT: Mask,
+    bounds: tuple[float | None, float],
+    *,
+    by_response: bool,
+) -> dict[str, float]:
+    """Computes the metrics of importance weights as verl does: partly of the ratios w, partly of the truncated weights.
+
+    Of w are the shares beyond the bounds, and with `by_response` the extremes; all others are of the weights. Without a
+    lower bound, a w below 1 / upper counts as low. The effective sample size is mean(weight)^2 / mean(weight^2), from 0
+    to 1.
+    """
+    lower, upper = bounds
     low = 1.0 / upper if lower is None else lower
     raw = _spread(w_BT, mask_BT, low=low, high=upper, centre=1.0, by_response=by_response)
     metrics = _spread(weights_BT, mask_BT, low=0.0, high=upper, centre=1.0, by_response=by_response)
@@ -118,13 +145,7 @@ def importance_weights(
     weights_N = weights_BT[mask_BT]
     mean_square = float((weights_N**2).mean())
     metrics["eff_sample_size"] = float(weights_N.mean() ** 2 / mean_square) if mean_square else 0.0
-    if lower is not None:
-        metrics["oob_ratio"] = float(is_outside_BT[mask_BT].mean())
-    if config.rollout_is_batch_normalize:
-        factor = float((_response_means(weights_BT, mask_BT) if by_response else weights_N).mean()) or 1.0
-        weights_BT = weights_BT / factor
-        metrics["batch_norm_factor"] = factor
-    return weights_BT.astype(np.float32), _named("rollout_is", metrics)
+    return metrics
 
 
 def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> tuple[Mask, dict[str, float]]:

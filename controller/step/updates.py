@@ -66,7 +66,7 @@ class StepUpdates:
         workers = self.step.workers
         columns = experience.actor_columns(
             lacks_reference=config.actor.use_kl_loss and workers.reference is not workers.actor,
-            lacks_old=config.algorithm.rollout_correction.bypasses,
+            lacks_old=config.algorithm.rollout_correction.bypasses,  # then these are the rollout backend's
         )
         recorded = await recorded_rows(self.step)
         await workers.actor.put_batch(self.slot, columns.merge(recorded))

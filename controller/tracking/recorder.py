@@ -68,7 +68,7 @@ class Recorder:
         """
         open_spans = [span for record in self._open for span in record.spans]
         num_repeated = max(self.last_step - step, 0)
-        last_kept = step or -1
+        last_kept = step or -1  # at step 0 nothing is kept: its validation is done again, too
         timeline = read_trace(self._config.run.dir / TRACE_FILE)
         kept = [span for span in timeline if span.step <= last_kept]
         cut = [span for span in timeline if span.step > last_kept]
@@ -110,9 +110,10 @@ class Recorder:
         self.emit(Worked(spans))
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
-        """Adds a validation's metrics and spans to its step's record; that of step 0 gets a line of its own.
+        """Adds a validation's metrics and spans to its step's record.
 
-        `split` is the name of the folder of its rollouts.
+        If no step is open (at step 0, and with `val_only`), its metrics get a line of their own. `split` is the name of
+        the folder of its rollouts.
         """
         line: Mapping[str, float] | None = None
         if self._open:

@@ -60,12 +60,14 @@ class Stagnation(BaseModel, frozen=True, extra="forbid"):
 
 
 def _is_better(value: float, best: float | None, mode: MetricMode, min_delta: float = 0.0) -> bool:
+    """Returns True if a value beats the best one by over `min_delta`; NaN never does, the first number always."""
     if not math.isfinite(value):
         return False
     return best is None or (value > best + min_delta if mode == "max" else value < best - min_delta)
 
 
 def _value(metrics: Mapping[str, float], name: str, key: str) -> float:
+    """Returns the metric that the configuration key names; ConfigError if validation does not compute it."""
     if name not in metrics:
         raise ConfigError(f"{key}: validation gives no {name!r}; it gives {', '.join(sorted(metrics))}")
     return metrics[name]

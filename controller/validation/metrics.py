@@ -103,7 +103,8 @@ def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing
             pred_N = np.unique([str(pred) for pred in preds], return_inverse=True)[1]
             chosen["maj"] = values_N[_majority(pred_N, drawn_Kn)]
         for name, values_K in chosen.items():
-            metrics[f"{name}@{n}/mean"], metrics[f"{name}@{n}/std"] = float(values_K.mean()), float(values_K.std())
+            metrics[f"{name}@{n}/mean"] = float(values_K.mean())
+            metrics[f"{name}@{n}/std"] = float(values_K.std())
     return metrics
 
 

@@ -145,5 +145,6 @@ class _Groups:
 
 
 def _relative(values_B: Float64s, groups: _Groups, norm_by_std: bool) -> Float64s:
+    """Returns values less the means of their groups, [B]; `norm_by_std` divides by (standard deviation + 1e-6)."""
     centred_B = groups.centred(values_B)
     return centred_B / (groups.std(values_B) + _EPSILON) if norm_by_std else centred_B

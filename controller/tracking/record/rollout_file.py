@@ -42,7 +42,11 @@ _OF_UPDATE = {"new": pa.float32(), "entropy_tokens": pa.float32(), "clip": pa.ui
 
 
 def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer) -> Any:
-    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step."""
+    """Returns the content of rollouts/train/{step}.parquet as a buffer; `config` is that of the step.
+
+    Every step has the same columns: those that it may lack begin as nulls, which the numbers that it has replace.
+    Numbers of responses are float32 in the file.
+    """
     tokens = record.tokens
     scores = record.scores
     step = record.step
@@ -80,8 +84,8 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
     """
     scores = validation.scores
     prompts = np.unique(scores.prompt_indices)
-    order = slice(_NUM_FIXED_PROMPTS)
-    is_fixed_B = np.isin(scores.prompt_indices, prompts[np.argsort(splitmix64(prompts.astype(np.uint64)))[order]])
+    in_mixed_order = prompts[np.argsort(splitmix64(prompts.astype(np.uint64)))]  # mixed, but always in the same way
+    is_fixed_B = np.isin(scores.prompt_indices, in_mixed_order[:_NUM_FIXED_PROMPTS])
     rows = np.flatnonzero(is_fixed_B)
     columns = {
         **_columns_of(scores, config.evaluation.n),

@@ -69,6 +69,7 @@ def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict
 
 
 def _spread(mean: Any, values_N: NDArray[Any]) -> Float64s:
+    """Returns the variance of token values by position, mean(x^2) - mean(x)^2; `mean` averages by position."""
     centred = values_N.astype(np.float64) - values_N.mean(dtype=np.float64) if len(values_N) else values_N
     return np.asarray(mean(centred**2) - mean(centred) ** 2)
 
@@ -87,7 +88,13 @@ def explained_variance(tokens: StepTokens) -> dict[str, float]:
     """Computes the explained variance of the values, with standard error and 95 % interval by a jackknife.
 
     It leaves out one response after the other, because the tokens of a response belong together. The interval is one
-    of log(1 - explained variance), which is distributed almost normally.
+    of log(1 - explained variance), which is distributed almost normally:
+
+        shift_i = log((1 - ev without response i) / (1 - ev))      error = sqrt((n - 1) var(shift))
+        1 - (1 - ev) exp(+-1.96 error)                             the interval, for n responses
+
+    All `ev` follow from sums by response (`_ev_of`), so that leaving out a response is a subtraction. A shift is
+    clipped, lest a single response decide.
     """
     learned = tokens.learned
     returns_N = tokens.lists["ret"].astype(np.float64)
