@@ -94,6 +94,7 @@ def total_bytes_of_gpus() -> dict[int, int]:
     sizes: dict[int, int] = {}
     offered = offered_gpus()
     names = [*map(str, range(len(handles)))] if offered is None else offered
+    # The list ends for CUDA at the first number that no GPU has.
     for index, name in enumerate(takewhile(lambda name: not name.isdigit() or int(name) < len(handles), names)):
         sizes[index] = 0
         with suppress(nvml.NVMLError):

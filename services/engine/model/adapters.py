@@ -83,6 +83,7 @@ def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]
     inner = [name for name in linear if name not in no_adapter]
 
     def chosen(wanted: str | Sequence[str], option: str) -> set[str]:
+        """Returns the linear layers that an option names; ValueError for a name or pattern that means none."""
         found: set[str] = set()
         for part in (wanted,) if isinstance(wanted, str) else wanted:
             is_pattern = isinstance(wanted, str)

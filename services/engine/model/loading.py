@@ -90,6 +90,9 @@ def _set_computation(model: PreTrainedModel, checkpointing: Checkpointing, *, fp
     """Decides how a model computes: without dropout, and what its backward pass keeps or computes again.
 
     With `fp32_head` the logits are float32. On a CPU linear layers use oneDNN, see `use_onednn`.
+
+    With `checkpointing` each layer is computed again in the backward pass; "selective" keeps what attention has
+    computed.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):

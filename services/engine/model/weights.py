@@ -65,8 +65,8 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
             folder, config=model.config, dtype=model.dtype, output_loading_info=True
         )
         lacking = sorted(report["missing_keys"])
-        if heads_lack := [name for name in lacking if kind != "value" or not name.startswith(HEADS)]:
-            raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(heads_lack[:3])}")
+        if lacking_beside_head := [name for name in lacking if kind != "value" or not name.startswith(HEADS)]:
+            raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(lacking_beside_head[:3])}")
         tensors = {name: tensor for name, tensor in whole.state_dict().items() if name not in lacking}
         found, _ = _find_all(model, tensors)
     return found

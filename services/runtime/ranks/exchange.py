@@ -109,7 +109,11 @@ class LeaderExchange:
         return in_threads(work, self._on_error)
 
     def _receive(self, rank: int) -> None:
-        """Receives parts and messages of another rank until its command has ended."""
+        """Receives parts and messages of another rank until its command has ended.
+
+        What a rank sends begins with two numbers: _END, _MESSAGE or the number of a part, and the version of the part's
+        weights.
+        """
         while True:
             kind_or_part, policy_version = self._side_channel.receive_numbers(2, rank)
             if kind_or_part == _END:

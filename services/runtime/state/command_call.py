@@ -133,7 +133,7 @@ class CommandCall:
             self._more = Future()
             if is_last:
                 self.answered.set()
-        more.set_result(None)
+        more.set_result(None)  # without the lock: it calls those who wait
 
 
 def _digest(method: str, request: Any) -> str:
