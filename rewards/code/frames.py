@@ -41,8 +41,10 @@ class Frames:
             start = header.end()
             num_bytes = int(header[2])
             del header  # the buffer cannot shrink as long as a match refers to it
+            output: bytes | None = None
             if num_bytes > self._max_bytes:
-                output, num_bytes, self._num_skipped = None, 0, num_bytes
+                self._num_skipped = num_bytes
+                num_bytes = 0
             elif len(self._received) < start + num_bytes:
                 return
             else:

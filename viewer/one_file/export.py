@@ -178,7 +178,9 @@ def spread(steps: Sequence[int], first: Collection[Any] = ()) -> list[int]:
     oldest = len(steps) - 1
 
     def rank(age: int) -> tuple[bool, bool, int]:
-        return 0 < age < oldest, steps[oldest - age] not in first, -(age & -age or len(steps))
+        """The sort key of the step with so many newer ones: multiples of large powers of two come first."""
+        power_of_two = age & -age or len(steps)  # the largest that divides `age`
+        return 0 < age < oldest, steps[oldest - age] not in first, -power_of_two
 
     return [steps[oldest - age] for age in sorted(range(len(steps)), key=rank)]
 

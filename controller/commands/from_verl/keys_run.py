@@ -85,7 +85,8 @@ def _rejection_bounds(value: Any, run: VerlRun) -> Any:
         return value
     upper = num_of(value, f"{_CORRECTION}.rollout_rs_threshold")
     lower = run.value(f"{_CORRECTION}.{_LOWER}")
-    return f"{1.0 / upper!r}_{1.0 / num_of(lower, _LOWER) if lower is not None else upper!r}"
+    highest = upper if lower is None else 1.0 / num_of(lower, _LOWER)
+    return f"{1.0 / upper!r}_{highest!r}"
 
 
 def _veto(value: Any, _: VerlRun) -> str:

@@ -19,6 +19,7 @@ from splitppo.config import Config, ConfigError
 # The data sources that verl scores by math_dapo.
 _DAPO_SOURCES = ("math_dapo", "math", "math_dapo_reasoning", "aime*")
 _ESTIMATOR = "algorithm.adv_estimator"
+_FIRST_PORT = 7001  # of the groups on several machines, one after the other
 KeyOutcome = Rule | Literal["unknown", "to be decided", "dropped", "default"]
 
 
@@ -172,40 +173,37 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
 
 
 def _place(result: Translation, run: VerlRun) -> None:
-    """Sets the number of ranks, and the GPUs, of each role's process group in the translated configuration."""
+    """Sets the number of ranks, and the GPUs, of each role's process group in the translated configuration.
+
+    GPUs are numbered from 0 on each machine. A group has those behind the groups before it; on several machines, if
+    they do not fit behind them, the first ones of other machines.
+    """
     groups = run.groups
-    per_node = run.value("trainer.n_gpus_per_node")
-    nodes = run.value("trainer.nnodes")
-    total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
-    in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
-    in_verl += f"; {groups.idle} are left over: a mini-batch has no more rows" if groups.idle else ""
-    why = "--gpus" if run.requested else in_verl
     on_cpu = run.value("trainer.device") == "cpu"
-    ahead = run.value("rollout.nnodes") if groups.rollout else 1
-    several = (nodes != 1 or ahead != 1 or run.teacher_nodes > 1) and not run.requested
+    several = _has_several_machines(run)
     comments = {
-        "num_processes": why,
+        "num_processes": _why_so_many(run),
         "address": "of rank 0; other machines need services.security",
         "master_addr": "the name of machine 0 of the group: put yours",
         "devices": "of each machine" if several else "",
     }
-    start = 0
-    for place, (role, count) in enumerate(groups.ranks().items(), 7001):
+    next_gpu = 0
+    for port, (role, count) in enumerate(groups.ranks().items(), _FIRST_PORT):
         group: dict[str, Any] = {"num_processes": count}
-        of_machine = {"rollout": "rollout", "reward": "distillation"}.get(role, "trainer")
-        on_each = int(run.value(f"{of_machine}.n_gpus_per_node"))
-        of_verl = {"rollout": ahead, "reward": run.teacher_nodes or 1}.get(role, nodes)
-        machines = _num_machines(count, int(of_verl), on_each) if several else 1
+        nodes, gpus_of_node = _pool_in_verl(role, run)
+        machines = _num_machines(count, int(nodes), gpus_of_node) if several else 1
         if several:
-            group["address"] = f"127.0.0.1:{place}"
+            group["address"] = f"127.0.0.1:{port}"
         if machines > 1:
             group |= {"nnodes": machines, "master_addr": f"{role}-0"}
-        each = count // machines
-        first = start if start + each <= on_each or not several else 0
+        on_each = count // machines
+        has_room = next_gpu + on_each <= gpus_of_node or not several
+        first = next_gpu if has_room else 0
         if not on_cpu:
-            group["devices"] = list(range(first, first + each))
-        start = first + (0 if groups.shared and role == "actor" else each)
-        if role == "rollout":
+            group["devices"] = list(range(first, first + on_each))
+        is_critics_too = groups.shared and role == "actor"
+        next_gpu = first if is_critics_too else first + on_each
+        if role == "rollout":  # by default there is no such section, so it is set as a whole
             result.set("services.rollout", group, "of its own, as in verl")
             continue
         for key, value in group.items():
@@ -215,6 +213,37 @@ def _place(result: Translation, run: VerlRun) -> None:
     if several:
         result.set("services.launch", "external", "you start the groups on your machines: docs/hosts.md")
     _place_frozen_models(result, run)
+
+
+def _why_so_many(run: VerlRun) -> str:
+    """Returns the comment on the number of ranks of a group: what it is a part of."""
+    if run.requested:
+        return "--gpus"
+    nodes = run.value("trainer.nnodes")
+    total = f"{run.value('trainer.n_gpus_per_node')}{f' on each of {nodes} machines' if nodes != 1 else ''}"
+    in_verl = f"of {total}, which both models have in verl" if run.groups.critic else "as in verl"
+    idle = run.groups.idle
+    return in_verl + (f"; {idle} are left over: a mini-batch has no more rows" if idle else "")
+
+
+def _rollout_nodes(run: VerlRun) -> Any:
+    """Returns the machines of verl's own pool for rollouts; 1 without a rollout group."""
+    return run.value("rollout.nnodes") if run.groups.rollout else 1
+
+
+def _has_several_machines(run: VerlRun) -> bool:
+    """Returns True if the run is on more than one machine, as one of verl's pools is; never if `--gpus` is given."""
+    has_pool_of_several = run.value("trainer.nnodes") != 1 or _rollout_nodes(run) != 1 or run.teacher_nodes > 1
+    return bool(has_pool_of_several and not run.requested)
+
+
+def _pool_in_verl(role: str, run: VerlRun) -> tuple[Any, int]:
+    """Returns the machines, and the GPUs of each, of the pool in which verl has a role; rewards are teachers there."""
+    if role == "rollout":
+        return _rollout_nodes(run), int(run.value("rollout.n_gpus_per_node"))
+    if role == "reward":
+        return run.teacher_nodes or 1, int(run.value("distillation.n_gpus_per_node"))
+    return run.value("trainer.nnodes"), int(run.value("trainer.n_gpus_per_node"))
 
 
 def _num_machines(count: int, nodes: int, per_node: int) -> int:

@@ -170,7 +170,9 @@ class _Reader:
             if is_new:
                 self._passing[lines] = self._bash.run(self._environment, passed=sorted(lines))
             other = self._passing[lines]
-            holds_already = [s for s in run.steps if s.line != line or s.name not in _TESTS] == other.steps
+            besides_test = [step for step in run.steps if step.line != line or step.name not in _TESTS]
+            # Nothing else is run if the test is made to succeed: it has succeeded without that.
+            holds_already = besides_test == other.steps
             can_be_passed = name in _SIMPLE_TESTS and not holds_already and len(lines) <= _MAX_TESTS
             if not can_be_passed or _words(other) not in (None, self._words):
                 raise self._mistake(line, f"which branch is taken is not known, as {reason}")
@@ -235,7 +237,7 @@ def _having_effect(
 ) -> list[str]:
     """Finds by bisection the names (variables or commands) that change the arguments that the script passes to verl."""
     words = words_with(names) if names else before
-    if words == before or (words is None and len(names) == 1):
+    if words == before or (words is None and len(names) == 1):  # by this name alone verl is not started: no argument
         return []
     if len(names) == 1:
         return [*names]
