@@ -56,7 +56,9 @@ def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int
 def find_main_memory_misfit(config: Config, groups: Iterable[GroupMemory], available: int) -> str | None:
     """Returns a sentence if ranks with GPUs would offload more than the main memory of this machine; None if it fits.
 
-    `available` are the bytes of main memory; 0 if they are not known.
+    `available` are the bytes of main memory; 0 if they are not known. The sentence ends with advice: to divide weights
+    that several ranks hold alike; else to keep an optimizer's state in bf16 or not to offload what takes most, or to
+    train adapters.
     """
     on_gpus = [group for group in groups if group.devices and config.services.launch == "local"]
     sizes = {key: group.num_ranks * size for group in on_gpus for key, size in group.offloaded.items()}

@@ -76,8 +76,8 @@ def _read_shapes(config: Config, role: RoleName) -> tuple[ModelShape, dict[str, 
         shapes = [read_model_shape(model, row.kind, f"{row.section}.model") for model in row.models(config)]
         num_parameters = sum(shape.num_parameters for shape in shapes)  # of all teachers; the largest computes
         frozen[name] = replace(max(shapes, key=lambda shape: shape.num_parameters), num_parameters=num_parameters)
-    in_reward = "reward_model" if config.reward_model_host == "reward" else "teacher"
-    section = {"rollout": "actor", "reward": in_reward}.get(role, role)
+    main_of_reward = "reward_model" if config.reward_model_host == "reward" else "teacher"
+    section = {"rollout": "actor", "reward": main_of_reward}.get(role, role)  # the others have sections of their name
     # A reward model is a base model with one label, too.
     kind: Kind = "policy" if section in ("actor", "teacher") else "value"
     return read_model_shape(config.model_of(role).model, kind, f"{section}.model"), frozen

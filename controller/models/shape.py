@@ -170,7 +170,7 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
     for name, count in counts.items():
         if in_layer := _IN_A_LAYER.match(name):
             layers[in_layer.group()] += count
-    heads = _find(config, "heads") or 1
+    heads = _find(config, "heads") or 1  # as for the other sizes: `read_model_shape` refuses a model without them
     num_layers = _find(config, "layers") or 0
     head_dim = config.get("head_dim") or hidden // heads
     total = sum(counts.values())

@@ -49,6 +49,7 @@ def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Col
     response without any rewarded token are dropped. `rewarded` is bool, aligned with responses.
     """
     offsets = rewarded.offsets
+    # K scores: those of the ends of responses, then those of tokens; each with its row, and its place among all tokens.
     ended = np.flatnonzero(rewarded.lengths)
     placed = np.flatnonzero(token_scores.values)
     placed_rows = np.searchsorted(token_scores.offsets, placed, side="right") - 1
@@ -58,10 +59,11 @@ def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Col
     rewards = np.zeros(len(rewarded.values), np.float32)
     rewarded_at = np.flatnonzero(rewarded.values)
     if len(rewarded_at):
-        index = np.searchsorted(rewarded_at, places)
+        index = np.searchsorted(rewarded_at, places)  # of the first rewarded token that is not before the score's
         following = rewarded_at[np.minimum(index, len(rewarded_at) - 1)]
         previous = rewarded_at[np.maximum(index - 1, 0)]
         moved = np.where((following >= places) & (following < offsets[rows + 1]), following, previous)
+        # Else the response has no rewarded token, and `moved` lies in another one.
         is_inside = (offsets[rows] <= moved) & (moved < offsets[rows + 1])
         np.add.at(rewards, moved[is_inside], scores_K[is_inside])
     return Column(rewards, rewarded.lengths)

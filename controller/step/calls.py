@@ -52,7 +52,8 @@ class StepCalls:
     async def old_log_probs(self) -> Batch:
         """Returns the responses' log-probs under policy and rollout backend: the columns that the algorithm needs.
 
-        With `bypass_mode` the policy's log-probs are computed only in steps that check them.
+        With `bypass_mode` the policy's log-probs are computed only in steps that check them. Where nobody needs them,
+        the rollout backend's alone are fetched, for `bypass_mode` and for teachers; else no column.
         """
         columns = ["old_log_probs", "rollout_log_probs"]
         if self._config.needs_old_log_probs or self.step.log_prob_check.is_due(self.step.number):

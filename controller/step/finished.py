@@ -152,6 +152,7 @@ def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Sc
 
 
 def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
+    """Returns the prompts of these rows of the training data; ConfigError if the data has fewer rows by now."""
     if row_indices.max(initial=0) >= table.num_prompts:
         found = f"{table.num_prompts} training prompts"
         raise ConfigError(f"data.train_files: the checkpoint holds responses to row {row_indices.max()}, got {found}")

@@ -90,6 +90,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 
 @lru_cache
 def _custom(path: Path, name: str) -> Estimator:
+    """Loads the user's estimator from its file, once; it gets whole batches, because it may compare all responses."""
     keys = {"path_key": "algorithm.custom_path", "name_key": "algorithm.adv_estimator"}
     return Estimator(load_from_file(path, name, **keys), takes_pieces=False)
 
