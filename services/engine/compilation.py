@@ -64,7 +64,7 @@ def compile_model(
             for micro_batch in _micro_batches(model, kind, limits, device):
                 with torch.no_grad():
                     forward(model, micro_batch)
-                    if rank_of(model):  # the reference
+                    if rank_of(model):  # adapters: without them it is the reference
                         with adapters_off(model):
                             forward(model, micro_batch)
                 if is_trained:

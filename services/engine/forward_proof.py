@@ -135,7 +135,10 @@ def prove_forward(
 
 
 def rows_of(config: Any, kind: Kind) -> list[Row]:
-    """Returns the rows of the proof: fixed token ids of the vocabulary, without padding or other special ones."""
+    """Returns the rows of the proof: fixed token ids of the vocabulary, without padding or other special ones.
+
+    A model with few positions gets shorter rows, and at least one token is left for the response.
+    """
     text = config.get_text_config()
     special = {value for name, value in vars(text).items() if name.endswith("token_id") and isinstance(value, int)}
     ids = np.setdiff1d(np.arange(text.vocab_size), [*special]).astype(np.int32)

@@ -221,7 +221,11 @@ def _worker(
 
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
-    """Serves gRPC on rank 0 until drained; announces address and processes in `<run.dir>/services/<role>.json`."""
+    """Serves gRPC on rank 0 until drained; announces address and processes in `<run.dir>/services/<role>.json`.
+
+    The announcement comes last, when failures are told to callers and signals drain the group. A failure writes its
+    reason down, stops the server and removes the announcement.
+    """
     worker = leader.worker
     context = leader.worker.context
     services = context.config.services

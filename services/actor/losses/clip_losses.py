@@ -64,7 +64,7 @@ def gspo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str
     """Computes the GSPO loss per token (Zheng et al., 2025, eq. 5, 13, 14): the PPO clip of the response's ratio.
 
         log s = mean over the response's tokens of (log_prob - old_log_prob)
-        r = s log_prob's gradient: exp(sg(log s) + log_prob - sg(log_prob))
+        r = exp(sg(log s) + log_prob - sg(log_prob)), so r is s, and log r has the gradient of log_prob
         loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
 
     Where all tokens of a response have the same advantage, value and gradient are those of eq. 5. Metric: pg_clipfrac

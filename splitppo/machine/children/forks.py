@@ -189,7 +189,11 @@ class Forked:
             time.sleep(_PAUSE_S)
 
     def _hear(self, status: int) -> None:
-        """Takes what the server says: the pid, then the exit code; or why there is no process; at its end nothing."""
+        """Takes what the server says: the pid, then the exit code; or why there is no process; at its end nothing.
+
+        It says one line of JSON at a time, of which a part may have come: a number is the pid or the exit code, a text
+        says why it could not fork.
+        """
         part = os.read(status, 4096)
         self._said += part
         sentences = [json.loads(line) for line in self._said.splitlines(keepends=True) if line.endswith(b"\n")]
