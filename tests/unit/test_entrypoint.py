@@ -60,7 +60,10 @@ def config_of(role: str, root: Path, environment: dict[str, str]) -> Config:
 
 
 def test_the_images_hold_all_that_both_entry_points_import_beside_the_standard_library(tmp_path: Path) -> None:
-    copied = re.findall(r"^COPY (deploy/.+\.py) /app/", (PROJECT / "Dockerfile").read_text(), re.MULTILINE)
+    dockerfile = (PROJECT / "Dockerfile").read_text()
+    assert "\nCOPY splitppo /app/splitppo\n" in dockerfile
+    (tmp_path / "splitppo").symlink_to(PROJECT / "splitppo")
+    copied = re.findall(r"^COPY (deploy/.+\.py) /app/", dockerfile, re.MULTILINE)
     for file in (Path(name) for names in copied for name in names.split()):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PROJECT / file, tmp_path / file)

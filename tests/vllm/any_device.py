@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tests.vllm.sampling_roles import Actor
+from tests.vllm.samplers import Actor
 
 from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.vllm.sampling_roles import Actor, Sampler
+from tests.vllm.samplers import Actor, Sampler
 
 from services.actor.role import ActorRole
 from services.rollout.role import RolloutRole
