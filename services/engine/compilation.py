@@ -57,8 +57,8 @@ def compile_model(
     """
     began_s = time.perf_counter()
     compile_layers(model, decoder_layers(model))
-    forward = FORWARDS[kind][0]
-    distances = [0.0]
+    forward = FORWARDS[kind].forward
+    gradient_distances = [0.0]
     try:
         with compiling(), _one_sentence(f"{name}: compile: there is no code for it"):
             for micro_batch in _micro_batches(model, kind, limits, device):
@@ -68,13 +68,13 @@ def compile_model(
                         with adapters_off(model):
                             forward(model, micro_batch)
                 if is_trained:
-                    distances.append(_gradient_distance(model, kind, micro_batch, strategy))
+                    gradient_distances.append(_gradient_distance(model, kind, micro_batch, strategy))
     finally:
         strategy.release(model)
-    if not all(distance <= _GRADIENT_BOUND[dtype] for distance in distances):
+    if not all(distance <= _GRADIENT_BOUND[dtype] for distance in gradient_distances):
         raise ValueError(
-            f"{name}: compile: the gradient of compiled code differs by {max(distances):.2g} of its norm from that"
-            f" without it, rounding explains {_GRADIENT_BOUND[dtype]:g}"
+            f"{name}: compile: the gradient of compiled code differs by {max(gradient_distances):.2g} of its norm from"
+            f" that without it, rounding explains {_GRADIENT_BOUND[dtype]:g}"
         )
     log.info("%s: layers and head are compiled (in %.1f s)", name, time.perf_counter() - began_s)
 
@@ -120,7 +120,7 @@ def _backward(model: nn.Module, kind: Kind, micro_batch: MicroBatch, strategy: S
     """Computes the gradient of the sum of all outputs: any gradient will do to compare two ways of computing it."""
     model.train()
     with strategy.sync_gradients(model, last=True):
-        outputs = FORWARDS[kind][0](model, micro_batch)
+        outputs = FORWARDS[kind].forward(model, micro_batch)
         torch.stack([values.sum() for values in outputs.values() if values.numel()]).sum().backward()  # type: ignore[no-untyped-call]
     model.eval()
 

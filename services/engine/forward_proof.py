@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,10 +45,20 @@ _MAX_MULTIPLE = 4.0
 _LEAST_LOG_PROB = -1e4
 # Numbers are rounded to this share of the greatest of them.
 _ROUNDING = {"fp32": 2**-19, "bf16": 2**-8}
-FORWARDS: Mapping[Kind, tuple[Forward, str, str]] = {
-    "policy": (policy_forward(1.0), "log_probs", "log-probs"),
-    "value": (value_forward, "values", "values"),
-    "reward": (reward_forward, "scores", "scores"),
+
+
+class ProvedForward(NamedTuple):
+    """The engine's forward pass of one kind of model, the name of its output, and the words for the output."""
+
+    forward: Forward
+    output: str
+    output_in_words: str
+
+
+FORWARDS: Mapping[Kind, ProvedForward] = {
+    "policy": ProvedForward(policy_forward(1.0), "log_probs", "log-probs"),
+    "value": ProvedForward(value_forward, "values", "values"),
+    "reward": ProvedForward(reward_forward, "scores", "scores"),
 }
 
 # The code that the engine computes with, by what an error says of it.
@@ -107,24 +117,26 @@ def prove_forward(
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
         with as_bad_input(subject):
-            modes: dict[str, Tensor] = {}
-            for how_made, code in _CODE.items() if is_compiled else [("", not_compiled)]:
+            computed_by_mode: dict[str, Tensor] = {}
+            codes = _CODE if is_compiled else {"": not_compiled}
+            for how_compiled, code in codes.items():
                 with code():
-                    modes[how_made] = _engine_outputs(model, kind, rows, limits, device)
+                    computed_by_mode[how_compiled] = _engine_outputs(model, kind, rows, limits, device)
                     if is_trained:
                         model.train()
-                        modes[f"{how_made}in training "] = _engine_outputs(model, kind, rows, limits, device)
+                        in_training_N = _engine_outputs(model, kind, rows, limits, device)
+                        computed_by_mode[f"{how_compiled}in training "] = in_training_N
                         model.eval()
             with not_compiled(), attention_of(model, "eager"):
-                own_N, largest = own_outputs(model, kind, rows, device)
-                itself = difference_from_itself(model, kind, rows, device, own_N, dtype)
+                own_N, greatest_logit = own_outputs(model, kind, rows, device)
+                own_difference = difference_from_itself(model, kind, rows, device, own_N, dtype)
     finally:
         strategy.release(model)
     if own_N.isnan().any():
         raise ValueError(f"{name}: the model's own forward gives what is no number: are its weights numbers?")
-    bound = bound_of(itself, own_N, kind, dtype, largest)
-    outputs = FORWARDS[kind][2]
-    for mode, computed_N in modes.items():
+    bound = bound_of(own_difference, own_N, kind, dtype, greatest_logit)
+    outputs = FORWARDS[kind].output_in_words
+    for mode, computed_N in computed_by_mode.items():
         wrong = f"{subject}: {mode}the {outputs} are not those of the model itself"
         found = check_difference(computed_N, own_N, kind, bound, wrong)
     log.info(

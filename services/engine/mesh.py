@@ -44,14 +44,17 @@ class GroupMesh:
         if self.replicate == 1:
             return init_device_mesh(device_type, (self.shard,))
         ranks = torch.arange(self.num_ranks).view(self.replicate, self.shard)
-        divide: Any = dist.new_subgroups_by_enumeration
-        groups = [divide(lines.tolist(), timeout=_GROUP_TIMEOUT)[0] for lines in (ranks.T, ranks)]
-        return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+        new_subgroups: Any = dist.new_subgroups_by_enumeration  # returns this rank's process group, and all of them
+        replicate_group, _ = new_subgroups(ranks.T.tolist(), timeout=_GROUP_TIMEOUT)
+        shard_group, _ = new_subgroups(ranks.tolist(), timeout=_GROUP_TIMEOUT)
+        return DeviceMesh.from_group(
+            [replicate_group, shard_group], device_type, ranks, mesh_dim_names=("replicate", "shard")
+        )
 
     def sequence_group(self) -> dist.ProcessGroup | None:
         """Makes the process group of the ranks that share this one's rows, None if none do; all ranks call it."""
         if self.sequence == 1:
             return None
-        lines = torch.arange(self.num_ranks).view(-1, self.sequence).tolist()
-        group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(lines, timeout=_GROUP_TIMEOUT)[0]  # type: ignore[no-untyped-call]
+        neighbours = torch.arange(self.num_ranks).view(-1, self.sequence).tolist()
+        group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(neighbours, timeout=_GROUP_TIMEOUT)[0]  # type: ignore[no-untyped-call]
         return group

@@ -100,9 +100,14 @@ class FrozenModels:
         )
 
     def _compute_teacher_log_probs(self) -> Command:
-        """Makes the command for the teachers' log-probs, at rollout.temperature; each row goes through its teacher."""
+        """Makes the command for the teachers' log-probs, at rollout.temperature; each row goes through its teacher.
+
+        With teacher.signal top_k the log-probs are those of the teacher's `top_k` most likely tokens, too. `num_ids` of
+        a request is the number of tokens of the tokenizer: only ids below it can be among these tokens.
+        """
         config = self._context.config
         teacher = config.teacher
+        # The column `teachers` has the index of each row's teacher in this list.
         models = self._load(config.teacher_host, "policy", *(teacher.of(folder) for folder in teacher.folders))
         top_k = teacher.top_k if teacher.signal == "top_k" else 0
 

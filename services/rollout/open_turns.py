@@ -68,7 +68,7 @@ class RankTurns:
         self._places = rows["places"].values
         self._clock = 0
         self._progress = (0, 0)
-        # Both by place and number of the turn.
+        # Keys of both: the response's place in the request, and the number of its turn.
         self._waiting: dict[tuple[int, int], _Waiting] = {}
         self._replies: dict[tuple[int, int], TurnReply] = {}
         self.waited_s = 0.0
@@ -106,11 +106,12 @@ class RankTurns:
         """
         if is_idle and self._waiting:
             self._clock = max(self._clock, min(waiting.due_step for waiting in self._waiting.values()))
-        due = {key for key, waiting in self._waiting.items() if waiting.due_step <= self._clock}
+        due = {turn for turn, waiting in self._waiting.items() if waiting.due_step <= self._clock}
         if due:
             num_needed = len(due) if self._limits.reply_steps else int(is_idle)
             self._wait_for_replies(due, num_needed, while_waiting)
-        answered = [(self._waiting.pop(key), self._replies.pop(key)) for key in due & self._replies.keys()]
+        due_with_reply = due & self._replies.keys()
+        answered = [(self._waiting.pop(turn), self._replies.pop(turn)) for turn in due_with_reply]
         answered.sort(key=lambda pair: (pair[0].due_step, pair[0].response.index))
         return [Answered(waiting.response, reply.tokens, reply.is_last) for waiting, reply in answered]
 

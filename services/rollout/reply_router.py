@@ -95,7 +95,11 @@ class ReplyRouter:
         }
 
     def _is_new(self, reply: conversation_pb2.TurnReply) -> bool:
-        """Returns False if the turn of a possible reply has one already; InvalidArgument if it cannot be a reply."""
+        """Returns True if the turn waits for this reply, False if it has had one already.
+
+        Raises:
+            InvalidArgument: the turn has not ended, or takes no reply like this one.
+        """
         turn = f"turn {reply.turn} of response {reply.place}"
         tokens = reply.tokens
         limits = self._limits

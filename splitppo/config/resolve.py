@@ -103,11 +103,15 @@ def _num_parts(config: Config) -> int:
 
     The number is over 1 if another worker group can compute with the first parts while the actor still generates.
     """
-    # Groups are chosen only when all of them are scored; responses of older weights are all there.
-    is_whole = config.algorithm.filter_groups.enable or config.rollout.staleness
-    others = set(config.roles) - {"actor", "rollout"}
-    pays = not is_whole and others and config.data.max_response_length >= MIN_STREAMED_LENGTH
-    return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
+    if config.algorithm.filter_groups.enable:
+        return 1  # sample groups are chosen only when all of them are scored
+    if config.rollout.staleness:
+        return 1  # the responses of a step are all there when it begins
+    groups_that_could_begin = set(config.roles) - {"actor", "rollout"}
+    is_long_enough = config.data.max_response_length >= MIN_STREAMED_LENGTH
+    if not groups_that_could_begin or not is_long_enough:
+        return 1
+    return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n)
 
 
 def _reply_steps(config: Config) -> int:

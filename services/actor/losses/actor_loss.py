@@ -46,12 +46,13 @@ def actor_loss(config: ActorConfig, teacher: TeacherConfig | None = None) -> Tok
     policy_loss = find_policy_loss(config, config.policy_loss.loss_mode)
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
+        """Computes the loss of a micro-batch, with its metrics: L of the module's docstring, term by term."""
         columns = tokens.columns
         weights_N = tokens.weights
         log_probs_N = outputs["log_probs"]
         entropy_N = outputs["entropy"]
-        old_log_probs_N = columns.get("old_log_probs", log_probs_N.detach())
-        seen = PolicyTokens(
+        old_log_probs_N = columns.get("old_log_probs", log_probs_N.detach())  # without the column the ratio is 1
+        policy_tokens = PolicyTokens(
             log_probs_N,
             old_log_probs_N,
             columns["advantages"],
@@ -59,11 +60,11 @@ def actor_loss(config: ActorConfig, teacher: TeacherConfig | None = None) -> Tok
             row_index=tokens.row_index,
             selected=tokens.selected,
         )
-        token_loss_N, metrics = policy_loss(seen, config)
+        token_loss_N, metrics = policy_loss(policy_tokens, config)
         if "rollout_is_weights" in columns:
             token_loss_N = token_loss_N * columns["rollout_is_weights"]
         if rejections := config.policy_loss.rejections:
-            rejected_N = rejected(seen, rejections)
+            rejected_N = rejected(policy_tokens, rejections)
             token_loss_N = torch.where(rejected_N, 0.0, token_loss_N)
             metrics = {**metrics, "rollout_rs_masked_fraction": rejected_N.float()}
         total = (weights_N * token_loss_N).sum()
@@ -75,10 +76,10 @@ def actor_loss(config: ActorConfig, teacher: TeacherConfig | None = None) -> Tok
             sums["kl_loss"] = (weights_N * kl_N).sum()
             total = total + config.kl_loss_coef * sums["kl_loss"]
         if teacher is not None:
-            distillation_N, more = distillation_loss(outputs, columns, teacher)
+            distillation_N, teacher_metrics = distillation_loss(outputs, columns, teacher)
             sums["distillation/loss"] = (weights_N * distillation_N).sum()
             total = total + teacher.coef * sums["distillation/loss"]
-            metrics = {**metrics, **more}
-        return LossOutput(total, sums, {**metrics, "ppo_kl": -seen.log_ratio, "entropy": entropy_N})
+            metrics = {**metrics, **teacher_metrics}
+        return LossOutput(total, sums, {**metrics, "ppo_kl": -policy_tokens.log_ratio, "entropy": entropy_N})
 
     return loss

@@ -107,14 +107,19 @@ def check_adapters(directory: Path, model: nn.Module, base: AdapterBase | None, 
         ValueError: it has not.
         DamagedCheckpoint: the checkpoint is not complete.
     """
-    ranks = _rank_of(directory), rank_of(model)
-    holds, trains = (f"adapters of rank {rank}" if rank else "all weights" for rank in ranks)
+    holds = _trained_weights(_rank_of(directory))
+    trains = _trained_weights(rank_of(model))
     if holds != trains:
         raise ValueError(f"checkpoint {directory} holds {holds}, this run trains {trains}")
     found = read_base(directory)
     if base is not None and found is not None and found.weights != base.with_digests(loaded).weights:
         key = "actor" if base.kind == "policy" else "critic"
         raise ValueError(f"checkpoint {directory} was trained over another base than {key}.model holds")
+
+
+def _trained_weights(lora_rank: int) -> str:
+    """Names the weights that are trained with this rank of adapters, of which 0 means none, for an error."""
+    return f"adapters of rank {lora_rank}" if lora_rank else "all weights"
 
 
 def write_adapter(directory: Path, model: Any, base: AdapterBase) -> None:

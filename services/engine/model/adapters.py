@@ -75,43 +75,62 @@ def _target_modules(model: Any, config: TrainedModelConfig, heads: Sequence[str]
         ValueError: a name matches nothing, no layer is left, or one is left that can have no adapter.
     """
     key = "critic" if heads else "actor"
-    architecture = type(model).__name__
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     output = model.get_output_embeddings()
     no_adapter = {name: "its logits are made in chunks" for name in linear if model.get_submodule(name) is output}
     no_adapter |= {name: "it is trained whole" for name in linear if _first(name) in heads}
     inner = [name for name in linear if name not in no_adapter]
-
-    def chosen(wanted: str | Sequence[str], option: str) -> set[str]:
-        """Returns the linear layers that an option names; ValueError for a name or pattern that means none."""
-        found: set[str] = set()
-        for part in (wanted,) if isinstance(wanted, str) else wanted:
-            is_pattern = isinstance(wanted, str)
-            named = [
-                name for name in linear if (re.fullmatch(part, name) if is_pattern else f".{name}".endswith(f".{part}"))
-            ]
-            if not named and not (is_pattern and option == "exclude_modules"):  # e.g. .*visual.* of a text model
-                known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in inner)) or "none"
-                verb = "matches" if is_pattern else "is"
-                raise ValueError(f"{key}.{option}: {part} {verb} no linear layer of {architecture}; it has {known}")
-            found.update(named)
-        return found
-
-    targets = {*inner} if config.target_modules == "all-linear" else chosen(config.target_modules, "target_modules")
+    kinds_of_inner = ", ".join(dict.fromkeys(_last(name) for name in inner)) or "none"
+    no_layer = f"no linear layer of {type(model).__name__}; it has {kinds_of_inner}"
+    if config.target_modules == "all-linear":
+        targets = {*inner}
+    else:
+        targets = _chosen_layers(linear, config.target_modules, f"{key}.target_modules", no_layer)
     if config.exclude_modules:
-        targets -= chosen(config.exclude_modules, "exclude_modules")
+        targets -= _chosen_layers(
+            linear, config.exclude_modules, f"{key}.exclude_modules", no_layer, may_match_none=True
+        )
     if refused := next((name for name in linear if name in targets and name in no_adapter), None):
         raise ValueError(f"{key}.target_modules: {refused} cannot have an adapter ({no_adapter[refused]})")
     if not targets:
         without = f" without {key}.exclude_modules" if config.exclude_modules else ""
-        raise ValueError(f"{key}.target_modules{without} leaves no linear layer of {architecture}")
-    parts = sorted({name.rpartition(".")[2] for name in targets})
-    same = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in parts}
-    return parts if same == targets else sorted(targets)
+        raise ValueError(f"{key}.target_modules{without} leaves no linear layer of {type(model).__name__}")
+    last_parts = sorted({_last(name) for name in targets})
+    with_these_last_parts = {name for name, _ in model.named_modules() if _last(name) in last_parts}
+    return last_parts if with_these_last_parts == targets else sorted(targets)
+
+
+def _chosen_layers(
+    layers: Sequence[str], wanted: str | Sequence[str], key: str, no_layer: str, *, may_match_none: bool = False
+) -> set[str]:
+    """Returns the layers that a key of the configuration chooses: by a regular expression, or by ends of their names.
+
+    `may_match_none`: a regular expression need not match a layer, e.g. .*visual.* for a text model. `no_layer` ends
+    the sentence of an error.
+
+    Raises:
+        ValueError: the expression matches no layer, or a name of the list is the end of none.
+    """
+    if isinstance(wanted, str):
+        matched = {layer for layer in layers if re.fullmatch(wanted, layer)}
+        if not matched and not may_match_none:
+            raise ValueError(f"{key}: {wanted} matches {no_layer}")
+        return matched
+    chosen: set[str] = set()
+    for end in wanted:
+        with_this_end = [layer for layer in layers if f".{layer}".endswith(f".{end}")]
+        if not with_this_end:
+            raise ValueError(f"{key}: {end} is {no_layer}")
+        chosen.update(with_this_end)
+    return chosen
 
 
 def _first(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _is_adapter(name: str) -> bool:

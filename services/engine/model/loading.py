@@ -180,7 +180,10 @@ def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, An
 
 def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
     """Builds a model of a kind from its config, without dropout, and with its parameters on the meta device."""
-    _switch_off_dropout(config, kind)
+    _switch_off_dropout(config)
+    if kind == "value":  # one number per token, from a head without dropout
+        config.num_labels = 1
+        config.classifier_dropout = 0.0
     with _parameters_on_meta():
         model: PreTrainedModel = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
     model.config.architectures = [type(model).__name__]  # a value model often begins with a policy's folder
@@ -191,16 +194,13 @@ def _shapes(model: nn.Module) -> set[tuple[str, tuple[int, ...]]]:
     return {(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()}
 
 
-def _switch_off_dropout(config: Any, kind: Kind) -> None:
-    """Sets all dropout rates of a config and its inner configs to 0, and gives a value model its one output."""
+def _switch_off_dropout(config: Any) -> None:
+    """Sets all dropout rates of a config and its inner configs to 0."""
     for key, value in list(vars(config).items()):
         if isinstance(value, float) and is_dropout(key):
             setattr(config, key, 0.0)
         if isinstance(value, PreTrainedConfig):
-            _switch_off_dropout(value, "policy")
-    if kind == "value":
-        config.num_labels = 1
-        config.classifier_dropout = 0.0
+            _switch_off_dropout(value)
 
 
 @contextmanager

@@ -66,7 +66,8 @@ def most_likely_tokens(
 ) -> Tensor:
     """Finds the `top_k` tokens of the highest logits, hidden W^T + b, among the ids below `num_ids`; [N, top_k]."""
     chunk = max(1, max_logits // weight_VD.shape[0])
-    parts = (hidden_ND[start : start + chunk] for start in range(0, max(1, len(hidden_ND)), chunk))
+    starts = range(0, max(1, len(hidden_ND)), chunk)  # without tokens there is one empty chunk
+    parts = (hidden_ND[start : start + chunk] for start in starts)
     return torch.cat([product(part, weight_VD, bias_V)[:, :num_ids].float().topk(top_k).indices for part in parts])
 
 
@@ -122,31 +123,33 @@ class _ChunkedHead(torch.autograd.Function):
                 torch.zeros_like(entropy_N) if grad_N is None else grad_N.contiguous()
                 for grad_N in (grad_log_probs_N, grad_entropy_N)
             )
+        # The target is one more token at its position, so its gradient is a case of K = 1.
         of_targets = None if grad_log_probs_N is None else (targets_N[:, None], grad_log_probs_N[:, None])
         of_others = None if grad_others_NK is None else (others_NK, grad_others_NK)
-        of_tokens = [pair for pair in (of_targets, of_others) if pair is not None]
+        ids_and_gradients = [pair for pair in (of_targets, of_others) if pair is not None]
         grad_hidden_ND = torch.empty_like(hidden_ND)
         wide = normaliser_N.dtype
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if ctx.needs_input_grad[1] else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if ctx.needs_input_grad[2] else None
         for start in range(0, len(hidden_ND), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            grad_CV_low, grad_chunk_bias_V = gradient_of_chunk(
+            rounded_grad_CV, grad_chunk_bias_V = gradient_of_chunk(
                 ctx.product(hidden_ND[part], weight_VD, bias_V),
                 normaliser_N[part],
                 entropy_N[part],
                 None if grad_entropy_N is None else grad_entropy_N[part],
-                [(ids_NK[part], grad_NK[part]) for ids_NK, grad_NK in of_tokens],
+                [(ids_NK[part], grad_NK[part]) for ids_NK, grad_NK in ids_and_gradients],
                 ctx.scale,
                 hidden_ND.dtype,
             )
-            grad_hidden_ND[part] = grad_CV_low @ weight_VD
+            grad_hidden_ND[part] = rounded_grad_CV @ weight_VD
             if grad_weight_VD is not None:
-                add_product(grad_weight_VD, grad_CV_low.T, hidden_ND[part])
+                add_product(grad_weight_VD, rounded_grad_CV.T, hidden_ND[part])
             if grad_bias_V is not None and grad_chunk_bias_V is not None:
                 grad_bias_V += grad_chunk_bias_V
         grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        # The other inputs have no gradient: targets, other tokens, scale, chunk, product, is_compiled.
         return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None, None, None
 
 

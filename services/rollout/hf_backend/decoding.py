@@ -99,11 +99,12 @@ class DecodedRows:
     def _forward(self, ids: Tensor, positions: Tensor) -> None:
         """Computes the tokens `ids` at `positions`, [rows, new tokens] each, and keeps the logits after the last one.
 
-        The cache grows by these tokens. A model with states gets no mask for a single token: padding is in no state.
+        The cache grows by these tokens. A model with states gets no mask for one more token: padding is in no state.
         """
+        is_one_more = ids.shape[1] == 1 and self._width > 1  # not a prompt of one token
         outputs: Any = self._model(
             input_ids=ids,
-            attention_mask=None if self._has_states and ids.shape[1] == 1 < self._width else self._mask(),
+            attention_mask=None if self._has_states and is_one_more else self._mask(),
             position_ids=positions,
             use_cache=True,
             logits_to_keep=1,

@@ -30,7 +30,10 @@ def max_model_len(config: Config) -> int:
 
 
 def kv_cache_bytes(config: Config) -> int | None:
-    """Returns the size in bytes of each rank's vLLM KV cache; None if vLLM computes it from gpu_memory_utilization."""
+    """Returns the size in bytes of each rank's vLLM KV cache, which rollout.vllm.kv_cache_gb gives in GiB.
+
+    Without that key it is 1 GiB on a CPU, and None on a GPU, where vLLM computes it from gpu_memory_utilization.
+    """
     size_gb = config.rollout.vllm.kv_cache_gb
     if size_gb is None:
         return None if _on_gpu(config) else _GIB
@@ -81,6 +84,7 @@ def _check_attention(config: Config, model: Any) -> None:
     available = kv_cache_bytes(config)
     if available is None:
         return
+    # One sequence has, in each layer, a key and a value for each position and each KV head of this rank.
     kv_heads = getattr(model, "num_key_value_heads", None) or num_heads
     block = 128 if on_cpu else 16  # tokens that are kept together
     positions = math.ceil(max_model_len(config) / block) * block

@@ -72,14 +72,14 @@ def _adapt() -> None:
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restores all random generators of the process after the `with` block: vLLM seeds them while it starts."""
-    python = random.getstate()
-    numbers = np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numbers)  # noqa: NPY002
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def whatever_is_free(sleep: Callable[..., None]) -> Callable[..., None]:

@@ -77,9 +77,9 @@ class PeerWatch:
 
     def is_cancelled(self, order: int) -> bool:
         """Returns True if rank 0 cancelled the command with this order number; other ranks learn it within 0.5 s."""
-        last_order, is_cancelled, at = self._cancelled
+        last_order, is_cancelled, looked_up_at = self._cancelled
         now = time.monotonic()
-        if last_order != order or now - at >= _POLL_INTERVAL_S:
+        if last_order != order or now - looked_up_at >= _POLL_INTERVAL_S:
             is_cancelled = bool(self._get(_CANCELLED_KEY.format(order)))
             self._cancelled = (order, is_cancelled, now)
         return is_cancelled

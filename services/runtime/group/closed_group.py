@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from torch.distributed import DistError, run
@@ -49,6 +49,7 @@ def run_closed_group(
     memory = OomWatch()
 
     def meet(parameters: RendezvousParameters) -> Rendezvous:
+        """Makes the group's rendezvous, and sets gloo and NCCL of the ranks to its network interface."""
         met.append(rendezvous(parameters))
         name = parameters.config.get("ifname", "lo")
         interface = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # else NCCL takes it for a prefix
@@ -62,17 +63,11 @@ def run_closed_group(
     try:
         run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
-        exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-        by_themselves = [rank for rank, failure in failed.failures.items() if failure.pid not in told_to_end]
-        rank = culprit({rank: exit_codes[rank] for rank in by_themselves or exit_codes})
-        exit_code = exit_codes[rank]
-        why = memory.explain(exit_codes[rank])
-        how = f"{how_it_ended(exit_code)}{why}"
-        met[0].tell(rank, how)
+        first_end = _first_end(failed, told_to_end, ranks, memory)
+        met[0].tell(first_end.rank, first_end.how)
         if report_file is not None:
-            refusal = next(filter(None, (rank.refusal() for rank in ranks)), "")  # only one of them has told it
-            write_first_end(report_file, FirstEnd(rank, how, exit_code, refusal, is_oom_kill=bool(why)))
-        return report(rank, exit_code, how)
+            write_first_end(report_file, first_end)
+        return report(first_end.rank, first_end.exit_code, first_end.how)
     except SignalException as ended:
         return exit_status_of(-int(ended.sigval))
     except (CannotMeet, HasNotMet) as error:
@@ -82,6 +77,23 @@ def run_closed_group(
         sys.stderr.write("error: the group's other machines have gone\n")
         return _FAILED
     return 0
+
+
+def _first_end(
+    failed: ChildFailedError, told_to_end: Set[int], ranks: Sequence[ForkedRank], memory: OomWatch
+) -> FirstEnd:
+    """Returns which rank ended first (`culprit`), and how.
+
+    Ranks whose pids are in `told_to_end` are left out, as they ended because of another one, unless all of them are.
+    """
+    exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+    by_themselves = [rank for rank, failure in failed.failures.items() if failure.pid not in told_to_end]
+    rank = culprit({rank: exit_codes[rank] for rank in by_themselves or exit_codes})
+    exit_code = exit_codes[rank]
+    explanation = memory.explain(exit_code)  # empty unless memory had run out
+    refusals = (forked_rank.refusal() for forked_rank in ranks)
+    refusal = next(filter(None, refusals), "")  # only one rank prints why the input is refused
+    return FirstEnd(rank, f"{how_it_ended(exit_code)}{explanation}", exit_code, refusal, is_oom_kill=bool(explanation))
 
 
 def num_local_ranks(arguments: Sequence[str]) -> int:
@@ -103,13 +115,14 @@ def culprit(exit_codes: Mapping[int, int]) -> int:
     """Guesses from the exit codes of ended ranks which rank failed first, and returns that rank.
 
     Other ranks exit because they miss a peer, or torchrun ends them by SIGTERM, which it knows of ranks that were
-    forked. A rank that was ended by another
-    signal, or has refused its input, is the first one.
+    forked. A rank that was ended by another signal, or has refused its input, is the first one.
     """
 
     def order(rank: int) -> tuple[bool, bool, bool, int]:
+        """Sorts, from the likeliest on: signals but SIGTERM, refused input, SIGTERM, other exit codes; by rank."""
         code = exit_codes[rank]
-        return code >= 0 or code == -signal.SIGTERM, code != _BAD_INPUT, code >= 0, rank
+        is_other_signal = code < 0 and code != -signal.SIGTERM
+        return not is_other_signal, code != _BAD_INPUT, code >= 0, rank
 
     return min(exit_codes, key=order)
 

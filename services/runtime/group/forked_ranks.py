@@ -43,12 +43,12 @@ class ForkedRank:
         self.pid = pid
         self.returncode: int | None = None
         self._channel = channel
-        self._process = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], output: int, errors: int) -> None:
         """Lets the rank run `-m MODULE ARGUMENT...` in this environment, with these standard output and error."""
         with suppress(OSError):  # it has been killed, as `poll` says
-            self._channel.recv(1)  # it has a session of its own, by which the agent sends signals
+            self._channel.recv(1)  # the rank is ready: it has a session of its own, by which the agent sends signals
             socket.send_fds(self._channel, [b" "], [output, errors])
             self._channel.sendall(json.dumps([arguments, environment]).encode())
             self._channel.shutdown(socket.SHUT_WR)
@@ -56,7 +56,7 @@ class ForkedRank:
     def close(self) -> None:
         """Closes what this process has open of the rank, which goes on."""
         self._channel.close()
-        os.close(self._process)
+        os.close(self._pidfd)
 
     def poll(self) -> int | None:
         """Returns the exit code of the rank, negative for a signal; None while it runs."""
@@ -68,7 +68,7 @@ class ForkedRank:
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end of the rank and returns its exit code; subprocess.TimeoutExpired after `timeout` s."""
         poller = select.poll()
-        poller.register(self._process, select.POLLIN)
+        poller.register(self._pidfd, select.POLLIN)
         poller.poll(None if timeout is None else timeout * 1000)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout or 0)
@@ -91,15 +91,15 @@ def fork_ranks(num_ranks: int, *, with_lifeline: bool) -> list[ForkedRank]:
     ranks: list[ForkedRank] = []
     parent = os.getpid()
     for _ in range(num_ranks):
-        mine, channel = socket.socketpair()
+        parent_end, rank_end = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            mine.close()
-            for rank in ranks:
-                rank.close()
-            end_after(partial(_be_rank, channel, parent, with_lifeline=with_lifeline))
-        channel.close()
-        ranks.append(ForkedRank(pid, mine))
+            parent_end.close()
+            for earlier_rank in ranks:  # the fork has a copy of all that this process has open
+                earlier_rank.close()
+            end_after(partial(_be_rank, rank_end, parent, with_lifeline=with_lifeline))
+        rank_end.close()
+        ranks.append(ForkedRank(pid, parent_end))
     return ranks
 
 
@@ -113,6 +113,7 @@ def start_forked(ranks: Sequence[ForkedRank]) -> set[int]:
 
     class Handler(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            """Starts the forked rank of this environment; a process, as torch does, for another command line."""
             if args[:3] != (sys.executable, "-u", "-m"):  # a rank that is bound to a NUMA node is started by numactl
                 return super()._popen(args, env)
             rank = ranks[int(env["LOCAL_RANK"])]
@@ -123,6 +124,7 @@ def start_forked(ranks: Sequence[ForkedRank]) -> set[int]:
             return rank
 
         def close(self, death_sig: signal.Signals | None = None) -> None:
+            """Notes that the agent tells the rank to end, and tells it."""
             told_to_end.add(self.proc.pid)
             super().close(death_sig)
 

@@ -10,11 +10,13 @@ def frozen_models_have_a_group(config: Config) -> None:
         "reward_model": config.reward_model_host,
         "teacher": config.teacher_host,
     }
-    for model, other in (("reference", "actor"), ("reward_model", "reward"), ("teacher", "actor or reward")):
+    other_groups = {"reference": "actor", "reward_model": "reward", "teacher": "actor or reward"}
+    for model, other_group in other_groups.items():
         if hosts[model] == "critic" and not config.uses_critic:
             raise ValueError(
                 f"placement.{model} is critic, but algorithm.adv_estimator {config.algorithm.adv_estimator} needs no"
-                f" values and starts no critic: set placement.{model} to {other}, or take an estimator with a critic"
+                f" values and starts no critic: set placement.{model} to {other_group}, or take an estimator with a"
+                " critic"
             )
 
 
@@ -25,26 +27,27 @@ def meshes_fit_their_groups(config: Config) -> None:
     """
     for role in config.trained_roles:
         model = config.trained_model_of(role)
-        ranks = config.services.of(role).num_processes
-        size = model.fsdp_size
-        if model.strategy == "ddp" and size != -1:
+        num_ranks = config.services.of(role).num_processes
+        fsdp_size = model.fsdp_size
+        if model.strategy == "ddp" and fsdp_size != -1:
             raise ValueError(
-                f"{role}.fsdp_size ({size}) divides weights, and {role}.strategy ddp holds all of them on every rank:"
-                f" leave {role}.fsdp_size out, or set {role}.strategy to fsdp2"
+                f"{role}.fsdp_size ({fsdp_size}) divides weights, and {role}.strategy ddp holds all of them on every"
+                f" rank: leave {role}.fsdp_size out, or set {role}.strategy to fsdp2"
             )
-        if size == 0 or ranks % size:
-            divisors = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+        if fsdp_size == 0 or num_ranks % fsdp_size:
+            divisors = ", ".join(str(number) for number in range(1, num_ranks + 1) if num_ranks % number == 0)
             raise ValueError(
-                f"{role}.fsdp_size ({size}) must divide services.{role}.num_processes ({ranks}): expected one of"
-                f" {divisors}, or -1 for all ranks"
+                f"{role}.fsdp_size ({fsdp_size}) must divide services.{role}.num_processes ({num_ranks}): expected one"
+                f" of {divisors}, or -1 for all ranks"
             )
         sequence = model.ulysses_sequence_parallel_size
-        key = f"{role}.fsdp_size"
-        if size == -1:
-            size = ranks
-            key = f"services.{role}.num_processes"
-        if size % sequence:
-            raise ValueError(f"{role}.ulysses_sequence_parallel_size ({sequence}) must divide {key} ({size})")
+        all_divide = fsdp_size == -1  # all ranks divide the weights, or with ddp each has all of them
+        divisible_by_sequence = num_ranks if all_divide else fsdp_size
+        key = f"services.{role}.num_processes" if all_divide else f"{role}.fsdp_size"
+        if divisible_by_sequence % sequence:
+            raise ValueError(
+                f"{role}.ulysses_sequence_parallel_size ({sequence}) must divide {key} ({divisible_by_sequence})"
+            )
 
 
 def groups_share_no_gpu(config: Config) -> None:
