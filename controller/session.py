@@ -21,7 +21,7 @@ from controller.run.end import RunEnd
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
-from controller.sampling.keep import GroupsRanOut
+from controller.sampling.keep import TooFewSampleGroups
 from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer, ScoringFailed
 from controller.step.log_prob_check import RolloutMismatch
@@ -39,7 +39,8 @@ from controller.validation.evaluation import Evaluator
 from controller.workers.concurrency import run_watched
 from controller.workers.local_group import GroupFailed
 from controller.workers.recovery import LOST_GROUP, RestartBudget
-from controller.workers.worker_groups import WorkerGroups
+from controller.workers.worker_groups import WorkerGroups, Workers
+from environments.record import Record
 from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
@@ -57,7 +58,7 @@ from splitppo.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 # What ends a run with a sentence: it cannot go on as it was configured.
-_ENDINGS = (EnvironmentsFailed, GroupsRanOut, RolloutMismatch, ScoringFailed)
+_ENDINGS = (EnvironmentsFailed, TooFewSampleGroups, RolloutMismatch, ScoringFailed)
 
 # "starting": the inputs are accepted, and the groups are awaited and restored.
 Phase = Literal["preparing", "starting", "training", "closing"]
@@ -290,7 +291,10 @@ class Session:
     async def _train_from(
         self, point: RestorePoint, inputs: Inputs, scorer: Scorer, environments: Environments | None
     ) -> None:
-        """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end."""
+        """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end.
+
+        The outcome of the run gets the digests of the weights with which it ends.
+        """
         config = self._config
         folder = self._folder
         recorder = self._recorder
@@ -305,6 +309,27 @@ class Session:
             _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
+        trainer = self._trainer = self._make_trainer(workers, point, inputs, scorer, environments)
+        await self._fit(trainer, None if environments is None else environments.record)
+        if (stagnation := trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
+            log.info("%s", stagnation.reason)
+        self._outcome.digests = WeightsDigests(**await self._groups.weights_digests())
+
+    def _make_trainer(
+        self,
+        workers: Workers,
+        point: RestorePoint,
+        inputs: Inputs,
+        scorer: Scorer,
+        environments: Environments | None,
+    ) -> Trainer:
+        """Makes what samples, validates and saves with the connected groups, and the trainer that goes on from `point`.
+
+        With each committed checkpoint, records of steps that no checkpoint needs any more are given up.
+        """
+        config = self._config
+        folder = self._folder
+        recorder = self._recorder
         watch = partial(self._groups.watch, ("rollout",))
         sampling = SamplingGroups.of(config, workers, environments, watch=watch, restart=self._restart_rollout)
         evaluator = Evaluator(config, sampling, inputs.val_prompts, scorer)
@@ -319,27 +344,33 @@ class Session:
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=on_commit
         )
         rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
-        self._trainer = Trainer(
-            config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, point.state
-        )
+        return Trainer(config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, point.state)
+
+    async def _fit(self, trainer: Trainer, record: Record | None) -> None:
+        """Trains to the end of the run, while the groups are watched; `record` has the answers of environments.
+
+        Raises:
+            TooFewSampleGroups: a step found too few groups of samples; the updates and saves of earlier steps are
+                completed before.
+            EnvironmentsFailed: an environment failed; its answers of the unfinished step are removed from `record`, so
+                that a resumed run asks it again.
+        """
         self._phase = "training"
         try:
-            await run_watched(self._trainer.fit(), self._groups.watch())
-            rollouts.check_next()
-        except GroupsRanOut as error:  # no group is lost: the work that is due for earlier steps is completed
-            await run_watched(self._trainer.join(), self._groups.watch())
-            error.add_note(folder.checkpoints.way_to_other_keys())
-            error.add_note(folder.checkpoints.last_good())
+            await run_watched(trainer.fit(), self._groups.watch())
+            trainer.rollouts.check_next()  # `fit` may be stopped before the step that could not be filled
+        except TooFewSampleGroups as error:
+            checkpoints = self._folder.checkpoints
+            await run_watched(trainer.join(), self._groups.watch())
+            error.add_note(checkpoints.way_to_other_keys())
+            error.add_note(checkpoints.last_good())
             raise
-        except EnvironmentsFailed:  # they are asked again once they are mended
+        except EnvironmentsFailed:
             if record is not None:
-                record.remove(after=recorder.last_step)
+                record.remove(after=self._recorder.last_step)
             raise
         finally:
             self._phase = "starting"
-        if (stagnation := self._trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
-            log.info("%s", stagnation.reason)
-        self._outcome.digests = WeightsDigests(**await self._groups.weights_digests())
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._recorder.emit(Progressed(role, method, progress))

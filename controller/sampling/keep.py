@@ -25,7 +25,7 @@ from splitppo.config.subsections.filter_groups import SCORE_METRICS, FilterGroup
 _NUM_NAMED_VALUES = 4
 
 
-class GroupsRanOut(Exception):
+class TooFewSampleGroups(Exception):
     """Dynamic sampling found too few groups whose samples differ to fill a step; the message is one sentence."""
 
 
@@ -94,21 +94,22 @@ class KeptGroups:
         """Checks that dynamic sampling may take one more batch of prompts for the step.
 
         Raises:
-            GroupsRanOut: the step has taken as many batches of prompts as it may, or a whole data epoch without any
-                group to keep.
+            TooFewSampleGroups: the step has taken as many batches of prompts as it may, or a whole data epoch without
+                any group to keep.
         """
         limit = self._config.max_num_gen_batches
         key = "algorithm.filter_groups.max_num_gen_batches"
         if limit and self.num_rounds >= limit:
-            raise GroupsRanOut(self._why(f"{limit} rounds ({key})", f"raise {key} or data.gen_batch_size"))
+            raise TooFewSampleGroups(self._why(f"{limit} rounds ({key})", f"raise {key} or data.gen_batch_size"))
         if not limit and self._num_barren >= self._rounds_per_epoch:
             after = "a whole data epoch without any group that differs"
-            raise GroupsRanOut(self._why(after, "take other prompts (data.train_files, data.filters)"))
+            raise TooFewSampleGroups(self._why(after, "take other prompts (data.train_files, data.filters)"))
 
     def _why(self, after: str, advice: str) -> str:
-        """Returns the message of GroupsRanOut: how many groups were kept and dropped `after` so much work, and why.
+        """Returns the message of TooFewSampleGroups: how many groups were kept and dropped, and why.
 
-        `advice` names the keys that would help. The most common values are named one by one, the rest together.
+        `after` says after how much work, and `advice` names the keys that would help. The most common values are named
+        one by one, the rest together.
         """
         named = self._alike.most_common(_NUM_NAMED_VALUES)
         values = ", ".join(f"all at {value:g}: {count}" for value, count in named)
@@ -159,7 +160,7 @@ async def keep_differing(kept: KeptGroups, sample_round: Callable[[int, NDArray[
     taken before, so that a prompt that comes again gets other seeds.
 
     Raises:
-        GroupsRanOut: see `KeptGroups.check`.
+        TooFewSampleGroups: see `KeptGroups.check`.
     """
     while not kept.is_full:
         kept.check()

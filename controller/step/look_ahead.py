@@ -11,7 +11,7 @@ from math import inf
 
 from controller.data.prompts import PromptSource
 from controller.run.end import RunEnd
-from controller.sampling.keep import GroupsRanOut
+from controller.sampling.keep import TooFewSampleGroups
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts
@@ -38,7 +38,7 @@ class RolloutsAhead(StepRollouts):
         self._keep(finished)
         self._num_draws = 0  # for the running step
         self._may_update = asyncio.Event()
-        self._ran_out: GroupsRanOut | None = None
+        self._ran_out: TooFewSampleGroups | None = None
 
     async def draw(self, step: StepContext, first_draw: int) -> KeptRollouts:
         """Returns the rollouts that were sampled for this step; samples them now if there are none."""
@@ -105,11 +105,11 @@ class RolloutsAhead(StepRollouts):
     async def _finish_next(self, following: StepContext, first_draw: int) -> None:
         try:
             self._keep(await self.finish(following, first_draw))
-        except GroupsRanOut as error:
+        except TooFewSampleGroups as error:
             self._ran_out = error
 
     def check_next(self) -> None:
-        """Raises the GroupsRanOut error of the last `look_ahead`, if it could not fill the next step."""
+        """Raises the TooFewSampleGroups error of the last `look_ahead`, if it could not fill the next step."""
         if self._ran_out is not None:
             raise self._ran_out
 

@@ -166,7 +166,7 @@ class StepRollouts:
             `RolloutsAhead`.
 
     Raises:
-        GroupsRanOut: too few groups have samples that differ.
+        TooFewSampleGroups: too few groups have samples that differ.
         ConfigError: the scorer does not return the metric by which samples are compared.
     """
 

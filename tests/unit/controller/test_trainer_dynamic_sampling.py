@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from controller.data.prompts import Answered, PromptDataset
-from controller.sampling.keep import GroupsRanOut
+from controller.sampling.keep import TooFewSampleGroups
 from controller.step.rollouts import StepRollouts
 from splitppo.batch import Batch
 from splitppo.config import Schedule
@@ -215,7 +215,7 @@ async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(
 ) -> None:
     limited = {"algorithm__filter_groups__max_num_gen_batches": 2, "checkpoint__save_freq": 1}
     run, actor = run_of(tmp_path, run__total_steps=9, run__schedule=schedule, **limited)
-    with pytest.raises(GroupsRanOut) as raised:
+    with pytest.raises(TooFewSampleGroups) as raised:
         await run.trainer.fit()
     step = run.trainer.state.step
     assert len(actor.asked(step)) == 2
@@ -235,7 +235,7 @@ async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(
 async def test_a_data_epoch_without_any_group_that_differs_ends_the_run(tmp_path: Path) -> None:
     run, actor = run_of(tmp_path, data__max_response_length=1)
     with pytest.raises(
-        GroupsRanOut, match=r"after a whole data epoch .* it has 0 of 2 .* \(all at 1: 3, all at 0: 3\)"
+        TooFewSampleGroups, match=r"after a whole data epoch .* it has 0 of 2 .* \(all at 1: 3, all at 0: 3\)"
     ):
         await run.trainer.fit()
     assert len(actor.asked(1)) == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.run.checkpoint_store import ROLLOUTS
-from controller.sampling.keep import GroupsRanOut
+from controller.sampling.keep import TooFewSampleGroups
 from controller.step.finished import FinishedRollouts
 from controller.step.log_prob_check import RolloutMismatch
 from splitppo.batch import Batch
@@ -129,7 +129,7 @@ async def test_a_step_that_cannot_be_filled_ends_the_run_after_the_step_before_i
         run__total_steps=9,
         algorithm__filter_groups={"enable": True, "max_num_gen_batches": 1, "metric": "score"},
     )
-    with pytest.raises(GroupsRanOut) as error:
+    with pytest.raises(TooFewSampleGroups) as error:
         await run.trainer.fit()
     await run.trainer.join()
     done = run.trainer.state.step - 1

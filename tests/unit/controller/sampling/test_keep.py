@@ -10,7 +10,7 @@ import pytest
 
 from controller.conversations.conversation import Conversation
 from controller.ppo.scores import Scores, objects
-from controller.sampling.keep import Groups, GroupsRanOut, KeptGroups, metric_values
+from controller.sampling.keep import Groups, KeptGroups, TooFewSampleGroups, metric_values
 from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import ConfigError
@@ -80,7 +80,9 @@ def test_a_barren_stretch_ends_the_run_only_where_it_is_a_whole_epoch_long() -> 
     for responses in (scored(0, 0), scored(0, 1), scored(1, 1), scored(0.5, 0.5)):
         kept.check()
         add(kept, responses, num_prompts=1)
-    with pytest.raises(GroupsRanOut, match=r"it has 1 of 2 .* \(all at 0: 1, all at 1: 1, all at 0.5: 1\); take other"):
+    with pytest.raises(
+        TooFewSampleGroups, match=r"it has 1 of 2 .* \(all at 0: 1, all at 1: 1, all at 0.5: 1\); take other"
+    ):
         kept.check()
 
 
@@ -88,6 +90,6 @@ def test_many_values_are_not_all_named() -> None:
     kept = groups(max_num_gen_batches=1)
     add(kept, scored(*np.repeat([1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2)), num_prompts=7)
     with pytest.raises(
-        GroupsRanOut, match=r"\(all at 1: 2, all at 2: 1, all at 3: 1, all at 4: 1, at 2 other values: 2"
+        TooFewSampleGroups, match=r"\(all at 1: 2, all at 2: 1, all at 3: 1, all at 4: 1, at 2 other values: 2"
     ):
         kept.check()
