@@ -92,19 +92,19 @@ class ChatTemplate:
 
         Only prompts before the first one without valid messages are rendered, all in one call of the template.
         """
-        given = []
+        inputs = []  # of the template: the variables of messages; or a text, which needs no template
         first_wrong: list[ValueError] = []
         for prompt, tools in prompts:
             try:
-                given.append(self._plain(prompt, tools, add_generation_prompt))
+                inputs.append(self._plain(prompt, tools, add_generation_prompt))
             except ValueError as error:
                 first_wrong = [error]
                 break
-        variables = [each for each in given if not isinstance(each, str)]
+        variables = [value for value in inputs if not isinstance(value, str)]
         assert self.template is not None or not variables
         rendered = iter(self.template.render_all(variables) if self.template is not None and variables else ())
-        for each in given:
-            text = each if isinstance(each, str) else _checked(next(rendered))
+        for value in inputs:
+            text = value if isinstance(value, str) else _checked(next(rendered))
             yield text
             if isinstance(text, ValueError):
                 return

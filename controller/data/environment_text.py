@@ -144,18 +144,25 @@ class EnvironmentText:
             most = max(most + -excess // len(texts), most // 2)
 
     def _shortened(self, text: str, max_tokens: int) -> str:
-        """Cuts the middle out of a text so that it has about `max_tokens` tokens, and writes there what is missing."""
-        ends = _CHARACTERS_A_TOKEN * max_tokens
-        head = self._offsets(text[:ends])
-        skipped = max(len(text) - ends, 0)
-        if not skipped and len(head) <= max_tokens:
+        """Cuts the middle out of a text so that it has about `max_tokens` tokens, and writes there what is missing.
+
+        Only the first and the last `_CHARACTERS_A_TOKEN * max_tokens` characters are encoded, and so may remain. If
+        there is no room for two tokens beside the mark, the beginning of the text remains alone, without a mark.
+        """
+        max_chars = _CHARACTERS_A_TOKEN * max_tokens
+        head_offsets = self._offsets(text[:max_chars])
+        tail_start = max(len(text) - max_chars, 0)  # the first of the last `max_chars` characters
+        if tail_start == 0 and len(head_offsets) <= max_tokens:
             return text
-        room = max_tokens - len(self.encode(_mark(len(text))))
-        if room < 2:  # the beginning alone
-            return text[: head[max_tokens][0] if len(head) > max_tokens else ends]
-        tail = self._offsets(text[-ends:]) if skipped else head
-        start = head[room - room // 2][0] if len(head) > room - room // 2 else ends
-        end = max(start, skipped + (tail[-(room // 2)][0] if len(tail) > room // 2 else 0))
+        longest_mark = _mark(len(text))
+        num_kept = max_tokens - len(self.encode(longest_mark))
+        if num_kept < 2:
+            return text[: _end_of_first(max_tokens, head_offsets, max_chars)]
+        num_tail = num_kept // 2
+        num_head = num_kept - num_tail
+        tail_offsets = self._offsets(text[tail_start:]) if tail_start > 0 else head_offsets
+        start = _end_of_first(num_head, head_offsets, max_chars)
+        end = max(start, tail_start + _start_of_last(num_tail, tail_offsets))
         return f"{text[:start]}{_mark(end - start)}{text[end:]}"
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
@@ -163,7 +170,18 @@ class EnvironmentText:
         return self._backend.encode(text, add_special_tokens=False).offsets
 
 
+def _end_of_first(num_tokens: int, offsets: Sequence[tuple[int, int]], num_characters: int) -> int:
+    """Returns where the first `num_tokens` tokens of a text end: `num_characters`, its length, if it has no more."""
+    return offsets[num_tokens][0] if len(offsets) > num_tokens else num_characters
+
+
+def _start_of_last(num_tokens: int, offsets: Sequence[tuple[int, int]]) -> int:
+    """Returns where the last `num_tokens` tokens of a text begin: 0 if the text has no more."""
+    return offsets[-num_tokens][0] if len(offsets) > num_tokens else 0
+
+
 def _mark(num_characters: int) -> str:
+    """Returns what stands in a shortened text in the place of so many characters."""
     return f"\n[... {num_characters} characters left out ...]\n"
 
 

@@ -49,16 +49,17 @@ class RewardTokenizer:
         Raises:
             ConfigError: the chat template refuses a response.
         """
-        first = None if self.max_length is None else -self.max_length  # the index of the first token that is kept
-        has_others = [bool(row.observation) or len(said) > 1 for row, said in zip(rows, responses, strict=True)]
-        alone = [pair for pair, others in zip(zip(rows, responses, strict=True), has_others, strict=True) if not others]
-        rendered = [self.render(row, said) for row, said in alone]
-        encoded = iter(self.tokenizer.encode_batch([asked for asked, _ in rendered], [text for _, text in rendered]))
+        pairs = list(zip(rows, responses, strict=True))
+        has_other_roles = [bool(row.observation) or len(response) > 1 for row, response in pairs]
+        assistant_only = [pair for pair, others in zip(pairs, has_other_roles, strict=True) if not others]
+        rendered = [self.render(row, response) for row, response in assistant_only]
+        encoded = iter(self.tokenizer.encode_batch([prompt for prompt, _ in rendered], [text for _, text in rendered]))
         tokens = [
-            self._encode_with_others(row, said) if others else next(encoded)
-            for row, said, others in zip(rows, responses, has_others, strict=True)
+            self._encode_with_others(row, response) if others else next(encoded)
+            for (row, response), others in zip(pairs, has_other_roles, strict=True)
         ]
-        return Batch.from_rows(reward_tokens=[ids[first:] for ids in tokens])
+        first_kept = None if self.max_length is None else -self.max_length
+        return Batch.from_rows(reward_tokens=[ids[first_kept:] for ids in tokens])
 
     def _encode_with_others(self, row: PromptRow, response: Messages) -> Tokens:
         """Encodes a prompt and its response, in which tools or an environment have a say."""
@@ -111,9 +112,12 @@ def load_reward_tokenizer(
     )
     max_length = _checked_max_length(config, tokenizer) if is_model_here else config.max_length
     reward_tokenizer = RewardTokenizer(tokenizer, max_length, config.conversation)
-    followed = [each for role in roles for each in ({"role": role, "content": ""}, *as_answer(""))]
+    trial_response = list(as_answer(""))
+    if config.conversation == "all":
+        for role in roles:
+            trial_response += [{"role": role, "content": ""}, *as_answer("")]
     for row in prompts.rows:
-        reward_tokenizer.render(row, [*as_answer(""), *(followed if config.conversation == "all" else ())])
+        reward_tokenizer.render(row, trial_response)
     return reward_tokenizer
 
 
@@ -123,7 +127,11 @@ def as_answer(text: str) -> Messages:
 
 
 def _with_response(row: PromptRow, response: Messages, write: Write) -> Prompt:
-    """Returns a prompt with its response, in which the texts of tools and environments are written so."""
+    """Returns the prompt and the messages of its response, as messages, or as one text if the prompt is text.
+
+    Every text that is not the model's goes through `write`: messages of roles other than the assistant, and the
+    observation with which an environment began the conversation.
+    """
     said = [
         message if message["role"] == "assistant" else {**message, "content": write(clean(message["content"]))}
         for message in response

@@ -105,7 +105,9 @@ class SampledPrompts:
         seed = self._seed
         made = self._call("the constructor", lambda: make(data_source=rows, data_config=config, seed=seed))
         with_state = [name for name in ("next_batch", "state_dict", "load_state_dict") if hasattr(made, name)]
-        if len(with_state) != 3 and not (hasattr(made, "order") and not with_state and not hasattr(made, "update")):
+        is_stateful = len(with_state) == 3
+        is_pure = hasattr(made, "order") and not with_state and not hasattr(made, "update")
+        if not (is_stateful or is_pure):
             has = [name for name in ("order", *with_state, "update") if hasattr(made, name)]
             raise ConfigError(
                 f"data.sampler: {self._name} has {', '.join(has) or 'none of its methods'}; expected order, or"

@@ -142,7 +142,7 @@ def _check_sequence_groups(config: Config, role: TrainedRoleName) -> None:
 def _models_of(config: Config, role: TrainedRoleName) -> Iterator[tuple[str, ComputedModelConfig]]:
     """Yields the models of a group, the frozen ones as well, by key."""
     yield f"{role}.model", config.trained_model_of(role)
-    if config.reference_host == role != "actor":
+    if role != "actor" and config.reference_host == role:  # the reference is the actor's model before training
         yield "actor.model", config.actor
     if config.reward_model_host == role:
         yield "reward_model.model", config.reward_model

@@ -255,11 +255,13 @@ def deal(groups: SamplingGroups, asked: Asked) -> list[Share]:
     slot = asked.slot
     num_samples = asked.num_samples
     num_prompts = asked.seeded.num_rows
-    chosen_P = goes_to_rollout_group(asked.seeded["prompts"].lengths, groups.share)
-    is_divided = 0 < chosen_P.sum() < num_prompts
+    to_rollout_P = goes_to_rollout_group(asked.seeded["prompts"].lengths, groups.share)
+    is_divided = 0 < to_rollout_P.sum() < num_prompts
     kind = SLOT_KIND_SHARE if is_divided and slot.kind == SLOT_KIND_EXPERIENCE else slot.kind
     shares = []
-    for client, prompts in ((groups.actor, np.flatnonzero(~chosen_P)), (groups.rollout, np.flatnonzero(chosen_P))):
+    of_actor = np.flatnonzero(~to_rollout_P)
+    of_rollout = np.flatnonzero(to_rollout_P)
+    for client, prompts in ((groups.actor, of_actor), (groups.rollout, of_rollout)):
         if client is not None and len(prompts):
             places = (prompts[:, None] * num_samples + np.arange(num_samples)).reshape(-1).astype(np.int32)
             own_slot = Slot(kind=kind, step=slot.step, part=slot.part)
@@ -429,7 +431,7 @@ class _Attempt:
         """Fetches each part when it has ended, and hands on those rows that were not handed on before."""
         share = self._share
         columns = self._sampling.columns
-        known = np.concatenate([np.empty(0, np.int32), *self._fetched])
+        places_before = np.concatenate([np.empty(0, np.int32), *self._fetched])  # of earlier attempts
         for part, event in enumerate(self._ended, start=1):
             await event.wait()
             if share.num_parts == 1:
@@ -439,9 +441,9 @@ class _Attempt:
                 slot = Slot(kind=share.slot.kind, step=share.slot.step, part=part)
                 batch = await share.client.get_batch(slot, [*columns, "places"])
                 rows = batch["places"].values
-            new = np.flatnonzero(~np.isin(share.places[rows], known))
-            if len(new):
-                conversations = [await self._talks[row] for row in rows[new].tolist()] if self._talks else []
-                places = share.places[rows[new]]
+            new_rows = np.flatnonzero(~np.isin(share.places[rows], places_before))  # of `batch`
+            if len(new_rows):
+                conversations = [await self._talks[row] for row in rows[new_rows].tolist()] if self._talks else []
+                places = share.places[rows[new_rows]]
                 self._fetched.append(places)
-                self._sampling.add(places, batch.select(columns).take(new), conversations)
+                self._sampling.add(places, batch.select(columns).take(new_rows), conversations)

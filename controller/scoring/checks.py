@@ -88,24 +88,26 @@ async def try_reward_functions(
     Raises:
         ConfigError: a user's function cannot be loaded, or gives no score; `reward.max_error_rate` 1 allows the latter.
     """
-    told: list[str] = []
+    scores: list[str] = []
     async with RewardManager(config.reward, data_sources) as manager:
-        first_of = {row.data_source: place for place, row in reversed(list(enumerate(prompts.rows)))}
-        places = [place for source, place in sorted(first_of.items()) if source in manager.data_sources]
+        first_row_of: dict[str, int] = {}
+        for index, row in enumerate(prompts.rows):
+            first_row_of.setdefault(row.data_source, index)
+        places = [index for source, index in sorted(first_row_of.items()) if source in manager.data_sources]
         tried = prompts.take(np.array(places, np.int64))
         samples = _trial_samples(Scorer(tokenizer, manager), tried, config)
         for row, result in zip(tried.rows, await manager.try_functions(samples), strict=True):
             if result is None:
                 continue
             if result.failure is None:
-                told.append(f"{row.data_source} {result.total:g}")
+                scores.append(f"{row.data_source} {result.total:g}")
             elif config.reward.max_error_rate < 1:
                 raise ConfigError(
                     f"{row.place}, data_source {row.data_source!r}: its ground truth as the response gets no score:"
                     f" {result.message}"
                 )
     remark = "0 or less where more than the ground truth is expected, such as a box"
-    return f"scores of a ground truth as the response ({remark}): {', '.join(told)}\n" if told else ""
+    return f"scores of a ground truth as the response ({remark}): {', '.join(scores)}\n" if scores else ""
 
 
 def _trial_samples(scorer: Scorer, prompts: PromptBatch, config: Config) -> list[Sample]:

@@ -68,7 +68,7 @@ class Recorder:
         """
         open_spans = [span for record in self._open for span in record.spans]
         num_repeated = max(self.last_step - step, 0)
-        last_kept = step or -1  # at step 0 nothing is kept: its validation is done again, too
+        last_kept = -1 if step == 0 else step  # of step 0 nothing is kept: its validation is done again
         timeline = read_trace(self._config.run.dir / TRACE_FILE)
         kept = [span for span in timeline if span.step <= last_kept]
         cut = [span for span in timeline if span.step > last_kept]

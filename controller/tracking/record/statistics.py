@@ -50,21 +50,24 @@ def step_statistics(tokens: StepTokens, scores_B: NDArray[Any]) -> Any:
 def _by_position(tokens: StepTokens, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Averages numbers of tokens by where their middles lie in the response; null for a sixteenth without one.
 
-    `values` has the numbers of the tokens that are learned from.
+    `values` has the numbers of the tokens that are learned from. The middle of token t of a response of T tokens lies
+    at (t + 1/2) / T.
     """
     learned = tokens.learned
-    bins = (2 * tokens.places[learned] + 1) * _NUM_POSITIONS // (2 * tokens.lengths[tokens.row_of[learned]])
+    places = tokens.places[learned]
+    lengths = tokens.lengths[tokens.row_of[learned]]
+    bins = (2 * places + 1) * _NUM_POSITIONS // (2 * lengths)
     count = np.bincount(bins, minlength=_NUM_POSITIONS)
 
     def mean(values_N: NDArray[Any]) -> Float64s:
         return np.asarray(np.bincount(bins, values_N, _NUM_POSITIONS) / np.where(count, count, np.nan))
 
-    taken = {_POSITIONED[name]: those for name, those in values.items() if name in _POSITIONED}
-    means = {name: mean(np.abs(those) if name == "mismatch" else those) for name, those in taken.items()}
-    if "value" in taken:
-        residual = _spread(mean, taken["ret"] - taken["value"])
-        means["ev"] = explained_share(residual, _spread(mean, taken["ret"]))
-    rows = {name: [None if np.isnan(one) else short(one) for one in those] for name, those in means.items()}
+    averaged = {_POSITIONED[name]: values_N for name, values_N in values.items() if name in _POSITIONED}
+    means = {name: mean(np.abs(values_N) if name == "mismatch" else values_N) for name, values_N in averaged.items()}
+    if "value" in averaged:
+        residual = _spread(mean, averaged["ret"] - averaged["value"])
+        means["ev"] = explained_share(residual, _spread(mean, averaged["ret"]))
+    rows = {name: [None if np.isnan(value) else short(value) for value in curve] for name, curve in means.items()}
     return {"edges": np.linspace(0.0, 1.0, _NUM_POSITIONS + 1).tolist(), "count": count.tolist(), **rows}
 
 
