@@ -8,7 +8,9 @@ import asyncio
 import os
 import pkgutil
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 from rewards.channel import work
@@ -18,6 +20,8 @@ from splitppo.machine.children.start import python_command
 
 _MAX_STARTS = 3  # templates in a row that ended before they forked
 _FORK_LIMIT_S = 120.0  # of a template; the first fork comes when it has imported the code
+_REFUSED_S = 30.0  # how long a machine may refuse further processes
+_REFUSED_PAUSE_S = 0.5
 _STDERR = 2
 
 
@@ -32,20 +36,37 @@ class Template:
         self._command = python_command(f"from rewards.forks import be_template; be_template({serve!r})")
         self._server: ForkServer | None = None
 
-    async def fork(self, connection: int, memory: int) -> Forked:
-        """Forks a child, which gets these two descriptors.
+    async def fork(self, memory: int) -> tuple[Forked, socket.socket]:
+        """Forks a child, and returns it with the socket to it; the child gets the socket's other end and `memory`.
+
+        Each attempt has a socket of its own. A template may be killed after a fork, before it has told the pid; the
+        child that nobody knows finds its socket closed then, and ends.
 
         Must be called in the thread of the event loop: the template ends with the thread that started it.
 
         Raises:
-            ChildProcessError: templates do not stay alive.
+            ChildProcessError: templates do not stay alive, or the machine refuses further processes.
         """
-        for _ in range(_MAX_STARTS):
+        began_s = time.monotonic()
+        num_ended = 0
+        while num_ended < _MAX_STARTS:
             server = self._running_server()
-            forked = _forked_from(server, connection, memory)
-            if await asyncio.to_thread(forked.has_begun_within, _FORK_LIMIT_S):
-                return forked
-            server.end()
+            forked, connection = _forked_from(server, memory)
+            has_begun = False
+            try:
+                has_begun = await asyncio.to_thread(forked.has_begun_within, _FORK_LIMIT_S)
+            finally:
+                if not has_begun:
+                    connection.close()
+            if has_begun:
+                return forked, connection
+            if not forked.refusal:
+                server.end()
+                num_ended += 1
+            elif time.monotonic() - began_s > _REFUSED_S:
+                raise ChildProcessError(f"could not be forked: {forked.refusal}")
+            else:  # the template is well, and so are its other children
+                await asyncio.sleep(_REFUSED_PAUSE_S)
         raise ChildProcessError(f"could not be forked: {_MAX_STARTS} templates in a row have ended")
 
     def _running_server(self) -> ForkServer:
@@ -61,9 +82,11 @@ class Template:
             self._server.end()
 
 
-def _forked_from(server: ForkServer, connection: int, memory: int) -> Forked:
-    with Path(os.devnull).open() as nothing:
-        return server.fork(None, nothing.fileno(), _STDERR, (connection, memory))
+def _forked_from(server: ForkServer, memory: int) -> tuple[Forked, socket.socket]:
+    """Asks for a child with a new socket; returns our end of it, too."""
+    ours, theirs = socket.socketpair()
+    with theirs, Path(os.devnull).open() as nothing:
+        return server.fork(None, nothing.fileno(), _STDERR, (theirs.fileno(), memory)), ours
 
 
 def be_template(serve: str) -> None:

@@ -7,7 +7,7 @@ import pickle
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +68,12 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Starts the child process and sends its arguments; does not wait for its first message, the report."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fds = theirs.fileno(), self._memory.fileno()
-            if self.template is None:
-                call = f"from rewards.channel import work; work({self.serve!r}, *{fds}, {os.getpid()})"
-                self._process = _started(call, fds)
-            else:
-                self._process = await self.template.fork(*fds)
-        self._streams = await asyncio.open_unix_connection(sock=ours)
+        memory = self._memory.fileno()
+        if self.template is None:
+            self._process, connection = _started(self.serve, memory)
+        else:
+            self._process, connection = await self.template.fork(memory)
+        self._streams = await asyncio.open_unix_connection(sock=connection)
         self._streams[1].write(framed(pickle.dumps(self.arguments)))
 
     async def load(self) -> Any:
@@ -135,15 +132,19 @@ class WorkerProcess:
             raise
 
 
-def _started(call: str, descriptors: Sequence[int]) -> Process:
-    """Starts a process that makes a call with these descriptors."""
-    return subprocess.Popen(
-        python_command(call),
-        stdin=subprocess.DEVNULL,
-        pass_fds=descriptors,
-        # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
-        start_new_session=True,
-    )
+def _started(serve: str, memory: int) -> tuple[Process, socket.socket]:
+    """Starts a process that runs `serve`, and returns it with the socket to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        descriptors = theirs.fileno(), memory
+        process = subprocess.Popen(
+            python_command(f"from rewards.channel import work; work({serve!r}, *{descriptors}, {os.getpid()})"),
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
+            start_new_session=True,
+        )
+    return process, ours
 
 
 def _how_it_ended(exit_code: int | None) -> str:
