@@ -1,7 +1,7 @@
-"""The tracker process: `feed SECONDS NAME ...` sends a run's metrics, `check NAME ...` says which packages lack.
+"""The tracker process: `feed RUN SECONDS NAME ...` sends a run's metrics, `check NAME ...` says which lack packages.
 
-`feed` reads the run (`protocol.Run`) from the first line of its standard input. When that input has ended, the process
-ends once everything is sent, or after SECONDS. Lines for the user go to its standard output. Everything else, also the
+RUN is the descriptor of a file with the run (`protocol.Run`). When standard input has ended, `feed` ends once
+everything is sent, or after SECONDS. Lines for the user go to its standard output. Everything else, also the
 output of clients, goes to its standard error. Only one process at a time feeds the trackers of a run. The process needs
 the clients and the standard library alone, so that any Python can run it.
 """
@@ -32,10 +32,18 @@ def main(arguments: list[str]) -> int:
     """Runs `feed` or `check`; returns 0 on success, 1 if something was not sent, 2 if a tracker cannot be used."""
     command, *names = arguments
     if command == "feed":
-        return feed(Run.parse(sys.stdin.readline()), names[1:], float(names[0]))
+        descriptor, flush_timeout_s, *trackers = names
+        return feed(_run_in(int(descriptor)), trackers, float(flush_timeout_s))
     problems = [sentence for name in names if (sentence := problem(name))]
     sys.stdout.write("\n".join(problems))
     return 2 if problems else 0
+
+
+def _run_in(descriptor: int) -> Run:
+    """Reads the run from a file that the controller has written; it is read from its beginning."""
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        file.seek(0)
+        return Run.parse(file.read())
 
 
 def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:

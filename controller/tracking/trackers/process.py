@@ -6,6 +6,7 @@ no time, and the process can be ended. It ends with the controller, when its sta
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -90,23 +91,25 @@ def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
 
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Starts the tracker process in a session of its own, which Ctrl-C does not reach, and sends it the run."""
+    """Starts the tracker process in a session of its own, which Ctrl-C does not reach, and gives it the run.
+
+    The run is in a file in memory and not in a pipe: nothing waits until the process reads it.
+    """
     file = run.folder / LOGS / TRACKERS_LOG
     file.parent.mkdir(exist_ok=True)
-    with file.open("a") as errors:
-        process = subprocess.Popen(
-            _command(config, "feed", [str(config.flush_timeout_s), *config.trackers]),
+    with file.open("a") as errors, os.fdopen(os.memfd_create("run"), "w") as described:
+        described.write(run.line())
+        described.flush()
+        descriptor = described.fileno()
+        return subprocess.Popen(
+            _command(config, "feed", [str(descriptor), str(config.flush_timeout_s), *config.trackers]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
             text=True,
+            pass_fds=(descriptor,),
             start_new_session=True,
         )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the process has ended already
-        process.stdin.write(run.line())
-        process.stdin.flush()
-    return process
 
 
 def check_trackers(config: TrackingConfig) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from controller.__main__ import main
 from controller.run.folder import RunFolder
-from controller.tracking.trackers.process import check_trackers
+from controller.tracking.trackers.process import check_trackers, start
+from controller.tracking.trackers.protocol import Run
 from splitppo.config import ConfigError
+from splitppo.config.sections.tracking import TrackingConfig
 from tests.integration.trackers.fed_run import FedRun, scores, tracker_pids
 from tests.support.fake_services import make_config
 from tests.support.groups import is_alive, wait_until
@@ -108,6 +110,18 @@ def test_a_client_that_hangs_costs_the_end_of_the_run_no_more_than_the_flush_tim
     run.end()
     assert time.monotonic() - started_s < 60.0  # the client would have taken ten minutes
     assert tracker_pids() == []
+
+
+@pytest.mark.timeout(60)
+def test_a_tracker_process_that_reads_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    config = TrackingConfig(trackers=["tensorboard"], python=str(python))
+    long = Run("1" * 16, "a run", "a project", tmp_path, {"data": {"train_files": ["x" * 1000] * 1000}})
+    (tmp_path / "logs").mkdir()
+    with start(config, long) as process:
+        process.kill()
 
 
 def test_only_one_process_at_a_time_feeds_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
