@@ -71,6 +71,7 @@ class ForkServer:
         self.has_forked = False
         self.lost_code = lost_code
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
         self._lifeline: int | None
         stdin, self._lifeline = os.pipe()
         with theirs:
@@ -102,7 +103,8 @@ class ForkServer:
         Does not wait: the process starts when the server has imported everything, and never if the server ends before.
         """
         status, theirs = os.pipe()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as the pipe says
+        # It has ended, or so many requests wait that it must hang; the end of the pipe says that no process comes.
+        with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             socket.send_fds(self._control, [json.dumps(request).encode()], (theirs, stdin, output, *more))
         os.close(theirs)
         return Forked(status, self)

@@ -238,6 +238,14 @@ def test_a_machine_that_gives_no_process_is_a_refusal(tmp_path: Path) -> None:
         assert asked.refusal == "no further process"
 
 
+@pytest.mark.timeout(60)
+def test_a_server_that_takes_no_requests_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with forks("return 0", tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)") as made:
+        wait_until(lambda: is_stopped(made.server.pid), what="a stopped server")
+        asked = [made.fork("x" * 60_000) for _ in range(20)]
+        assert (asked[0].poll(), asked[-1].poll()) == (None, UNKNOWN)
+
+
 def test_waiting_has_a_limit(tmp_path: Path) -> None:
     with forks("time.sleep(60)", tmp_path) as made:
         process = made.fork()
