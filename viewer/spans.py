@@ -18,7 +18,7 @@ _READ_BYTES = 64 << 20
 _DIGITS = 6
 _LATEST_S = 1e11
 _PIECE = ("pool", "name", "step", "start", "end")
-_OTHER = "#8a99a6"  # the colour of what is no phase
+_OTHER = "#8a99a6"  # the colour of a span whose name is not in PHASES
 
 
 class Spans:
@@ -36,7 +36,7 @@ class Spans:
         self._steps = Steps(())
 
     def add_lost(self, cuts: Iterable[Any]) -> None:
-        """Adds the spans of events `cut`, lists of [pool, name, step, start, end]; what is none is left out."""
+        """Adds the spans of events `cut`, lists of [pool, name, step, start, end]; skips what is no valid span."""
         rows = (row for cut in cuts if isinstance(cut, list) for row in cut)
         found = (Span(*row) for row in rows if isinstance(row, list) and len(row) == 5)
         self.lost = (*self.lost, *filter(_is_valid_span, found))[-MAX_SPANS:]
@@ -44,25 +44,38 @@ class Spans:
     def table(self) -> dict[str, Any]:
         """Returns the latest spans as columns, oldest first, with times in seconds since the first.
 
-        {"unix_s": of that, "columns": {pool, name, step, start, end, lost}, "steps": {step, start, next_start}, "shown"
-        (a typical step), "pools", "phases" [[name, label, colour, is dark]], "sentence"}. `pool` and `name` are places
-        in `pools` and `phases`.
+        The keys:
+            unix_s: when the first span begins, in unix seconds.
+            columns: of the spans: pool, name, step, start, end, lost (1 for a span that a recovery has cut out, else
+                0); `pool` is an index in `pools`, `name` an index in `phases`.
+            steps: the columns step, start, next_start, of all steps.
+            shown: the number of a typical step.
+            pools: the names of all pools.
+            phases: a list [name, label, colour, is dark] for each name of a span.
+            sentence: says that older spans are left out; None if all are here.
         """
         steps, first = self._read()
-        rows = [(span, 0) for span in steps.spans] + [(span, 1) for span in self.lost]
-        rows = sorted(rows, key=lambda row: row[0].started_s)[-MAX_SPANS:]
-        names = {name: number for number, name in enumerate(dict.fromkeys(span.name for span, _ in rows))}
-        told = [(POOLS.index(span.pool), names[span.name], *_numbers(span, first), is_lost) for span, is_lost in rows]
-        starts = [(step, *_since(first, *steps.times(step)[::2])) for step in sorted(steps.made)]
-        is_cut = len(steps.spans) + len(self.lost) > len(rows) or not self._is_whole
+        spans = [(span, 0) for span in steps.spans] + [(span, 1) for span in self.lost]
+        latest = sorted(spans, key=lambda item: item[0].started_s)[-MAX_SPANS:]
+        names = list(dict.fromkeys(span.name for span, _ in latest))
+        index_of = {name: index for index, name in enumerate(names)}
+        span_rows = [
+            (POOLS.index(span.pool), index_of[span.name], *_numbers(span, first), is_lost) for span, is_lost in latest
+        ]
+        step_rows = []
+        for step in sorted(steps.made):
+            start, _, next_start = steps.times(step)
+            step_rows.append((step, *_since(first, start, next_start)))
+        is_cut = len(spans) > len(latest) or not self._is_whole
+        cut_sentence = f"These are the latest {len(latest):,} spans; those before are left out."
         return {
             "unix_s": first,
-            "columns": _columns(("pool", "name", "step", "start", "end", "lost"), told),
-            "steps": _columns(("step", "start", "next_start"), starts),
+            "columns": _columns(("pool", "name", "step", "start", "end", "lost"), span_rows),
+            "steps": _columns(("step", "start", "next_start"), step_rows),
             "shown": steps.to_show(),
             "pools": POOLS,
             "phases": [(name, *PHASES.get(name, (name, _OTHER, False))) for name in names],
-            "sentence": f"These are the latest {len(rows):,} spans; those before are left out." if is_cut else None,
+            "sentence": cut_sentence if is_cut else None,
         }
 
     def step(self, step: int) -> dict[str, Any]:
@@ -89,7 +102,14 @@ class Spans:
         }
 
     def _read(self) -> tuple[Steps, float]:
-        """Returns the spans by their steps, and when the first of all begins; raises Unreadable without a file."""
+        """Returns the spans by their steps, and when the first of all begins, in unix seconds.
+
+        At most the last MAX_SPANS spans in the last _READ_BYTES of the file are read; `_is_whole` says whether those
+        are all.
+
+        Raises:
+            Unreadable: there is no trace.json.
+        """
         stamp = self._folder.stamp(TRACE_FILE)
         if stamp is None or stamp != self._stamp:
             with self._folder.open(TRACE_FILE, max_bytes=MAX_LINES_BYTES) as file:
@@ -105,10 +125,12 @@ class Spans:
 
 
 def _since(first: float, *times: float) -> list[float]:
+    """Converts unix seconds into seconds since the first span began, rounded."""
     return [round(time - first, _DIGITS) for time in times]
 
 
 def _numbers(span: Span, first: float) -> list[float]:
+    """Returns the step of a span, and its start and end in seconds since `first`."""
     return [span.step, *_since(first, span.started_s, span.finished_s)]
 
 

@@ -32,11 +32,13 @@ def load_verl_tools(path: Path) -> Sequence[Tool]:
         tools = import_module("verl.tools.function_tool").FUNCTION_TOOL_REGISTRY
         before = {*tools}
         import_file(path, _KEY)
-        if not (found := [_tool(tool, tool.fn) for name, tool in tools.items() if name not in before]):
+        registered_by_file = [_tool(tool, tool.fn) for name, tool in tools.items() if name not in before]
+        if not registered_by_file:
             raise ConfigError(f"key '{_KEY}': {path} has no function with verl's decorator @function_tool")
-        return found
+        return registered_by_file
     try:
-        if not isinstance(entries := yaml.safe_load(path.read_bytes())["tools"], list):
+        entries = yaml.safe_load(path.read_bytes())["tools"]
+        if not isinstance(entries, list):
             raise ValueError(f"tools must be a list, got {entries!r}")
         return [_of_class(**entry) for entry in entries]
     except Exception as error:
@@ -46,11 +48,12 @@ def load_verl_tools(path: Path) -> Sequence[Tool]:
 def _of_class(
     class_name: str = "", config: Mapping[str, Any] | None = None, tool_schema: Any = None, **others: Any
 ) -> Tool:
-    """Makes a tool from an entry of verl's yaml file: a class of BaseTool, and what it is made with.
-
-    ValueError: the entry has other keys, or no class.
+    """Makes a tool from an entry of verl's yaml file: a class of BaseTool, and the arguments of its constructor.
 
     Each call of the tool makes an instance, runs it, and releases it, as verl does.
+
+    Raises:
+        ValueError: the entry has other keys, no class, or a class that is not of verl's kind `native`.
     """
     config = config or {}
     if (kind := config.get("type", "native")) != "native":
@@ -63,6 +66,7 @@ def _of_class(
     tool = getattr(import_module(module), name)(config=config, tool_schema=given)
 
     async def call(row: dict[str, Any], /, **arguments: Any) -> Any:
+        """Calls the tool with the model's arguments; the calls of one conversation share the agent_data in its row."""
         kwargs = row.get("tools_kwargs") or {}
         fresh = SimpleNamespace(tools_kwargs=kwargs, extra_fields={}, metrics={}, request_id=uuid4().hex)
         agent_data = row.setdefault(_AGENT_DATA, fresh)

@@ -4,7 +4,7 @@ math-verify compares numbers to a fixed number of decimal places, so that 2^{-98
 minutes for one line; how much work an expression is shows in its size, before anything is computed.
 """
 
-from math import comb, inf, log2
+from math import comb, inf, log2, prod
 from typing import Any
 
 import sympy
@@ -51,9 +51,10 @@ def is_same(truth: Any, answer: Any, limit_s: int | None) -> bool:
     digits = _digits(truth, answer)
     if isinstance(exact_truth, Expr) and isinstance(exact_answer, Expr) and not _has_percent(truth, answer):
         if exact_truth.is_number and exact_answer.is_number:
-            is_one_a_decimal = truth.has(Float) is not answer.has(Float)
-            other_one = exact_answer if truth.has(Float) else exact_truth
-            return _is_same_number(exact_truth, exact_answer, digits, other_one if is_one_a_decimal else None)
+            rounded_from = None
+            if truth.has(Float) is not answer.has(Float):
+                rounded_from = exact_answer if truth.has(Float) else exact_truth
+            return _is_same_number(exact_truth, exact_answer, digits, rounded_from)
         if _differ_somewhere(exact_truth, exact_answer):
             return False
     return bool(
@@ -89,9 +90,14 @@ def _num_repeated(node: Any) -> int:
 
 
 def _is_same_number(truth: Expr, answer: Expr, digits: int, rounded_from: Expr | None) -> bool:
-    """Compares two numbers, exactly if they are rational, else to `digits`, which their sizes allow for.
+    """Returns True if two numbers are equal: exactly if both are rational, else up to the precision of `digits`.
 
-    If only one of them is a decimal, it may also be rounded from the other one, `rounded_from`, if this is no decimal.
+    Args:
+        truth: the number of the data set.
+        answer: the number of the response.
+        digits: to how many significant digits irrational numbers are computed (`_digits`).
+        rounded_from: the number that is written without a decimal point, if the other one has a decimal point, else
+            None. Unless its decimals end (1/8), the other number may be its rounding, so closeness decides.
     """
     truth = truth.doit()
     answer = answer.doit()
@@ -108,7 +114,7 @@ def _is_near(truth: Expr, answer: Expr, digits: int, tolerance: Rational) -> boo
     """Compares two numbers, computed to `digits`, within a relative tolerance; False if one is not finite."""
     first = N(truth, digits)
     second = N(answer, digits)
-    if not all(part.is_finite and part.is_Number for one in (first, second) for part in one.as_real_imag()):
+    if not (_is_finite(first) and _is_finite(second)):
         return False
     return bool(abs(first - second) <= tolerance * max(abs(first), abs(second)))
 
@@ -119,10 +125,16 @@ def _differ_somewhere(truth: Expr, answer: Expr) -> bool:
     if isinstance(truth, Symbol) or isinstance(answer, Symbol) or not 0 < len(letters) <= len(_POINT):
         return False  # math-verify takes a word for the product of its letters
     point = dict(zip(letters, _POINT, strict=False))
-    first, second = (N(one.subs(point), _POINT_DIGITS) for one in (truth, answer))
-    if not all(part.is_finite and part.is_Number for one in (first, second) for part in one.as_real_imag()):
+    first = N(truth.subs(point), _POINT_DIGITS)
+    second = N(answer.subs(point), _POINT_DIGITS)
+    if not (_is_finite(first) and _is_finite(second)):
         return False
     return bool(abs(first - second) > _POINT_LIMIT * max(abs(first), abs(second)))
+
+
+def _is_finite(number: Expr) -> bool:
+    """Returns True if sympy has computed a number, real or complex, and it is finite."""
+    return all(part.is_finite and part.is_Number for part in number.as_real_imag())
 
 
 def _has_percent(*expressions: Any) -> bool:
@@ -181,10 +193,7 @@ def _magnitude(node: Any, bits: float) -> float:
 
 def _product(factors: list[float]) -> float:
     """Multiplies sizes, which may be infinite."""
-    product = 1.0
-    for factor in factors:
-        product *= factor
-    return product
+    return prod(factors, start=1.0)
 
 
 def _power(terms: float, exponent: float) -> float:

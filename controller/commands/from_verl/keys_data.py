@@ -133,21 +133,29 @@ def _data(data: Section) -> Iterator[Row]:
 
 
 def _functions() -> Iterator[Row]:
-    """Yields the table rows of verl's reward functions and managers, under their present and their older names."""
-    for function in (Section("reward.custom_reward_function", "reward"), Section("custom_reward_function", "reward")):
-        name = "compute_score" if "." in function.verl else None
-        yield function.renamed("path", "custom_function_path", None)
-        yield function.renamed("name", "custom_function_name", name)
-        yield function.renamed("reward_kwargs", "custom_function_kwargs", {}, is_section=True)
-    for rewards in (Section("reward", "reward"), Section("reward_model", "reward")):
-        yield rewards.taken("num_workers", 8 if rewards.verl == "reward" else None)
+    """Yields the table rows of verl's reward functions and managers, under their present and their older names.
+
+    Where an older name has no default here, verl's default is that of the present name.
+    """
+    function = Section("reward.custom_reward_function", "reward")
+    older_function = Section("custom_reward_function", "reward")
+    for section, default_name in ((function, "compute_score"), (older_function, None)):
+        yield section.renamed("path", "custom_function_path", default=None)
+        yield section.renamed("name", "custom_function_name", default=default_name)
+        yield section.renamed("reward_kwargs", "custom_function_kwargs", default={}, is_section=True)
+    for rewards, default_workers in ((Section("reward", "reward"), 8), (Section("reward_model", "reward"), None)):
+        yield rewards.taken("num_workers", default=default_workers)
         for buffer in ("reward_kwargs.overlong_buffer_cfg", "overlong_buffer"):
             for key in ("enable", "len", "penalty_factor", "log"):
                 yield rewards.changed(f"{buffer}.{key}", f"overlong_buffer.{key}", "in training only")
         same_length = same_as("data.max_response_length", "the penalty ends at data.max_response_length")
         yield rewards.checked("reward_kwargs.max_resp_len", _LENGTH, same_length)
         yield rewards.unsupported("reward_kwargs.**", "write the arguments into a reward function of your own")
-    top = Section("")
+    yield from _managers(Section(""))
+
+
+def _managers(top: Section) -> Iterator[Row]:
+    """Yields the table rows of verl's reward managers, which call the reward functions."""
     own = "reward.custom_function_path: a function of your own scores each response"
     managers = needless((None, "naive", "dapo", "prime", "batch"), _FUNCTIONS, own)
     for key in ("reward.reward_manager.name", "{reward_model.reward_manager,reward_manager.name}"):

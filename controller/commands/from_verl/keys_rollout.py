@@ -77,6 +77,22 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("repetition_penalty", _OTHER_DISTRIBUTION, 1, 1.0)
     yield rollout.unsupported("{min_p,presence_penalty,frequency_penalty}", _OTHER_DISTRIBUTION, 0, 0.0)
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
+    yield from _vllm_rows(vllm)
+    for name in ("prompt_length", "response_length"):
+        yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
+    yield from _validation_rows(Section(f"{rollout.verl}.val_kwargs", "evaluation"))
+    yield from _other_results(rollout)
+    yield from _turn_rows(rollout, Section(f"{_ROLLOUT}.multi_turn", "rollout.multi_turn"))
+    yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
+    skipped = "{skip.action,skip.dump_dir,skip.max_dump_step,skip.steps,skip_dump_dir}"
+    yield rollout.not_needed(skipped, _SAMPLES_ANEW)
+    yield from _engine_rows(rollout, vllm)
+    yield from _other_speed(rollout)
+    yield from _not_needed(rollout)
+
+
+def _vllm_rows(vllm: Section) -> Iterator[Row]:
+    """Yields the table rows of the options of vLLM that SplitPPO has, too."""
     size = "tensor_model_parallel_size"
     divisor = "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)
@@ -87,14 +103,19 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     level = _with_vllm(lambda value, _: 2 if value else 0)
     hybrid = "${actor_rollout_ref.hybrid_engine}"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)
-    for name in ("prompt_length", "response_length"):
-        yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
-    validation = Section(f"{rollout.verl}.val_kwargs", "evaluation")
+
+
+def _validation_rows(validation: Section) -> Iterator[Row]:
+    """Yields the table rows of how validation samples."""
     yield validation.taken("n", 1)
     yield validation.taken("temperature", 0, note="0: greedy")
     yield validation.taken("top_p", 1.0)
     yield validation.changed("top_k", "top_k", _TOP_K, _top_k, -1)
     yield validation.not_needed("do_sample", "val_kwargs.temperature decides, as in verl's agent loop")
+
+
+def _other_results(rollout: Section) -> Iterator[Row]:
+    """Yields the table rows of keys that change what is sampled or learned, and that SplitPPO does not have."""
     yield rollout.unsupported("logprobs_mode", "log-probs are those of the sampled distribution", "processed_logprobs")
     yield rollout.unsupported("over_sample_rate", "a step waits for all its rollouts", 0, 0.0)
     yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
@@ -104,11 +125,10 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported(
         "enable_rollout_routing_replay", "no replay of expert routing; set algorithm.rollout_correction.rollout_is"
     )
-    yield from _turn_rows(rollout, Section(f"{_ROLLOUT}.multi_turn", "rollout.multi_turn"))
-    yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
-    skipped = "{skip.action,skip.dump_dir,skip.max_dump_step,skip.steps,skip_dump_dir}"
-    yield rollout.not_needed(skipped, _SAMPLES_ANEW)
-    yield from _engine_rows(rollout, vllm)
+
+
+def _other_speed(rollout: Section) -> Iterator[Row]:
+    """Yields the table rows of keys that SplitPPO does not have, and that change only speed, placement or logs."""
     spread = "{data_parallel_size,expert_parallel_size,moe_tensor_parallel_size,pipeline_model_parallel_size}"
     yield rollout.slower(spread, "tensor_model_parallel_size; other GPUs have replicas", 1)
     yield rollout.slower("nnodes", "rollout.nnodes, with hybrid_engine=False", 0)
@@ -116,6 +136,10 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.slower("prometheus.enable", "read metrics.jsonl; grpcurl asks workers for their health")
     yield rollout.slower("trace.backend", "tracking.dump_rollouts")
     yield rollout.tree_not_needed("{disaggregation,prometheus,trace,profiler}{,.**}", "where engines run, and logs")
+
+
+def _not_needed(rollout: Section) -> Iterator[Row]:
+    """Yields the table rows of keys that need no counterpart, each with the reason."""
     for section in ("mtp", "qat"):
         yield rollout.checked(section, "not needed if it is off, else not supported", _off_section)
     yield rollout.not_needed(f"mtp.{{{OF_MTP}}}", "only with multi-token prediction")

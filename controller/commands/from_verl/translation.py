@@ -67,10 +67,14 @@ class Translation:
         return [finding for finding in self.findings if finding.outcome in ("unknown", "to be decided")]
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
-        """Sets the value of a SplitPPO key in the result; removes the key if the value is SplitPPO's default."""
+        """Sets the value of a SplitPPO key in the result, or removes the key so that SplitPPO's default holds.
+
+        The key is removed if the value is that default, or if it is None and the key cannot be null.
+        """
         self.values.pop(key, None)
         self.comments.pop(key, None)
-        if (value is not None or _takes_null(key)) and not _is_default(key, value):
+        can_be_set = value is not None or _takes_null(key)
+        if can_be_set and not _is_default(key, value):
             self.values[key] = value
             if comment:
                 self.comments[key] = comment
@@ -113,7 +117,9 @@ def _take_default(result: Translation, finding: Finding) -> None:
     if finding.outcome == "to be decided":
         result.findings.append(finding)
     elif finding.outcome in ("taken", "changed") and (finding.new is not None or _takes_null(finding.to)):
-        note = f"verl's default{f': {finding.note}' if finding.note and finding.outcome == 'changed' else ''}"
+        note = "verl's default"
+        if finding.note and finding.outcome == "changed":
+            note = f"{note}: {finding.note}"
         result.set(finding.to, finding.new, note)
         if finding.to in result.values:
             result.findings.append(replace(finding, outcome="default", note=note))

@@ -22,7 +22,7 @@ class Place:
 
     Attributes:
         layout: the schedule, or "colocated".
-        devices: the number of devices of each group; if actor and critic are colocated, "all" has those of both.
+        devices: the number of devices of each worker group; if actor and critic are colocated, "all" has those of both.
         reference: the host of the reference; None without a reference.
         share: the share of the prompts that a rollout group answers; 0 if the actor's group answers all.
         takes_turns: True if the devices of the rollout group are those of the critic.
@@ -40,7 +40,7 @@ class Place:
 
 
 def keys_of(config: Config, place: Place) -> dict[str, Any]:
-    """Returns the keys, with dots, that place the run of a configuration so, and their values.
+    """Returns the dotted keys, with their values, that give the run of a configuration this placement.
 
     The indices of GPUs and cores are those of the run, if they are enough; else they count from 0. Colocated models
     have the same devices, and `run.schedule: serial`, so that one call comes after the other.
@@ -62,10 +62,10 @@ def keys_of(config: Config, place: Place) -> dict[str, Any]:
 
 
 def placed(config: Config, place: Place) -> Config:
-    """Returns the configuration of a run that is placed so.
+    """Returns a configuration with the keys that give its run this placement.
 
     Raises:
-        ConfigError: the run cannot be placed so; the message names the numbers of devices.
+        ConfigError: the run cannot have this placement; the message names the numbers of devices.
     """
     tree = config.model_dump(mode="json")
     for key, value in keys_of(config, place).items():
@@ -88,16 +88,16 @@ def _text(value: Any) -> str:
 
 
 def _service(config: Config, role: RoleName) -> ServiceConfig:
-    """Returns the settings of a group; a rollout group that the run does not have is like the critic's."""
+    """Returns the settings of a role's worker group; those of the critic for a rollout group that the run lacks."""
     service: ServiceConfig | None = getattr(config.services, role)
     return config.services.critic if service is None else service
 
 
 def _indices(config: Config, place: Place) -> dict[RoleName, Sequence[int]]:
-    """Returns the indices of the GPUs of each group, or of its cores; groups that share devices have the same ones.
+    """Returns the indices of the GPUs or cores of each worker group; groups that share devices have the same indices.
 
-    The groups are given places one after the other first, from 0 on for GPUs and for cores. Then the places become
-    indices: the sorted ones that the run has now, if they are enough, else the places themselves.
+    First the worker groups get consecutive places, counted from 0 separately for GPUs and for cores. Then the places
+    become indices: the sorted indices that the run has now, if there are enough of them, else the places themselves.
     """
     twins: dict[RoleName, RoleName] = {}
     if place.layout == "colocated":
@@ -126,14 +126,15 @@ def _indices(config: Config, place: Place) -> dict[RoleName, Sequence[int]]:
 def _group_keys(service: ServiceConfig, indices: Sequence[int], place: Place) -> dict[str, Any]:
     """Returns the keys of a worker group with these GPUs or cores.
 
-    A GPU has one rank. On a CPU the number of ranks is kept if it divides the number of threads; the group is bound to
-    its cores if it was, or if a rollout group takes turns on them, as the cores say that it does.
+    A GPU has one rank. On a CPU the number of ranks stays if it divides the number of cores, else every core gets a
+    rank. `cpus`, which binds the worker group to its cores, is set if the run had it, or if a rollout group takes turns
+    on the critic's cores: equal `cpus` of both are how a configuration says that they share them.
     """
-    count = len(indices)
     if service.devices:
-        return {"num_processes": count, "devices": list(indices)}
-    num_ranks = service.num_processes if count % service.num_processes == 0 else count
-    keys: dict[str, Any] = {"num_processes": num_ranks, "threads": count // num_ranks}
+        return {"num_processes": len(indices), "devices": list(indices)}
+    num_cores = len(indices)
+    num_ranks = service.num_processes if num_cores % service.num_processes == 0 else num_cores
+    keys: dict[str, Any] = {"num_processes": num_ranks, "threads": num_cores // num_ranks}
     if service.cpus or place.takes_turns:
         keys["cpus"] = list(indices)
     return keys

@@ -168,9 +168,10 @@ class _SleepingClient(WorkerClient):
         places = self._work.divide(self.role, rows, num_parts)
 
         def end_part(part: int) -> None:
-            own = places[part - 1]
-            numbers = Batch(len(own), {"places": _one_each(own.astype(np.int32))})
-            self._put(Slot(kind=slot.kind, step=slot.step, part=part), rows.take(own).merge(numbers))
+            """Stores the rows of a part (the first is 1), with their places in the slot, and reports it as ready."""
+            own_places = places[part - 1]
+            column = Batch(len(own_places), {"places": _one_each(own_places.astype(np.int32))})
+            self._put(Slot(kind=slot.kind, step=slot.step, part=part), rows.take(own_places).merge(column))
             ready = worker_pb2.PartReady(part=part, policy_version=self.committed_step)
             on_event(worker_pb2.CommandEvent(part=ready))
 
