@@ -32,10 +32,11 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
     if num_parts == 1:
         return [np.arange(len(costs))]
-    first = np.eye(1, num_parts)[0]
+    in_first_group = np.eye(1, num_parts)[0]  # [1, 0, 0, ...]
     # A heap entry: (-spread, tie-breaker, cost and rows of each group, from the heaviest to the lightest).
     heap = [
-        (-float(cost), row, float(cost) * first, [(row,), *[()] * (num_parts - 1)]) for row, cost in enumerate(costs)
+        (-float(cost), row, float(cost) * in_first_group, [(row,), *[()] * (num_parts - 1)])
+        for row, cost in enumerate(costs)
     ]
     heapq.heapify(heap)
     for tie in range(len(heap), 2 * len(heap) - 1):
@@ -43,7 +44,8 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
         _, _, costs_2, rows_2 = heapq.heappop(heap)
         merged = costs_1 + costs_2[::-1]
         rows = [*map(operator.add, rows_1, reversed(rows_2))]
-        order = np.lexsort(([not group for group in rows], -merged))  # of equally heavy groups, empty ones come last
+        are_empty = [not rows_of_group for rows_of_group in rows]
+        order = np.lexsort((are_empty, -merged))  # heaviest first; of equally heavy groups, empty ones come last
         spread = merged[order[0]] - merged[order[-1]]
         heapq.heappush(heap, (-float(spread), tie, merged[order], [rows[index] for index in order]))
     groups = [sorted(rows) for rows in heap[0][3]] if heap else [[] for _ in range(num_parts)]

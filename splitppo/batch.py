@@ -68,7 +68,9 @@ class Column:
             rows = [self.values[start : start + length] for start, length in zip(starts, lengths, strict=True)]
             return Column(np.concatenate(rows), lengths)
         ends = np.cumsum(lengths, dtype=np.int64)
-        positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        num_values = ends[-1] if len(ends) else 0
+        shifts = starts - (ends - lengths)  # of each row: its start here, minus its start in the result
+        positions = np.arange(num_values) + np.repeat(shifts, lengths)
         return Column(self.values[positions], lengths)
 
     def between(self, start: int, stop: int) -> "Column":

@@ -215,7 +215,8 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
     buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
     expected |= {name: shape for name, shape in buffers.items() if name in saved}
     for name in [*expected, *(name for name in saved if name.startswith("model."))]:
-        here, there = (list(shapes[name]) if name in shapes else "nothing" for shapes in (expected, saved))
+        here = list(expected[name]) if name in expected else "nothing"
+        there = list(saved[name]) if name in saved else "nothing"
         if here != there:
             raise ValueError(f"checkpoint {directory} is of another model: {name} has shape {here} here, {there} there")
     return saved

@@ -121,7 +121,8 @@ def replacing(folder: Path) -> Iterator[Path]:
 
     A reader never sees a part of the new folder, also after a crash. What a crash has left beside it is removed.
     """
-    partial, earlier = (folder.with_name(f"{folder.name}.{state}") for state in ("partial", "earlier"))
+    partial = folder.with_name(f"{folder.name}.partial")
+    earlier = folder.with_name(f"{folder.name}.earlier")
     for left_over in (*folder.parent.glob("*.partial"), *folder.parent.glob("*.earlier")):
         shutil.rmtree(left_over)
     partial.mkdir(parents=True)
@@ -175,8 +176,8 @@ def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
     """Yields the weight names of each file; a layer's weights share a file: transformers may merge them."""
     layers: dict[str, list[str]] = {}
     for name in num_bytes:
-        in_layer = re.match(r".*?\.\d+(?=\.)", name)
-        layers.setdefault(in_layer.group() if in_layer else name, []).append(name)
+        numbered_layer = re.match(r".*?\.\d+(?=\.)", name)  # e.g. model.layers.3
+        layers.setdefault(numbered_layer.group() if numbered_layer else name, []).append(name)
     names: list[str] = []
     for layer in layers.values():
         if names and sum(num_bytes[name] for name in names + layer) > MAX_FILE_BYTES:

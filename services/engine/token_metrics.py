@@ -101,15 +101,15 @@ class UpdateSteps:
         Without any applied step the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
         was computed for a step. "num_stopped_steps" is present if `may_stop`. Collective.
         """
-        made = [(sums, norm) for sums, norm in self.steps if math.isfinite(norm)]
-        metrics = reduce_metrics([sums for sums, _ in made])
+        applied = [(sums, norm) for sums, norm in self.steps if math.isfinite(norm)]
+        metrics = reduce_metrics([sums for sums, _ in applied])
         if self.steps:
-            metrics["grad_norm"] = sum(norm for _, norm in made) / len(made) if made else math.nan
+            metrics["grad_norm"] = sum(norm for _, norm in applied) / len(applied) if applied else math.nan
         if may_stop:
             metrics["num_stopped_steps"] = float(self.num_stopped)
         return {
             **metrics,
-            "num_skipped_steps": float(len(self.steps) - len(made)),
+            "num_skipped_steps": float(len(self.steps) - len(applied)),
             "num_empty_steps": float(self.num_empty),
         }
 

@@ -75,13 +75,15 @@ class TrainedRole:
         return self._engine.compute_weights_digest()
 
     def prepare_update(self, request: Any, batch: Batch) -> Batch:
-        """Raises ValueError for rows that cannot be trained on; adds the column `mini_batches` to the rows.
+        """Checks the request and its rows, and returns the rows with the column `mini_batches`.
 
-        So does a request that does not say the number of steps of the run, if the learning rate depends on it.
+        Raises:
+            ValueError: the rows cannot be trained on, or the learning rate depends on the number of steps of the run,
+                which the request does not say.
         """
         check_rows(batch, self._engine.model)
         config = self._engine.config
-        prompts = self._engine.config.ppo_mini_batch_size
+        num_prompts = config.ppo_mini_batch_size  # None: all rows are one mini-batch
         fewest = 1 if config.needs_total_steps else 0
         if request.total_steps < fewest:
             raise ValueError(
@@ -89,7 +91,7 @@ class TrainedRole:
             )
         mini_batches = assign_mini_batches(
             batch.num_rows,
-            prompts and prompts * self._context.config.rollout.n,
+            num_prompts and num_prompts * self._context.config.rollout.n,
             config.ppo_epochs,
             shuffle=config.shuffle,
             seed=self._context.config.run.seed,

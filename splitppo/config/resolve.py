@@ -131,9 +131,10 @@ def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
         return "actor"  # its frozen base, without a model of its own
     actor_ranks = config.services.actor.num_processes
     critic_ranks = config.services.critic.num_processes
-    has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
-    has_time = has_time and not (config.rollout_shares_devices or _is_critic_late(config))
-    return "critic" if config.uses_critic and has_time else "actor"
+    if not config.uses_critic or config.rollout_shares_devices or _is_critic_late(config):
+        return "actor"
+    computes_during_generation = config.rollout.stream_groups != 1
+    return "critic" if computes_during_generation or critic_ranks > actor_ranks else "actor"
 
 
 def _teacher_host(config: Config) -> Literal["actor", "critic", "reward"]:

@@ -96,14 +96,15 @@ def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
     if (batch["seeds"].lengths != 1).any():
         raise ValueError(f"loss_mode {config.policy_loss.loss_mode} needs one seed per response in column 'seeds'")
     counts_N = response_mask(batch).values != 0
-    log_probs_N, advantages_N = (batch[name].values.astype(np.float64) for name in ("old_log_probs", "advantages"))
+    log_probs_N = batch["old_log_probs"].values.astype(np.float64)
+    advantages_N = batch["advantages"].values.astype(np.float64)
     mini_batches = batch["mini_batches"].values.reshape(batch.num_rows, config.ppo_epochs)
     selected = np.zeros((len(counts_N), config.ppo_epochs), np.uint8)
-    for epoch, assigned in enumerate(mini_batches.T):
+    for epoch, mini_batch_of_rows in enumerate(mini_batches.T):
         hashes_N = _token_hashes(batch["seeds"].values, lengths, epoch)
-        mini_batch_N = np.repeat(assigned, lengths)
-        for index in np.unique(assigned):
-            tokens = np.flatnonzero(counts_N & (mini_batch_N == index))
+        mini_batch_N = np.repeat(mini_batch_of_rows, lengths)
+        for mini_batch in np.unique(mini_batch_of_rows):
+            tokens = np.flatnonzero(counts_N & (mini_batch_N == mini_batch))
             cov_M = _deviations(log_probs_N[tokens]) * _deviations(advantages_N[tokens])
             selected[tokens[choose(config, cov_M, hashes_N[tokens])], epoch] = 1
     return Column(selected.reshape(-1), lengths * np.int32(config.ppo_epochs))

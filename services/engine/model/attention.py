@@ -153,7 +153,8 @@ def takes_grouped_heads(query: Tensor) -> bool:
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
     """Computes causal attention of a right-padded batch with torch's sdpa, [B, S, heads, head_dim].
 
-    Key and value may have fewer heads. Where torch's fast kernels take no such groups, their heads are repeated.
+    Key and value may have fewer heads than the query, each for a group of query heads. Where torch's fast kernels take
+    no groups, the heads of key and value are repeated.
     Without a sliding window, or in rows that fit into it, no mask is made.
     """
     mask = None
@@ -162,11 +163,12 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None,
         distance = torch.arange(length, device=query.device)
         distance = distance[:, None] - distance
         mask = ((distance >= 0) & (distance < sliding_window))[None, None]
-    grouped = query.shape[1] // key.shape[1]
+    heads_per_group = query.shape[1] // key.shape[1]
     has_kernel = takes_grouped_heads(query) and key.shape[-1] == value.shape[-1] <= _MOST_GROUPED
     takes_groups = mask is None and has_kernel  # else torch's slow kernel
-    if grouped > 1 and not takes_groups:
-        key, value = (states.repeat_interleave(grouped, dim=1) for states in (key, value))
+    if heads_per_group > 1 and not takes_groups:
+        key = key.repeat_interleave(heads_per_group, dim=1)
+        value = value.repeat_interleave(heads_per_group, dim=1)
     output = functional.scaled_dot_product_attention(
         query,
         key,
@@ -174,7 +176,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None,
         attn_mask=mask,
         scale=scaling,
         is_causal=mask is None and length > 1,
-        enable_gqa=grouped > 1 and takes_groups,
+        enable_gqa=heads_per_group > 1 and takes_groups,
     )
     return output.transpose(1, 2).contiguous()
 

@@ -155,8 +155,8 @@ def message_method(worker: Worker, command: Command, messages: Messages) -> Meth
     async def serve(request: Any, _: Any) -> Message:
         _check_caller(worker, request)
         running = worker.command_queue.running
-        is_meant = running is not None and running.command is command and running.request.slot == request.slot
-        if running is None or not is_meant or running.messages is None:
+        is_addressed = running is not None and running.command is command and running.request.slot == request.slot
+        if running is None or not is_addressed or running.messages is None:
             takes = f"{command.method} that takes {messages.method}"
             raise WrongState(f"no {takes} is running on the {describe(request.slot)}")
         if running.cancelled_because:
@@ -208,7 +208,8 @@ def service_of(command: Command) -> ServiceDescriptor:
         ValueError: neither declares it.
     """
     request = command.request_type.DESCRIPTOR
-    for service in (command.service,) if command.service else request.file.services_by_name.values():
+    candidates = (command.service,) if command.service else request.file.services_by_name.values()
+    for service in candidates:
         method = service.methods_by_name.get(command.method)
         if method is not None and method.input_type.full_name == request.full_name:
             return cast(ServiceDescriptor, service)
