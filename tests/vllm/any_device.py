@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tests.vllm.samplers import Actor
 
 from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config.resolve import MAX_LOG_PROB_DIFF, MAX_MEAN_LOG_PROB_DIFF
 from tests.support.roles import RecordedProgress
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
+from tests.vllm.samplers import Actor
 
 KV_CACHE_GB = 0.1
 NUM_STEPS = 3

@@ -17,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.vllm.samplers import Actor, Sampler
 
 from services.actor.role import ActorRole
 from services.rollout.role import RolloutRole
@@ -31,6 +30,7 @@ from tests.support.conversations import ScriptedReplies, last, replies_of
 from tests.support.roles import RecordedProgress, publish, sync
 from tests.vllm.any_device import SCENARIOS_OF_ANY_DEVICE
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
+from tests.vllm.samplers import Actor, Sampler
 
 TURN_LENGTH, TALK_LENGTH = 6, 36
 
