@@ -160,6 +160,7 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
         return True
 
     async def answers(row: PromptRow) -> list[Answer]:
+        """Begins a row's environment and tells it an empty turn; returns its answers, which may end with the first."""
         episode = processes.begin(row.data_source, row.fields, seed=0)
         first = await episode.start()
         try:
@@ -171,16 +172,19 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
     for row in rows:
         by_environment.setdefault(processes.key_of(row.data_source), []).append(row)
     tried = [(key, row) for key, own in by_environment.items() for row in own[:_NUM_TRIED]]
-    told = await gather_calls(*(answers(row) for _, row in tried for _ in range(2)))
-    pairs = list(zip(told[::2], told[1::2], strict=True))
-    for (key, _), (one, other) in zip(tried, pairs, strict=True):
-        if one != other and section.record is False:
-            differ_in_texts = [answer.messages for answer in one] != [answer.messages for answer in other]
+
+    async def answers_twice(row: PromptRow) -> Sequence[list[Answer]]:
+        return await gather_calls(answers(row), answers(row))
+
+    pairs = await gather_calls(*(answers_twice(row) for _, row in tried))
+    for (key, _), (first, second) in zip(tried, pairs, strict=True):
+        if first != second and section.record is False:
+            differ_in_texts = [answer.messages for answer in first] != [answer.messages for answer in second]
             raise ConfigError(
                 f"rollout.multi_turn.record is false, but environments.{key} ({section.environments[key].label})"
                 f" gave other {'texts' if differ_in_texts else 'rewards'} for the same seed: a resumed run would differ"
             )
-    return any(one != other for one, other in pairs)
+    return any(first != second for first, second in pairs)
 
 
 def with_server_tools(config: Config) -> Config:

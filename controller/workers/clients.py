@@ -226,8 +226,9 @@ class WorkerClient:
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
                 if because := handshake_failure(error.message):
                     raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
-                cut_short = failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED and remaining_s < _REACH_TIMEOUT_S
-                if not (reason and cut_short):
+                is_timeout = failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                was_cut_short = is_timeout and remaining_s < _REACH_TIMEOUT_S  # says less than an earlier reason
+                if not reason or not was_cut_short:
                     reason = f"{error.message}{connection_hint(error.message)}"
             else:
                 if status.state not in _ENDING:
@@ -450,8 +451,8 @@ class SamplingClient(WorkerClient):
         run_id = self._caller.run_id
         epoch = self._caller.epoch
         header = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot)
-        for some in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
-            request = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=some)
+        for share in divide(replies, MAX_REQUEST_BYTES - header.ByteSize()):
+            request = conversation_pb2.ReplyRequest(run_id=run_id, epoch=epoch, slot=slot, replies=share)
             await self._repeat("Reply", slot.step, partial(self._role.Reply, request, timeout=_UNARY_TIMEOUT_S))
 
 

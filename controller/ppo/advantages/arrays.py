@@ -65,5 +65,6 @@ def at_turn_ends(mask_BT: Mask, turns_BT: Integers, inside: Rate, at_end: float 
         return inside
     rates_BT = np.array(np.broadcast_to(inside, mask_BT.shape), np.float64)
     turns_N = turns_BT[mask_BT]
-    rates_BT[mask_BT] = np.where(np.append(turns_N[1:] != turns_N[:-1], False), at_end, rates_BT[mask_BT])
+    is_end_N = np.append(turns_N[1:] != turns_N[:-1], False)  # the next token inside the mask is in another turn
+    rates_BT[mask_BT] = np.where(is_end_N, at_end, rates_BT[mask_BT])
     return rates_BT

@@ -44,13 +44,17 @@ def grpo_passk(
     """
     scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
     groups = _Groups(groups_B, mask_BT)
-    # By group, then from the best to the worst.
+    # By group, then from the best to the worst: the best of a group comes first, the second best after it.
     order_B = np.lexsort((-scores_B, groups.index_B))
-    best_G = np.cumsum(groups.count_G) - groups.count_G
-    best_G = best_G[groups.count_G > 1]
+    first_G = np.cumsum(groups.count_G) - groups.count_G
+    first_of_several = first_G[groups.count_G > 1]
+    best = order_B[first_of_several]
+    second_best = order_B[first_of_several + 1]
     advantage_B = np.zeros(len(scores_B))
-    advantage_B[order_B[best_G]] = scores_B[order_B[best_G]] - scores_B[order_B[best_G + 1]]
-    return on_every_token(advantage_B / (groups.std(scores_B) + _EPSILON) if norm_adv_by_std else advantage_B, mask_BT)
+    advantage_B[best] = scores_B[best] - scores_B[second_best]
+    if norm_adv_by_std:
+        advantage_B /= groups.std(scores_B) + _EPSILON
+    return on_every_token(advantage_B, mask_BT)
 
 
 def gdpo(
