@@ -117,7 +117,7 @@ class RunFolder:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
             if not _hold(lock_file):
-                raise ConfigError(f"run.dir: another controller is running in {self.path}")
+                raise self._held_by_another()
             if not (self.path / EPOCH_FILE).exists():  # else another controller has started here meanwhile
                 self._made = missing
             try:
@@ -190,11 +190,19 @@ class RunFolder:
                 raise
 
     def check(self) -> Config:
-        """Returns what `resolve` returns; ConfigError also if the folder has a run that this start may not resume."""
+        """Returns what `resolve` returns; ConfigError also where a start would be refused for the run in the folder.
+
+        So it is if a controller runs there, or if this start may not resume the run.
+        """
         self.config = self.resolve()
         stored = self._stored()
+        if is_held(self.path):
+            raise self._held_by_another()
         self._changes(stored, self._used(stored))
         return self.config
+
+    def _held_by_another(self) -> ConfigError:
+        return ConfigError(f"run.dir: another controller is running in {self.path}")
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:

@@ -318,8 +318,11 @@ def test_a_second_controller_is_refused_while_the_first_one_lives(run_dir: Path)
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(ConfigError, match=r"run\.dir: another controller is running in "):
             reopen(run_dir)
+        with pytest.raises(ConfigError, match=r"run\.dir: another controller is running in "):
+            RunFolder(make_config(run_dir)).check()
         other.communicate("")
     reopen(run_dir)
+    RunFolder(make_config(run_dir)).check()
 
 
 def test_a_refusal_leaves_the_folder_to_others(run_dir: Path) -> None:
