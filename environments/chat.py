@@ -118,8 +118,8 @@ class Chat:
 
 def _checked(message: Message) -> Message:
     """Returns a message of the user's code as plain values; ValueError: its role, or no text or too long a one."""
-    text = message.get("content")
-    if message.get("role") not in ("user", "tool") or not isinstance(text, str):
+    text = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(text, str) or message.get("role") not in ("user", "tool"):
         raise ValueError(
             f"expected messages with role 'user' or 'tool' and a text as content, got {str(message)[:200]}"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.chat import Chat, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
-from environments.messages import NO_CALL, TIMED_OUT, Message
+from environments.messages import NO_CALL, TIMED_OUT, Message, without_surrogates
 from environments.tools import Tool, message_of, reason_of, step_of
 from rewards.returned import LARGEST, plain
 from splitppo.user_file import line_in
@@ -64,16 +64,27 @@ class Environment:
         """Begins an environment by `reset`, and answers each turn by its tools or, if it has none, by its `step`."""
 
         async def step(turn: Turn) -> Sequence[Message]:
-            result = step_of(await self._call(chat, "step", partial(environment.step, turn.text)))
+            answered = await self._call(chat, "step", partial(environment.step, turn.text))
+            result = self._step_of("step", answered)
             _take(chat, result)
             return () if result.done else (_user_message(result.text),)
 
         reset = partial(environment.reset, **_taken(environment.reset, {"seed": chat.seed, **row}))
         told = await self._call(chat, "reset", reset)
-        first = () if told is None else (_user_message(step_of(told).text),)
+        first = () if told is None else (_user_message(self._step_of("reset", told).text),)
         await _converse(
             chat, first, (lambda turn: use_tools(chat, turn, self.tools, environment)) if self.tools else step
         )
+
+    def _step_of(self, method: str, returned: Any) -> Step:
+        """Returns what `reset` or `step` returned as a `Step`; EnvironmentFailed: it is neither a text nor a `Step`."""
+        text = returned.text if isinstance(returned, Step) else returned
+        if isinstance(text, str):
+            return step_of(returned)
+        expected = "None, a text or a Step" if method == "reset" else "a text or a Step"
+        got = "a Step with the text" if isinstance(returned, Step) else f"{type(returned).__name__}:"
+        value = without_surrogates(repr(text))[:100]
+        raise EnvironmentFailed(f"{self.name}: {method}: expected {expected}, got {got} {value}")
 
     async def _call(self, chat: Chat, method: str, function: Callable[[], Any]) -> Any:
         """Calls a method of the user's environment; an error in it loses the conversation, and names its line."""

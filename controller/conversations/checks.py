@@ -106,19 +106,19 @@ def check_schemas(schemas: Mapping[str, Tools], tokenizer: Tokenizer) -> None:
 async def check_record(
     config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], val_rows: Sequence[PromptRow] = ()
 ) -> str:
-    """Begins all environments as a trial, and checks what `must_record` checks at the start of a run.
+    """Tries all environments, and checks what `must_record` checks at the start of a run.
 
     Returns a line about all environments. `rows` are those of the training prompts.
 
     Raises:
-        ConfigError: an environment fails when it begins, or the run would be refused.
+        ConfigError: an environment fails when it begins or is told an empty turn, or the run would be refused.
     """
     section = config.rollout.multi_turn
     tool_format = tool_format_of(config, tokenizer)
     if not section.environments:
         return ""
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
-        await _check_beginnings(processes, (*rows, *val_rows))
+        await _try_each(processes, (*rows, *val_rows))
         await must_record(section, processes, rows)
         tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
     each = (
@@ -129,16 +129,23 @@ async def check_record(
     return f"environments: {'; '.join(each)}{written}\n"
 
 
-async def _check_beginnings(processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> None:
-    """Begins each environment with its first row, and ends it; ConfigError says why one cannot begin."""
+async def _try_each(processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> None:
+    """Begins each environment with its first row, tells it an empty turn, and ends it; ConfigError: one fails."""
     for row in {processes.key_of(row.data_source): row for row in reversed(rows)}.values():
         episode = processes.begin(row.data_source, row.fields, seed=0)
+
+        def refuse_lost(answer: Answer, when: str, place: str = row.place) -> None:
+            if answer.lost:
+                raise ConfigError(f"{place}: the environment failed when it {when}: {answer.lost}")
+
         try:
-            first = await episode.start()
-            if first.lost:
-                raise ConfigError(f"{row.place}: the environment failed when it began: {first.lost}")
-            if not first.is_over:
-                await episode.end()  # so that the environment is closed
+            answer = await episode.start()
+            refuse_lost(answer, "began")
+            if not answer.is_over:
+                answer = await episode.say("", "stop")
+                refuse_lost(answer, "was told an empty turn")
+            if not answer.is_over:
+                refuse_lost(await episode.end(), "ended")  # so that the environment is closed
         finally:
             episode.abandon()
 

@@ -231,6 +231,7 @@ class Failing:
     def __init__(self, where): self.where = where
     def reset(self, **row):
         self._fail("reset")
+        if self.where == "gym": return "begin", {}
     def _fail(self, here):
         if self.where == here: raise KeyError("oh\\nno")
         if self.where == here + " hang": time.sleep(1000)
@@ -238,7 +239,9 @@ class Failing:
         if self.where == here + " late": self.where = here
     def step(self, text):
         self._fail("step")
-        return Step("x", reward=float("nan")) if self.where == "nan" else 5
+        if self.where == "tuple": return "your move", 1.0, True
+        if self.where == "number": return Step(5)
+        return Step("x", reward=float("nan")) if self.where == "nan" else "5"
     def get_reward(self):
         self._fail("get_reward")
         return {"acc": 1} if self.where == "no score" else 1
@@ -253,6 +256,7 @@ async def converse(chat, row):
     if row["where"] == "hang": time.sleep(1000)
     if row["where"] == "wait": await asyncio.sleep(1000)
     if row["where"] == "role": await chat.turn({"role": "system", "content": "x"})
+    if row["where"] == "text": await chat.turn("x")
     if row["where"] == "long": await chat.turn({"role": "user", "content": "x" * 2_000_000})
 """
 
@@ -269,6 +273,9 @@ async def converse(chat, row):
         ("get_reward", "get_reward: KeyError: 'oh\\nno'"),
         ("no score", "the environment's dict has no 'score', only acc"),
         ("nan", "the environment returned nan, which is not a finite number"),
+        ("tuple", "step: expected a text or a Step, got tuple: ('your move', 1.0, True)"),
+        ("number", "step: expected a text or a Step, got a Step with the text 5"),
+        ("gym", "reset: expected None, a text or a Step, got tuple: ('begin', {})"),
     ],
 )
 async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Path, where: str, expected: str) -> None:
@@ -294,6 +301,7 @@ async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Pa
         pytest.param("hang", "it timed out", marks=pytest.mark.extended),
         ("wait", "it took longer than 2 s"),
         ("role", "expected messages with role 'user' or 'tool'"),
+        ("text", "expected messages with role 'user' or 'tool' and a text as content, got x"),
         ("long", "a message has 2,000,000 characters, expected a text of at most 1 MiB"),
     ],
 )
@@ -304,7 +312,7 @@ async def test_a_coroutine_that_fails_ends_its_conversation_only(tmp_path: Path,
         answer = await episode.say("a", "stop")
         assert answer.is_over
         assert expected in answer.lost
-        assert (", line " in answer.lost) == (where in ("raise", "role", "long"))
+        assert (", line " in answer.lost) == (where in ("raise", "role", "text", "long"))
         assert (await good.say("a", "stop")).is_over
 
 

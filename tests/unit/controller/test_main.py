@@ -177,6 +177,39 @@ def test_check_says_what_an_environment_raises_when_it_begins_and_closes_it(
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (
+            "    def step(self, text): return 1 / 0",
+            "was told an empty turn: Game of {file}, line 3: step: ZeroDivision",
+        ),
+        (
+            "    def step(self, text): return text, 1.0, True",
+            "was told an empty turn: Game of {file}: step: expected a text or a Step, got tuple: ('', 1.0, True)",
+        ),
+        (
+            "    def step(self, text): return text\n    def get_reward(self): return {}['x']",
+            "ended: Game of {file}, line 4: get_reward: KeyError: 'x'",
+        ),
+        (
+            "async def Game(chat, row):\n    turn = await chat.turn()\n    return turn.text",
+            "was told an empty turn: Game of {file}: TypeError: the environment returned '', expected a number",
+        ),
+    ],
+)
+def test_check_says_what_an_environment_does_wrong_when_it_is_told_an_empty_turn(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, sentence: str
+) -> None:
+    file = tmp_path / "mine.py"
+    is_class = code.startswith(" ")
+    file.write_text(f"class Game:\n    def reset(self): pass\n{code}\n" if is_class else code)
+    game = f"rollout.multi_turn.environments={{default: {{path: {file}, name: Game}}}}"
+    assert check(config_file, game) == 2
+    error = capsys.readouterr().err
+    assert f"train.jsonl, line 1: the environment failed when it {sentence.format(file=file)}" in error
+
+
 def test_check_begins_environments_that_no_record_would_repeat(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
