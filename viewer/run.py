@@ -61,7 +61,10 @@ class Run:
         return event.get("spans")
 
     def told_events(self, since: int = 0) -> list[dict[str, Any]]:
-        """Returns the events from number `since` on; of very many the last, and of steps in a row only the last one."""
+        """Returns the events from number `since` on, or the last MAX_EVENTS of them.
+
+        If there are more, those of the kind `cut` are left out first, and of consecutive steps all but the last.
+        """
         new = self.events[since:]
         if len(new) > MAX_EVENTS:
             new = [event for event in new if event.get("kind") != "cut"]
@@ -93,8 +96,8 @@ class Run:
         else:
             state = "unknown", "no live.json: it is not known whether this run still works"
         why = summary.get("why") if state[0] == "ended" else None
-        told = redacted(why[:MAX_EVENT_TEXT]) if isinstance(why, str) else None
-        return {"state": state[0], "sentence": state[1], "why": told, "live": live or None}
+        shown_why = redacted(why[:MAX_EVENT_TEXT]) if isinstance(why, str) else None
+        return {"state": state[0], "sentence": state[1], "why": shown_why, "live": live or None}
 
     def _read(self, name: str) -> dict[str, Any]:
         """Reads a JSON file of the run; {} without it.
@@ -158,12 +161,12 @@ def is_run(path: Path) -> bool:
 def _told(event: dict[str, Any]) -> dict[str, Any]:
     """Returns an event as pages get it: short, without secrets, and with the number of its spans of lost work."""
 
-    def told(value: Any) -> Any:
+    def shortened(value: Any) -> Any:
         if isinstance(value, str):
             return redacted(value[:MAX_EVENT_TEXT])
         if isinstance(value, list):
-            return [told(one) for one in value[:MAX_EVENT_ITEMS]]
+            return [shortened(element) for element in value[:MAX_EVENT_ITEMS]]
         return value if value is None or isinstance(value, int | float) else redacted(str(value)[:MAX_EVENT_TEXT])
 
     spans = {"spans": len(event["spans"])} if isinstance(event.get("spans"), list) else {}
-    return {name[:MAX_EVENT_TEXT]: told(value) for name, value in (event | spans).items()}
+    return {name[:MAX_EVENT_TEXT]: shortened(value) for name, value in (event | spans).items()}

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from splitppo.run_folder.rollouts import Float64s
 
-COUNTS = 1
+COUNTS = 1  # the bit of a flag that is set for tokens of the model, not of an environment
+_MAX_LOG_RATIO = 80.0  # keeps exp() finite
 
 
 def derived(row: Mapping[str, Any], gamma: float) -> dict[str, list[float | None] | None]:
@@ -22,17 +23,25 @@ def derived(row: Mapping[str, Any], gamma: float) -> dict[str, list[float | None
     Tokens of an environment, which do not count, have none of them.
     """
     flags = row["flags"]
-    lists = {name: _array(row[name]) for name in ("old", "ref", "rollout", "new", "value", "rewards")}
+    found: dict[str, list[float | None] | None] = dict.fromkeys(("delta", "kl", "ratio", "mismatch"))
     if flags is None:
-        return dict.fromkeys(("delta", "kl", "ratio", "mismatch"))
+        return found
     counts = (np.array(flags, np.int64) & COUNTS) > 0
-    old, ref, rollout, new, value, reward = lists.values()
-    return {
-        "delta": None if value is None or reward is None else _masked(deltas(reward, value, counts, gamma), counts),
-        "kl": None if old is None or ref is None else _masked(old - ref, counts),
-        "ratio": None if old is None or new is None else _masked(np.exp(np.minimum(new - old, 80.0)), counts),
-        "mismatch": None if old is None or rollout is None else _masked(np.abs(old - rollout), counts),
-    }
+    old = _array(row["old"])
+    ref = _array(row["ref"])
+    rollout = _array(row["rollout"])
+    new = _array(row["new"])
+    value = _array(row["value"])
+    reward = _array(row["rewards"])
+    if value is not None and reward is not None:
+        found["delta"] = _masked(deltas(reward, value, counts, gamma), counts)
+    if old is not None and ref is not None:
+        found["kl"] = _masked(old - ref, counts)
+    if old is not None and new is not None:
+        found["ratio"] = _masked(np.exp(np.minimum(new - old, _MAX_LOG_RATIO)), counts)
+    if old is not None and rollout is not None:
+        found["mismatch"] = _masked(np.abs(old - rollout), counts)
+    return found
 
 
 def deltas(reward: Float64s, value: Float64s, counts: npt.NDArray[np.bool_], gamma: float) -> Float64s:

@@ -45,18 +45,24 @@ def transcripts(example: Example) -> tuple[str, str, str]:
 
 
 def messages(prompt: str) -> list[dict[str, str]] | None:
-    """Converts a transcript that is a prompt into chat messages; None unless a human's turn is first and last.
+    """Converts a transcript that is a prompt into chat messages; None unless the first and the last turn are a human's.
+
+    None also if a turn has no text.
 
     Turns of one speaker that follow each other become one message: chat templates want the speakers to alternate.
     """
-    _, *parts = _TURN.split(prompt.removesuffix(ASSISTANT))
-    turns = zip(parts[::2], parts[1::2], strict=True)
+    _, *speakers_and_texts = _TURN.split(prompt.removesuffix(ASSISTANT))
+    speakers = speakers_and_texts[::2]
+    texts = speakers_and_texts[1::2]
+    turns = zip(speakers, texts, strict=True)
     together = [
         {"role": _ROLES[speaker], "content": "\n\n".join(text.strip() for _, text in of_speaker)}
         for speaker, of_speaker in groupby(turns, key=lambda turn: turn[0])
     ]
-    begins_and_ends = {together[0]["role"], together[-1]["role"]} if together else set()
-    return together if begins_and_ends == {"user"} and all(turn["content"] for turn in together) else None
+    if not together or not all(message["content"] for message in together):
+        return None
+    is_of_user = together[0]["role"] == together[-1]["role"] == "user"
+    return together if is_of_user else None
 
 
 def first_answer(continuation: str) -> str:
