@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from splitppo.plain_file import plain_descriptor
+
 MAX_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20
 _POLL_INTERVAL_S = 0.5
@@ -18,7 +20,7 @@ def bounded_output(path: Path) -> int:
     A thread shortens the file to its last MiB when it has become longer than MAX_BYTES. In the half second until it
     looks again, more may be printed.
     """
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    fd = plain_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     threading.Thread(target=_keep_bounded, args=(fd,), name="output", daemon=True).start()
     return fd
 

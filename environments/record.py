@@ -68,7 +68,7 @@ class Record:
     def remove(self, *, up_to: int = 0, after: float = inf) -> None:
         """Removes the files of steps that are not needed: those up to, or after, a step."""
         for file in self.folder.glob("*.jsonl"):
-            if file.stem.isdecimal() and not up_to < int(file.stem) <= after:
+            if file.stem.isdecimal() and not file.is_dir() and not up_to < int(file.stem) <= after:
                 file.unlink(missing_ok=True)
 
 

@@ -1,7 +1,10 @@
 """Writes files so that a reader never sees a half-written file, also after a crash."""
 
 import os
+import stat
 from pathlib import Path
+
+from splitppo.plain_file import NoPlainFile
 
 
 def write_atomically(path: Path, content: str | bytes, *, is_private: bool = False) -> None:
@@ -20,6 +23,8 @@ def write_atomically(path: Path, content: str | bytes, *, is_private: bool = Fal
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, IsADirectoryError):
+            raise NoPlainFile(path, stat.S_IFDIR) from error
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

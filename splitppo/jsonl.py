@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from splitppo.plain_file import open_plain
+
 MAX_LINE_BYTES = 2**26
 
 
@@ -20,19 +22,13 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ValueError: a line is no JSON object, no UTF-8 text, or has more than MAX_LINE_BYTES; or this is no file,
             such as a pipe, which would be waited for. The message names file and line.
     """
-    check_is_file(file)
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+    with open_plain(file) as stream:
+        lines = gzip.GzipFile(fileobj=stream) if file.suffix == ".gz" else stream
         for number, line in enumerate(iter(partial(lines.readline, MAX_LINE_BYTES + 1), b""), start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"{file}, line {number}: it has more than {MAX_LINE_BYTES >> 20} MiB")
             if line.strip():
                 yield number, json_object(line, f"{file}, line {number}")
-
-
-def check_is_file(path: Path) -> None:
-    """Checks that a path, if there is something, is a file; ValueError for a pipe, whose reader would wait for ever."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: expected a file, got a folder, a pipe or a device")
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from splitppo.manifest import (
     verify_file,
     verify_files,
 )
+from splitppo.plain_file import read_plain
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class CheckpointStore:
         """Parses the controller's part of a checkpoint; ConfigError if it is not valid, e.g. of another version."""
         folder = self.folder(step)
         try:
-            return ControllerPart.model_validate_json((folder / STATE).read_bytes())
+            return ControllerPart.model_validate_json(read_plain(folder / STATE))
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
@@ -175,7 +176,7 @@ class CheckpointStore:
         Rollouts that another run has sampled are not used, because its prompts, rewards and sampling may be different.
         """
         has_rollouts = CommitMarker.read(self.folder(step) / MARKER).rollouts is not None
-        return (self.folder(step) / ROLLOUTS).read_bytes() if has_rollouts else None
+        return read_plain(self.folder(step) / ROLLOUTS) if has_rollouts else None
 
     def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
         """Renames a damaged checkpoint and logs a warning; ConfigError if `run.resume` named this checkpoint."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Self
 
 from controller.run.checkpoint_store import CheckpointStore, named_step
 from controller.workers.clients import Caller
@@ -28,9 +28,11 @@ from splitppo.config.shown import is_secret, secret_keys
 from splitppo.config_error import config_errors
 from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
+from splitppo.plain_file import check_plain, open_plain, read_plain
 from splitppo.run_folder.epoch import EPOCH_FILE, read_epoch, write_epoch
 from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
+from splitppo.run_folder.trace import TRACE_FILE
 from splitppo.secret_names import HIDDEN
 
 log = logging.getLogger(__name__)
@@ -66,13 +68,13 @@ def check_weights_folder(config: Config) -> None:
 def is_held(run_dir: Path) -> bool:
     """Returns True if a controller has locked the run folder. Locks it briefly; a controller that starts then waits."""
     try:
-        with (run_dir / _LOCK_FILE).open() as lock_file:
+        with open_plain(run_dir / _LOCK_FILE) as lock_file:
             return not try_lock(lock_file, shared=True)
     except OSError:  # no controller has ever held the folder
         return False
 
 
-def _hold(lock_file: TextIO) -> bool:
+def _hold(lock_file: BinaryIO) -> bool:
     """Locks the run folder for this controller, and returns True; returns False if another controller has locked it."""
     deadline = time.monotonic() + _MAX_QUESTION_S
     while not try_lock(lock_file):
@@ -115,12 +117,14 @@ class RunFolder:
         with self._errors_named(), ExitStack() as lock:
             for name in (LOGS, "services", "checkpoints"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-            lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
+            lock_file = lock.enter_context(open_plain(self.path / _LOCK_FILE, "a+b"))
             if not _hold(lock_file):
                 raise self._held_by_another()
             if not (self.path / EPOCH_FILE).exists():  # else another controller has started here meanwhile
                 self._made = missing
             try:
+                for file in (self.path / TRACE_FILE, *self.path.glob("rollouts/*/*.jsonl")):
+                    check_plain(file)  # before groups are started, which takes long
                 self._check_config()
                 self.lease = self._take_lease()
             except (ConfigError, OSError):
@@ -224,7 +228,7 @@ class RunFolder:
         is_copied = used is not None and used.run.dir != self.config.run.dir  # the other folder's run may go on
         self._published_by = [self.config] if used is None or is_copied else [self.config, used]
         self.changes = self._changes(stored, used)
-        self._config_before = self.config_file.read_bytes() if stored is not None else b""
+        self._config_before = read_plain(self.config_file) if stored is not None else b""
         found = secret_keys(self.config)
         if found:
             log.warning(
@@ -281,7 +285,7 @@ class RunFolder:
         if not has_history or not self.config_file.exists():
             return None
         with config_errors(ConfigError, before="run.dir: "):
-            return with_renamed_keys(read_tree(self.config_file))
+            return with_renamed_keys(read_tree(self.config_file, is_stored=True))
 
     def _take_lease(self) -> Caller:
         """Writes files with run id, epoch (raised by 1) and nonce, which identify this start; returns the three."""

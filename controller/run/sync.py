@@ -8,6 +8,7 @@ from splitppo.config import ConfigError, load_config
 from splitppo.file_lock import try_lock
 from splitppo.machine.children.ending import end
 from splitppo.machine.children.tree import kill_tree
+from splitppo.plain_file import open_plain
 from splitppo.run_folder.epoch import EPOCH_FILE, read_epoch
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
@@ -36,7 +37,7 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     check_trackers(config.tracking)
     read_metrics(run_dir / METRICS_FILE)
     (run_dir / "trackers").mkdir(exist_ok=True)
-    with (run_dir / "trackers" / "lock").open("a") as lock:
+    with open_plain(run_dir / "trackers" / "lock", "ab") as lock:
         if not try_lock(lock):
             raise ConfigError(f"{run_dir}: its trackers are being fed by another process")
     process = start(config.tracking, run_of(config, run_dir, read_epoch(record)[0]), output=None)

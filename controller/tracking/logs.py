@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from controller.tracking.display import Display
-from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS
+from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS, LogFile
 
 
 class _DisplayHandler(logging.Handler):
@@ -20,7 +20,7 @@ class _DisplayHandler(logging.Handler):
 def log_to(run_dir: Path, display: Display) -> None:
     """Sends log records from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
-        logging.FileHandler(run_dir / LOGS / CONTROLLER_LOG, encoding="utf-8", errors="backslashreplace"),
+        LogFile(run_dir / LOGS / CONTROLLER_LOG),
         _DisplayHandler(display),
     ]
     logging.raiseExceptions = False  # a full disk must not fill the terminal with tracebacks

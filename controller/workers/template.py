@@ -15,6 +15,7 @@ from pathlib import Path
 
 from splitppo.logs import FILE_ONLY
 from splitppo.machine.children.forks import Forked, ForkServer
+from splitppo.plain_file import open_plain, read_plain
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Template:
             # Containers often set this variable. Without bytecode every start compiles torch and transformers.
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
-            with self._log_file.open("wb") as output:
+            with open_plain(self._log_file, "wb") as output:
                 self._server = ForkServer(self._command, environment, output)
             log.info("started the template of the groups, pid %d", self._server.pid, extra=FILE_ONLY)
         return self._server
@@ -65,7 +66,7 @@ class Template:
         """Asks for a torchrun, which writes to `log_file`; does not wait until the template has forked it."""
         server = self.start()
         stdin, lifeline = os.pipe()
-        with log_file.open("wb") as output:
+        with open_plain(log_file, "wb") as output:
             process = server.fork(request, stdin, output.fileno())
         os.close(stdin)
         return Torchrun(process, lifeline, server, self._log_file)
@@ -131,6 +132,6 @@ def last_lines(file: Path) -> str:
 def read_log(file: Path) -> str:
     """Returns the text of a log; empty if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_plain(file).decode(errors="replace")
     except OSError:
         return ""

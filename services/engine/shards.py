@@ -3,7 +3,9 @@
 Tensors are written and read one after the other: of a model that is saved, at most one tensor is in memory twice.
 """
 
+import errno
 import os
+import shutil
 import threading
 import warnings
 from collections import defaultdict
@@ -24,9 +26,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from services.engine.rest import values_at_rest
+from splitppo.config_error import sentence_of
 from splitppo.file_lock import any_lock
 from splitppo.manifest import DamagedCheckpoint
+from splitppo.plain_file import errors_named
 
+_LITTLE_BYTES = 1 << 20  # less free space counts as a full disk
 _MODEL = "model."  # the prefix of the model's weights in a checkpoint
 
 
@@ -69,10 +74,13 @@ class ShardWriter(FileSystemWriter):
         name = f"{plan.storage_data.prefix}0.distcp"
         results = []
         self.num_tensors = len(plan.items)
-        with any_lock(self._locks), self._writing(), (Path(self.path) / name).open("wb") as file:
+        path = Path(self.path) / name
+        with any_lock(self._locks), self._writing(), errors_named(path), path.open("wb") as file:
             for item in plan.items:
                 begin = file.tell()
-                torch.save(_alone(planner.resolve_data(item), self._at_rest), file)
+                tensor = _alone(planner.resolve_data(item), self._at_rest)
+                with _write_errors(path):
+                    torch.save(tensor, file)
                 written = _StorageInfo(name, begin, file.tell() - begin)
                 results.append(WriteResult(item.index, written.length, written))
                 self.num_written += 1
@@ -89,6 +97,24 @@ class ShardWriter(FileSystemWriter):
             yield
         finally:
             self.is_writing = False
+
+
+@contextmanager
+def _write_errors(file: Path) -> Iterator[None]:
+    """Turns a RuntimeError of torch.save into an OSError that names the file, its cause and the free space.
+
+    On a full disk torch's zip writer may say only that it is at an unexpected position.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        cause = _cause(error)
+        if not isinstance(cause, OSError):
+            free_bytes = shutil.disk_usage(file.parent).free
+            number = errno.ENOSPC if free_bytes < _LITTLE_BYTES else errno.EIO
+            reason = f"{os.strerror(number)} ({sentence_of(cause)}; {free_bytes:,} bytes are free)"
+            cause = OSError(number, reason, str(file))
+        raise cause from None
 
 
 def _alone(tensor: Any, at_rest: Mapping[UntypedStorage, Tensor]) -> Tensor:

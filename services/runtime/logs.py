@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from splitppo.run_folder.logs import LOGS, log_of_rank
+from splitppo.run_folder.logs import LOGS, LogFile, log_of_rank
 
 _STDERR_HANDLER = "splitppo-stderr"
 _work: ContextVar[str] = ContextVar("work", default="")
@@ -27,7 +27,7 @@ def set_up_logging(role_name: str, rank: int, run_dir: Path, *, to_stderr: bool)
     """Sends the log of this rank to `<run.dir>/logs/{role}_{rank}.log`; with `to_stderr` also warnings to stderr."""
     directory = run_dir / LOGS
     directory.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(directory / log_of_rank(role_name, rank), encoding="utf-8")
+    to_file = LogFile(directory / log_of_rank(role_name, rank))
     stderr = logging.StreamHandler(sys.stderr)
     stderr.set_name(_STDERR_HANDLER)
     stderr.setLevel(logging.WARNING)

@@ -17,6 +17,7 @@ from splitppo.config.resolve import resolve
 from splitppo.config.rules.table import check_rules
 from splitppo.config.schema import Config
 from splitppo.config_error import ConfigError, config_errors, did_you_mean, sentence_of
+from splitppo.plain_file import read_plain
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,20 +46,25 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
     """
-    tree = with_renamed_keys(read_tree(path)) if is_stored else read_tree(path)
+    tree = read_tree(path, is_stored=is_stored)
+    if is_stored:
+        tree = with_renamed_keys(tree)
     for override in overrides:
         _apply_override(tree, override)
     return validate(tree, str(path), overrides)
 
 
-def read_tree(path: Path) -> dict[str, Any]:
+def read_tree(path: Path, *, is_stored: bool = False) -> dict[str, Any]:
     """Reads a YAML configuration file as nested dicts, whose keys and values are not checked.
+
+    That of a run folder (`is_stored`) is a file. A user may give another one as a pipe.
 
     Raises:
         ConfigError: the file cannot be read, or has no mapping.
     """
     with config_errors(OSError, UnicodeDecodeError, before=f"cannot read the config file {path}: "):
-        tree = _parse(path.read_text(encoding="utf-8"), str(path))
+        content = read_plain(path) if is_stored else path.read_bytes()
+        tree = _parse(content.decode(), str(path))
     if not isinstance(tree, dict):
         kind = "nothing" if tree is None else type(tree).__name__
         raise ConfigError(f"{path}: expected a mapping of sections, got {kind}")

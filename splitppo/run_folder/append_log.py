@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from splitppo.atomic_write import sync_folder, write_atomically
-from splitppo.jsonl import MAX_LINE_BYTES, check_is_file, json_object
+from splitppo.jsonl import MAX_LINE_BYTES, json_object
+from splitppo.plain_file import errors_named, open_plain, read_plain
 
 _MARK_BYTES = 1 << 10
 
@@ -56,29 +57,29 @@ class AppendLog:
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            with self.path.open("a+b") as file:
+            with errors_named(self.path), open_plain(self.path, "a+b") as file:
                 file.seek(max(0, size - 1))
                 end_of_torn = b"" if file.read(1) in (b"", b"\n") else b"\n"
                 file.write(end_of_torn + line)
                 file.flush()
                 if is_durable:
                     os.fsync(file.fileno())
-        except OSError as error:
+        except OSError:
             with suppress(OSError):
                 os.truncate(self.path, size)
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+            raise
         return size + len(end_of_torn)
 
     def sync(self) -> None:
         """Waits until all lines are on disk, also those of another process."""
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             os.fsync(file.fileno())
         sync_folder(self.path.parent)
 
     def replace(self, lines: Iterable[bytes]) -> None:
         """Replaces the log by these lines, if it does not hold just them: then it is another file for its readers."""
         content = b"".join(lines)
-        before = self.path.read_bytes() if self.path.exists() else b""
+        before = read_plain(self.path) if self.path.exists() else b""
         if content != before:
             write_atomically(self.path, content)
 
@@ -92,12 +93,12 @@ class AppendLog:
     def lines(self) -> Iterator[Line]:
         """Yields all whole lines, blank ones, too; none without a file."""
         if self.path.exists():
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 yield from _whole_lines(file)
 
     def line_at(self, start: int) -> bytes:
         """Reads the line that begins at this place."""
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             file.seek(start)
             return file.readline()
 
@@ -108,7 +109,6 @@ class AppendLog:
             ValueError: another line is no JSON object, or too long, or this is a folder, a pipe or a device. The
                 message names file and line.
         """
-        check_is_file(self.path)
         broken: ValueError | None = None
         for line in self.lines():
             if not line.content.strip():
@@ -151,9 +151,8 @@ class Follower:
         """Follows the log at a path; a folder, a pipe or a device is a ValueError of `read`."""
 
         def open_file() -> BinaryIO | None:
-            check_is_file(path)
             with suppress(FileNotFoundError):
-                return path.open("rb")
+                return open_plain(path)
             return None
 
         return cls(open_file, str(path), parse=parse)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import read_plain
 
 BAD_INPUT_EXIT = 2  # the exit status of a rank that ends because of the user's input
 
@@ -22,7 +23,7 @@ def write_end_reason(run_dir: Path, role: str, instance_id: str, reason: str) ->
 def read_end_reason(run_dir: Path, role: str, instance_id: str) -> str | None:
     """Returns the reason that this instance of a group has written; None without one, also if another instance has."""
     with suppress(OSError, ValueError):
-        match json.loads(_file(run_dir, role).read_bytes()):
+        match json.loads(read_plain(_file(run_dir, role))):
             case {"instance_id": str(writer), "reason": str(reason)} if writer == instance_id:
                 return reason
     return None
@@ -63,7 +64,7 @@ def write_first_end(file: Path, end: FirstEnd) -> None:
 def read_first_end(file: Path) -> FirstEnd | None:
     """Reads how the rank that ended first has ended; None if torchrun has not written it."""
     with suppress(OSError, ValueError, TypeError):
-        return FirstEnd(**json.loads(file.read_bytes()))
+        return FirstEnd(**json.loads(read_plain(file)))
     return None
 
 

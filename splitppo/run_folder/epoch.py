@@ -9,6 +9,7 @@ from pathlib import Path
 
 from splitppo.atomic_write import write_atomically
 from splitppo.config_error import ConfigError
+from splitppo.plain_file import read_plain
 from splitppo.run_folder.logs import CONTROLLER_LOG, LOGS
 
 EPOCH_FILE = "controller.epoch"
@@ -23,7 +24,7 @@ def write_epoch(record: Path, run_id: str, epoch: int) -> None:
 def newest_epoch(record: Path) -> int | None:
     """Reads the number of the last start; None without the file, or if it does not say one."""
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        return int(json.loads(record.read_bytes())["epoch"])
+        return int(json.loads(read_plain(record))["epoch"])
     return None
 
 
@@ -34,7 +35,7 @@ def read_epoch(record: Path) -> tuple[str, int]:
         ConfigError: the file lacks one of them. The file is not made anew, because workers refuse an epoch
             lower than before.
     """
-    content = record.read_bytes()
+    content = read_plain(record)
     with suppress(ValueError, TypeError, KeyError):
         stored = json.loads(content)
         run_id = stored["run_id"]

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from splitppo.plain_file import open_plain
+
 LIVE_FILE = "live.json"
 _MIN_PAUSE_S = 0.5
 _HEARTBEAT_S = 5.0
@@ -71,7 +73,8 @@ class LiveFile:
         self._written_s = now_s
         temporary = self._path.with_name(f".{LIVE_FILE}.tmp")
         with suppress(OSError):
-            temporary.write_text(json.dumps({"unix_s": now_s, **content}), encoding="utf-8")
+            with open_plain(temporary, "wb") as file:
+                file.write(json.dumps({"unix_s": now_s, **content}).encode())
             temporary.replace(self._path)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import read_plain
 
 PROCESSES_FILE = "processes.json"
 
@@ -48,7 +49,7 @@ class Group:
     def announced(cls, run_dir: Path, role: str) -> Self | None:
         """Reads services/ROLE.json; None without a file, or if the file says something else."""
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            told = json.loads(announcement(run_dir, role).read_bytes())
+            told = json.loads(read_plain(announcement(run_dir, role)))
             ranks = [Rank(**rank) for rank in told["processes"]]
             return cls(str(told["role"]), str(told["address"]), str(told["instance_id"]), ranks)
         return None
@@ -83,7 +84,7 @@ def _place(rank: Rank) -> dict[str, Any]:
 def read_processes(run_dir: Path, role: str) -> list[Rank]:
     """Reads the processes of a role ("controller", too) from processes.json; [] without any, or if it is broken."""
     try:
-        rows = json.loads((run_dir / PROCESSES_FILE).read_bytes())
+        rows = json.loads(read_plain(run_dir / PROCESSES_FILE))
     except (OSError, ValueError, RecursionError):
         return []
     found = [row for row in rows if isinstance(row, dict) and row.get("role") == role] if isinstance(rows, list) else []

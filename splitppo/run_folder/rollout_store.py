@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import read_plain
 
 _NUM_RECENT = 50
 _MAX_THINNED = 4  # in one go, for a limit that was lowered
@@ -38,9 +39,12 @@ class RolloutStore:
         self._thinned.clear()
 
     def _known(self) -> dict[Path, int]:
-        """Returns the size of each file in bytes, by path; the folder is read when this is asked first."""
+        """Returns the size of each file in bytes, by path; the folder is read when this is asked first.
+
+        What is no file, such as a folder of that name, is not of this store.
+        """
         if self._sizes is None:
-            paths = (path for path in self._folder.glob("*/*.parquet") if path.stem.isdigit())
+            paths = (path for path in self._folder.glob("*/*.parquet") if path.stem.isdigit() and path.is_file())
             self._sizes = {path: path.stat().st_size for path in paths}
         return self._sizes
 
@@ -60,7 +64,7 @@ class RolloutStore:
             path = self._folder / "train" / f"{step}.parquet"
             self._thinned.add(step)
             if has_tokens(path):
-                self._write(path, without_tokens(path.read_bytes()))
+                self._write(path, without_tokens(read_plain(path)))
                 return True
         return False
 

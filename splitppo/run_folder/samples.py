@@ -6,6 +6,7 @@ Only who reads them needs pyarrow, which the Python of a tracker may lack.
 from pathlib import Path
 from typing import Any
 
+from splitppo.plain_file import open_plain
 from splitppo.run_folder.columns import SHOWN
 
 # The columns of a sample as trackers show it.
@@ -40,7 +41,7 @@ def read_samples(run_dir: Path, step: int) -> list[list[Any]]:
         file = rollouts_file(run_dir, kind, step)
         if not file.exists():
             continue
-        with pq.ParquetFile(file) as reader:
+        with open_plain(file) as stream, pq.ParquetFile(stream) as reader:
             if SHOWN not in reader.schema_arrow.names:  # of a version that wrote samples.jsonl
                 continue
             rows = reader.read(columns=list(_READ)).to_pylist()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.config_error import config_errors
-from splitppo.jsonl import check_is_file
+from splitppo.plain_file import check_plain
 from splitppo.run_folder.append_log import AppendLog, Follower, json_line, object_of
 
 METRICS_FILE = "metrics.jsonl"
@@ -54,7 +54,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ConfigError: a line is broken, or steps do not rise; the message names file and line. Or this is no file.
     """
     with config_errors(ValueError):
-        check_is_file(path)
+        check_plain(path)
     rows: list[dict[str, Any]] = []
     with config_errors(ValueError, after="; mend or remove this line; nothing was changed"):
         for number, row in AppendLog(path).objects():

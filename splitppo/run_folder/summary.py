@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError
 
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import read_plain
 
 ExitReason = Literal["completed", "interrupted", "failed", "bad_input"]
 
@@ -100,7 +101,7 @@ class Summary(_Part):
     def read(cls, path: Path) -> Self | None:
         """Parses a summary.json file; returns None if there is no file, or it cannot be read."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_plain(path))
         except (OSError, ValidationError):
             return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import errors_named, open_plain
 from splitppo.run_folder.spans import Span
 
 TRACE_FILE = "trace.json"
@@ -47,7 +48,7 @@ class Trace:
     def add(self, spans: Sequence[Span]) -> None:
         """Appends spans to the trace file, in one write."""
         events = "".join(",\n" + json.dumps(self._event(span)) for span in spans)
-        with self._path.open("r+b") as file:
+        with errors_named(self._path), open_plain(self._path, "r+b") as file:
             file.seek(-len(_TAIL), os.SEEK_END)
             file.write((events + _TAIL).encode())
 
@@ -87,8 +88,8 @@ def read_trace(path: Path) -> list[Span]:
     """Parses and returns the spans of a trace file; skips broken lines and other events; [] without a file."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return list(spans_of(lines))
+    with open_plain(path) as file:
+        return list(spans_of(line.decode(errors="replace") for line in file))
 
 
 def spans_of(lines: Iterable[str]) -> Iterator[Span]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import BinaryIO
 
 from controller.tracking.trackers.catalog import connect
 from controller.tracking.trackers.checks import problem
@@ -24,6 +24,7 @@ from controller.tracking.trackers.protocol import Run
 from rewards.code.tree import children_of
 from splitppo.file_lock import try_lock
 from splitppo.machine.children.parent import signal_at_end_of_parent
+from splitppo.plain_file import open_plain
 
 log = logging.getLogger("controller.tracking.trackers")
 
@@ -55,7 +56,7 @@ def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
         signal.signal(number, signal.SIG_IGN)
     _divide_output()
     (folder / "trackers").mkdir(parents=True, exist_ok=True)
-    with (folder / "trackers" / "lock").open("a") as lock:
+    with open_plain(folder / "trackers" / "lock", "ab") as lock:
         feeds = [Feed(name, run, connect, is_ending) for name in names]
         threads = [threading.Thread(target=_feed_alone, args=(tracker, lock), daemon=True) for tracker in feeds]
         for thread in threads:
@@ -73,7 +74,7 @@ def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
     return int(bool(late))
 
 
-def _feed_alone(tracker: Feed, lock: TextIO) -> None:
+def _feed_alone(tracker: Feed, lock: BinaryIO) -> None:
     """Sends steps to one tracker once no earlier process does; the threads of this process share one lock."""
     fcntl.flock(lock, fcntl.LOCK_EX)
     tracker.run()

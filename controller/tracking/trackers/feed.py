@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from splitppo.atomic_write import write_atomically
+from splitppo.plain_file import read_plain
 from splitppo.run_folder.metrics import ACCURACY
 from splitppo.run_folder.samples import TRAINED, VALIDATED, read_samples, rollouts_file
 from splitppo.run_folder.step_file import METRICS_FILE, follow_steps
@@ -52,7 +53,7 @@ class Cursor:
     def load(cls, path: Path) -> Self:
         """Reads a tracker's last sent step from its file; -1 if there is no file, or the file cannot be read."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**json.loads(read_plain(path)))
         except (OSError, ValueError, TypeError):
             return cls()
 
@@ -172,7 +173,7 @@ class Feed:
         """Sends report.png to the tracker if the file has changed since it was sent, and ends the connection."""
         report = self._run.folder / "report.png"
         if self._cursor.step >= 0 and report.exists():
-            sha256 = hashlib.sha256(report.read_bytes()).hexdigest()
+            sha256 = hashlib.sha256(read_plain(report)).hexdigest()
             if sha256 != self._cursor.report:
                 self._tracker = self._tracker or self._connected()
                 self._tracker.log_report(self._cursor.step, report)
@@ -187,7 +188,7 @@ class Feed:
         lines = self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True
-        return json.loads(summary.read_text(encoding="utf-8")).get("exit_reason") in ("failed", "bad_input")
+        return json.loads(read_plain(summary)).get("exit_reason") in ("failed", "bad_input")
 
     def _drop(self, error: Exception) -> None:
         """Drops the tracker's connection after an error, and logs the first failure of an outage."""

@@ -23,6 +23,7 @@ from splitppo.config_error import config_errors
 from splitppo.machine.children.ending import end, exit_code_within
 from splitppo.machine.children.tree import kill_tree
 from splitppo.our_commands import our_command
+from splitppo.plain_file import open_plain
 from splitppo.run_folder.logs import LOGS, TRACKERS_LOG
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.P
     """
     file = run.folder / LOGS / TRACKERS_LOG
     file.parent.mkdir(exist_ok=True)
-    with file.open("a") as errors, os.fdopen(os.memfd_create("run"), "w") as described:
+    with open_plain(file, "ab") as errors, os.fdopen(os.memfd_create("run"), "w") as described:
         described.write(run.line())
         described.flush()
         descriptor = described.fileno()

@@ -307,6 +307,16 @@ def test_a_full_disk_is_an_error_of_storage_whatever_was_being_written(policy: P
         assert engine.compute_weights_digest() == saved
 
 
+def test_an_error_of_torchs_writer_names_the_file_and_the_space(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = updated(policy)
+    monkeypatch.setattr(torch, "save", Mock(side_effect=RuntimeError("[enforce fail] . unexpected pos 704 vs 598")))
+    monkeypatch.setattr(shutil, "disk_usage", Mock(return_value=Mock(free=512)))
+    with pytest.raises(OSError, match=r"No space left on device \(.*pos 704.*; 512 bytes are free\): '.*\.distcp'"):
+        engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
+
+
 @pytest.mark.parametrize("with_hf_model", [False, True])
 def test_a_shard_that_cannot_be_read_back_is_an_error_of_storage(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_hf_model: bool

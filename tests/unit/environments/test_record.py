@@ -12,6 +12,7 @@ import pytest
 from environments.messages import Answer, Said
 from environments.record import Record, RecordedStep
 from splitppo.config import ConfigError
+from tests.support.disks import fill, mounted
 
 NAMES = ("1.77", "1.78")
 TURNS = (Said("hit", "stop"), Said("stand", "length"), None)
@@ -159,12 +160,12 @@ def test_the_disk_has_the_record_before_sync_returns(tmp_path: Path, monkeypatch
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    record, file = Record(tmp_path), tmp_path / "3.jsonl"
-    step = record.at_step(3, NAMES)
-    file.symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as error:
-        play(step)
-    assert error.value.filename == str(file)
+    with mounted(tmp_path / "disk", "size=1m") as disk:
+        step = Record(disk).at_step(3, NAMES)
+        fill(disk)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            play(step)
+        assert error.value.filename == str(disk / "3.jsonl")
 
 
 def test_a_line_that_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:

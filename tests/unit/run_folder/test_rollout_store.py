@@ -78,3 +78,14 @@ def test_starts_in_a_row_hold_the_limit(tmp_path: Path, content: Any) -> None:
         store.cut_back(5 * start + 5)
     assert len(steps_with_tokens(tmp_path)) < 100
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) <= limit
+
+
+def test_a_folder_in_the_place_of_a_file_keeps_no_other_file_of_a_later_step(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path, 1e9)
+    for step in (1, 3, 5):
+        store.put("train", step, b"train")
+    (tmp_path / "train" / "4.parquet").mkdir()
+    RolloutStore(tmp_path, 1e9).cut_back(1)
+    assert sorted(file.name for file in (tmp_path / "train").iterdir()) == ["1.parquet", "4.parquet"]
+    with pytest.raises(OSError, match=r"train/4\.parquet: expected a file, got a folder$"):
+        store.put("train", 4, b"train")

@@ -112,7 +112,7 @@ def test_rollouts_are_dumped_per_step_and_cut_back(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_the_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     for read in (StepFile, read_metrics):
-        with pytest.raises(ConfigError, match=r"metrics\.jsonl: expected a file, got a folder, a pipe or a device$"):
+        with pytest.raises(ConfigError, match=r"metrics\.jsonl: expected a file, got a pipe$"):
             read(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match=r"metrics\.jsonl: expected a file"):
         follow_steps(tmp_path / "metrics.jsonl").read()

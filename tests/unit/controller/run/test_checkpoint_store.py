@@ -14,6 +14,7 @@ from controller.run.checkpoint_store import CheckpointStore, ControllerPart
 from controller.run.state import RunState
 from splitppo.config import ConfigError
 from splitppo.manifest import DamagedCheckpoint
+from splitppo.plain_file import NoPlainFile
 from tests.support.checkpoints import DAMAGES, cut, empty, flip, remove, write_part
 
 
@@ -79,7 +80,7 @@ def test_the_marker_is_written_after_the_state_and_before_latest(
 ) -> None:
     manifests = write_parts(store, 1)
     (store.path / fails).mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(NoPlainFile):
         store.commit(1, {"step": 1}, {}, manifests=manifests, keep=10)
     in_order = [store.folder(1) / "controller.json", store.folder(1) / "COMMITTED", store.path / "latest"]
     assert [file.name for file in in_order if file.is_file()] == written

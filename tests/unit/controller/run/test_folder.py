@@ -279,7 +279,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.yaml", "controller.epoch"])
 def test_a_file_that_cannot_be_written_is_named_and_the_folder_left(run_dir: Path, name: str) -> None:
     (run_dir / name).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=rf"run\.dir: cannot use the run folder .*: Is a directory \(.*{name}\)"):
+    with pytest.raises(ConfigError, match=rf"run\.dir: cannot use .*: expected a file, got a folder \(.*{name}\)"):
         reopen(run_dir)
     (run_dir / name).rmdir()
     reopen(run_dir)
@@ -404,3 +404,12 @@ def test_a_run_of_a_version_that_had_other_names_goes_on(run_dir: Path) -> None:
     assert load_config(file, is_stored=True).actor.policy_loss.loss_mode == "vanilla"
     reopen(run_dir)
     assert "loss_mode" not in yaml.safe_load(file.read_text())["actor"]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "rollouts/val/4.jsonl", "controller.epoch", "metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_refused_before_groups_are_started(run_dir: Path, name: str) -> None:
+    leave_a_run(run_dir)
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"expected a file, got a folder.*{name}|{name}: expected a file"):
+        reopen(run_dir)
