@@ -74,6 +74,13 @@ async def open_environments(
         record = Record(config.run.dir / "episodes")
         was_recorded = section.record == "auto" and record.folder.exists()
         is_recorded = was_recorded or await must_record(section, processes, rows)
-        log.info("conversations are %srecorded: rollout.multi_turn.record", "" if is_recorded else "not ")
+        log.info(
+            "answers of environments are %s, as rollout.multi_turn.record: %s decides; %s",
+            "recorded" if is_recorded else "not recorded",
+            str(section.record).lower(),
+            "a step that is repeated after a crash gets them again"
+            if is_recorded
+            else "set it to true if a step that is repeated after a crash must get the same ones",
+        )
         turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
         yield Environments(config, processes, tokenizer, turn_tokens, record if is_recorded else None)
