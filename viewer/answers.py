@@ -1,6 +1,6 @@
 """Answers what a page asks about a run: the server by its addresses, an export in its file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from splitppo.run_folder.files import Unreadable, finite
 from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
-from splitppo.run_folder.rollouts import read_row, read_scalars
+from splitppo.run_folder.rollouts import read_row, read_rows, read_scalars
 from splitppo.run_folder.trace import TRACE_FILE
 from viewer.comparison.config import read_config
 from viewer.comparison.prompts import answers_to, fixed_prompts
@@ -81,8 +81,28 @@ def responses(run: Run, path: Mapping[str, int], query: Mapping[str, str], *, ki
 def response(run: Run, path: Mapping[str, int], _: Mapping[str, str], *, kind: str) -> Any:
     """Returns one response, token by token."""
     found = read_row(run.folder, kind, path["step"], path["row"])
-    gamma = finite(run.footers.get(path["step"]).get("gamma")) if kind == "train" else None
-    return {"row": found, "derived": derived(found, 1.0 if gamma is None else gamma)}
+    return _by_token(found, _gamma(run, kind, path["step"]))
+
+
+def responses_by_token(run: Run, kind: str, step: int, rows: Sequence[int]) -> Iterator[Any]:
+    """Returns what `response` returns for each of these rows; in place of one that cannot be read, the error.
+
+    Raises:
+        Unreadable: the file of the step cannot be read.
+    """
+    gamma = _gamma(run, kind, step)
+    for found in read_rows(run.folder, kind, step, rows):
+        yield found if isinstance(found, Unreadable) else _by_token(found, gamma)
+
+
+def _by_token(row: Mapping[str, Any], gamma: float) -> dict[str, Any]:
+    return {"row": row, "derived": derived(row, gamma)}
+
+
+def _gamma(run: Run, kind: str, step: int) -> float:
+    """Returns the discount of a step, 1 where none was recorded."""
+    gamma = finite(run.footers.get(step).get("gamma")) if kind == "train" else None
+    return 1.0 if gamma is None else gamma
 
 
 def config(run: Run, *_: Any) -> dict[str, Any]:

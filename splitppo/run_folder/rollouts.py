@@ -1,6 +1,6 @@
 """Reads rollouts/train/{step}.parquet and rollouts/val/{step}.parquet, as docs/run-folder.md describes them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,14 +96,34 @@ def read_row(folder: RunDir, kind: str, step: int, row: int) -> dict[str, Any]:
     Raises:
         Unreadable: the step has no such row, or its lists do not fit each other.
     """
+    [found] = read_rows(folder, kind, step, [row])
+    if isinstance(found, Unreadable):
+        raise found
+    return found
+
+
+def read_rows(folder: RunDir, kind: str, step: int, rows: Iterable[int]) -> Iterator[dict[str, Any] | Unreadable]:
+    """Reads responses of one step one by one, as `read_row` does, from a file that is opened once.
+
+    In place of a response that cannot be read stands the error that says why.
+
+    Raises:
+        Unreadable: the file cannot be read.
+    """
+    names = (*NUMBERS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
     with _parquet(folder, kind, step) as (file, reader):
-        names = (*NUMBERS, *TEXTS, *TOKEN_LISTS, *TURN_LISTS)
-        if not 0 <= row < reader.metadata.num_rows:
-            raise Unreadable(f"{file} has no row {row}.")
-        table = _table(file, reader, names).slice(row, 1)
-        values = dict.fromkeys(names) | {name: column[0] for name, column in _values(table).items()}
-        _check_lists(values, file)
-        return values
+        table = _table(file, reader, names)
+        for row in rows:
+            try:
+                if not 0 <= row < len(table):
+                    raise Unreadable(f"{file} has no row {row}.")
+                columns = _values(table.slice(row, 1))
+                values = dict.fromkeys(names) | {name: column[0] for name, column in columns.items()}
+                _check_lists(values, file)
+            except Unreadable as error:
+                yield error
+            else:
+                yield values
 
 
 def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dict[str, Any]]:

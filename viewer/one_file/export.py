@@ -15,13 +15,14 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.files import Unreadable
-from viewer.answers import ANSWERS, Answer, facts
+from viewer.answers import ANSWERS, Answer, facts, responses_by_token
 from viewer.comparison.prompts import fixed_prompts
 from viewer.live import dump
 from viewer.one_file.page import one_page
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _USER_ERROR
     size = out.stat().st_size / 1e6
-    sys.stdout.write(f"{options.out}: {size:.1f} MB, {file.num_responses} responses of {file.num_steps} steps\n")
+    sys.stdout.write(f"{options.out}: {size:.1f} MB, {file.num_responses} responses of {_counted(file.num_steps)}\n")
     return 0
 
 
@@ -61,7 +62,8 @@ class Export:
 
     Attributes:
         saved: answers of the server, compressed by gzip and as base64, by their addresses below /api/.
-        num_steps, num_responses: how much is there of the record of responses.
+        num_steps: how many recorded steps are there, by their kind, "train" or "val".
+        num_responses: how many responses these have.
     """
 
     def __init__(self, runs: Sequence[Run], max_mb: float) -> None:
@@ -72,7 +74,8 @@ class Export:
         runs in turns. At the end the facts of each run are written again, with just those steps that are in the file.
         """
         self.saved: dict[str, str] = {}
-        self.num_steps = self.num_responses = 0
+        self.num_steps = Counter[str]()
+        self.num_responses = 0
         self._bytes_left = int(max_mb * 1e6) - len(one_page({}).encode())
         told = {run.number: _facts(run) for run in runs}
         lines = [{name: told[run.number][name] for name in run.overview()} for run in runs]
@@ -112,14 +115,13 @@ class Export:
         columns = table.get("columns", {})
         chosen = columns.get("why" if kind == "train" else "fixed") or []
         rows = [row for row, is_recorded in zip(columns.get("row", []), chosen, strict=False) if is_recorded]
-        answer = ANSWERS[path + "/{row:int}"]
-        values = {f"{place}/{row}": _shortened(_told(answer, run, step=step, row=row)) for row in rows}
+        values = {f"{place}/{row}": _shortened(value) for row, value in _told_rows(run, kind, step, rows)}
         if not self._put({place: table, **values}, least=0):
             return False
-        self.num_steps += 1
+        self.num_steps[kind] += 1
         self.num_responses += len(rows)
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{self.num_steps} steps, room for {self._bytes_left / 1e6:.1f} MB more \r")
+            sys.stderr.write(f"\r{self.num_steps.total()} steps, room for {self._bytes_left / 1e6:.1f} MB more \r")
         return True
 
     def _put(self, values: Mapping[str, Any], least: float = -math.inf) -> bool:
@@ -130,6 +132,14 @@ class Export:
             self._bytes_left = left
             self.saved |= found
         return left >= least
+
+
+def _counted(num_steps: Mapping[str, int]) -> str:
+    """Returns "30 steps and 7 validations"."""
+    words = {"train": "step", "val": "validation"}
+    return " and ".join(
+        f"{num_steps[kind]} {word}{'' if num_steps[kind] == 1 else 's'}" for kind, word in words.items()
+    )
 
 
 def megabytes(text: str) -> float:
@@ -215,3 +225,13 @@ def _told(answer: Answer, run: Run, **path: int) -> Any:
         return answer(run, path, {})
     except Unreadable as error:
         return {"unreadable": str(error)}
+
+
+def _told_rows(run: Run, kind: str, step: int, rows: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """Returns rows of a step with what the server answers about each, or the sentence about what cannot be read."""
+    left = list(rows)
+    try:
+        for value in responses_by_token(run, kind, step, rows):
+            yield left.pop(0), {"unreadable": str(value)} if isinstance(value, Unreadable) else value
+    except Unreadable as error:
+        yield from ((row, {"unreadable": str(error)}) for row in left)

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitppo.run_folder import rollouts
 from tests.support.viewed_runs import Shape, add_event, make_run, write_live
+from viewer import answers
 from viewer.__main__ import main
 from viewer.one_file.export import spread
 
@@ -45,6 +47,23 @@ def test_the_file_keeps_its_size_and_has_whole_steps_that_matter_most(tmp_path: 
         rows = {row for row, why in zip(columns["row"], columns["why"], strict=True) if why}
         assert rows == {int(one.rpartition("/")[2]) for one in saved if one.startswith(f"runs/0/train/{step}/")}
     assert len(saved["runs/0/columns"]["steps"]) == 30
+
+
+def test_steps_and_validations_are_counted_apart_and_each_file_is_opened_once_for_all_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", Shape(steps=8, prompts=3))
+    opened: list[tuple[str, int]] = []
+
+    def count(folder: Any, kind: str, step: int, rows: Any) -> Any:
+        opened.append((kind, step))
+        return rollouts.read_rows(folder, kind, step, rows)
+
+    monkeypatch.setattr(answers, "read_rows", count)
+    saved = export(tmp_path)
+    num_responses = sum(len(one.split("/")) == 5 and one.split("/")[2] in ("train", "val") for one in saved)
+    assert f" {num_responses} responses of 8 steps and 2 validations\n" in capsys.readouterr().out
+    assert sorted(opened) == [*(("train", step) for step in range(1, 9)), ("val", 4), ("val", 8)]
 
 
 def test_the_answers_to_the_prompts_of_validations_are_there(tmp_path: Path) -> None:
