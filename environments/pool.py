@@ -263,18 +263,20 @@ class Episode:
                 self._process = None
 
     async def _repeat(self, process: EnvironmentProcess) -> Answer:
-        """Holds the conversation up to its latest turn in a process; other messages than before are a failure.
+        """Holds the conversation up to its latest turn in a process, and returns the answer to that turn.
 
-        If it is recorded, they are none: nobody expects the same of it, and what the model was told stands.
+        The environment's answers to earlier turns must equal those of before, else the conversation fails. With
+        recorded answers only their number must, since the model has already seen the recorded ones.
         """
         self._process = process
         self._number = process.open()
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
         answers = await process.ask(self._number, tuple(self._turns), begin)
-        before, again = ([(one.messages, one.is_over) for one in some] for some in (self._answers, answers[:-1]))
-        if len(again) != len(before) or (self._replay is None and again != before):
+        *again, latest = answers
+        said_before, said_again = ([(one.messages, one.is_over) for one in some] for some in (self._answers, again))
+        if len(said_again) != len(said_before) or (self._replay is None and said_again != said_before):
             return self._failed("it gave other messages than before when it was repeated in a new process")
-        return answers[-1]
+        return latest
 
     def _failed(self, reason: str) -> Answer:
         return Answer(is_over=True, lost=f"rollout.multi_turn.environments.{self._environment}: {reason}")

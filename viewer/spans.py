@@ -31,8 +31,8 @@ class Spans:
     def __init__(self, folder: RunDir) -> None:
         self.lost: Sequence[Span] = ()
         self._folder = folder
-        self._stamp: tuple[int, int, int] | None = None
-        self._is_whole = True
+        self._stamp: tuple[int, int, int] | None = None  # of the file as last read
+        self._is_whole = True  # all spans of the file were read, none cut off by MAX_SPANS or _READ_BYTES
         self._steps = Steps(())
 
     def add_lost(self, cuts: Iterable[Any]) -> None:

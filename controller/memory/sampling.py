@@ -62,7 +62,10 @@ def _with_the_policy(group: Group, kept: Terms) -> Terms:
 def _gathering_bytes(group: Group) -> int:
     """Returns the bytes of gathered weights at the moment of gathering that needs most.
 
-    c max(R + (1 + 1 / G) R, P + (1 + 1 / G) U)      R weights in no layer, U weights of a layer
+    c max(R + (1 + 1 / G) R, P + (1 + 1 / G) U)      P all weights, R those in no layer (the root), U those of a layer
+
+    gathering the root:         its whole weights R, the buffer of the all-gather R, this rank's input R / G
+    gathering the last layer:   all whole weights P, the buffer of the all-gather U, this rank's input U / G
     """
     model = group.model
     root = (1 + 1 / group.num_shards) * model.root_parameters

@@ -328,7 +328,10 @@ class _TimesOfWork:
         self._num_asked = 0
 
     async def note(self, asked: Awaitable[Answer]) -> Answer:
-        """Awaits an environment's answer, and notes the time."""
+        """Awaits an environment's answer, and extends the latest stretch of work up to it.
+
+        A new stretch begins only if no environment is being asked, and has not been for more than _PAUSE_S.
+        """
         started_s = unix_s()
         self._num_asked += 1
         if self._num_asked == 1 and (not self.times_s or started_s - self.times_s[-1][1] > _PAUSE_S):

@@ -118,7 +118,7 @@ class FinishedRollouts:
         prompts = _prompts(arrays["row_indices"], table)
         columns = {name: _column(arrays, f"rollouts.{name}") for name in others["columns"]}
         rollouts = Batch(len(columns["prompts"].lengths), columns)
-        # Those of the rollouts may have the beginnings of environments.
+        # Not `rollouts.prompts`: an environment may have put its opening messages into these.
         if not _are_equal(_column(arrays, "prompts"), prompts.prompts):
             raise ConfigError(
                 "data.train_files: the checkpoint holds responses to other prompts than these (rollout.staleness 1);"

@@ -15,7 +15,7 @@ class WaitingLines:
 
     def __init__(self) -> None:
         self._lines: deque[LineComplete] = deque()
-        self._held: dict[int, tuple[StepMetrics, float]] = {}  # and since when, in unix seconds
+        self._held: dict[int, tuple[StepMetrics, float]] = {}  # by step; held since when, in unix seconds
 
     def hold(self, step: int) -> StepMetrics:
         """Delays the line of a step, which is not complete yet, until `release`; the future gets its metrics."""
@@ -31,14 +31,17 @@ class WaitingLines:
             metrics.set_result(line.metrics)
 
     def release(self, step: int) -> float | None:
-        """Lets the line of a step go; returns for how many seconds it was held, None if it was not."""
+        """Ends the hold on a step's line, so that `next` may return it.
+
+        Returns for how many seconds the line was held, None if it was not.
+        """
         if step not in self._held:
             return None
         _, begun_s = self._held.pop(step)
         return unix_s() - begun_s
 
     def release_all(self) -> None:
-        """Lets all lines go."""
+        """Ends the hold on all lines."""
         self._held.clear()
 
     def next(self) -> LineComplete | None:

@@ -54,9 +54,11 @@ def validation_metrics(scores: Scores) -> dict[str, float]:
         prompts[source, index].append(variables)
     collected: dict[str, list[float]] = defaultdict(list)
     for (source, _), answers in prompts.items():
+        # Each variable once: the core one, which an answer may lack, then the others in the order of the answers.
         for variable in {core[source]: None, **{name: None for answer in answers for name in answer}}:
             is_core = variable == core[source]
-            for name, value in _prompt_metrics(answers, variable, 0.0 if is_core else None).items():
+            missing = 0.0 if is_core else None  # a response without the core variable counts 0; others are left out
+            for name, value in _prompt_metrics(answers, variable, missing).items():
                 section = "val-core" if is_core and _is_core_metric(name, len(answers)) else "val-aux"
                 collected[f"{section}/{source}/{variable}/{name}"].append(value)
     metrics = {name: float(np.mean(values)) for name, values in collected.items()}

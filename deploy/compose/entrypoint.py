@@ -41,7 +41,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, 
 
 
 def run_group(role: str, child: Child, command: Sequence[str]) -> int:
-    """Runs a worker group once: Docker starts the container again, unless the group has refused its input."""
+    """Runs a worker group once: Docker starts the container again, unless the group has refused its input.
+
+    Returns the group's own code; the caller, `main`, turns EXIT_BAD_INPUT into 0.
+    """
     code = child.run(command)
     if code == EXIT_BAD_INPUT:
         say(f"the {role} group has refused its input, so it is not started again")

@@ -75,6 +75,8 @@ class Judge:
     async def score(self, samples: Sequence[Sample], limit: FailureLimit) -> list[Scored]:
         """Scores samples with the judge and returns one result per sample, with a score in [0, 1].
 
+        Samples with equal requests share one request. A sample whose request cannot be made has a failed result.
+
         Raises:
             OSError: an answer cannot be stored.
         """
@@ -83,7 +85,7 @@ class Judge:
         for body, sample in zip(bodies, samples, strict=True):
             if isinstance(body, bytes):
                 different[body].append(sample)
-            else:
+            else:  # the failed result of a sample without a request
                 limit.add([sample], [body])
         progress = _Progress(limit)
         scores = await asyncio.gather(*(self._score(body, own, progress) for body, own in different.items()))

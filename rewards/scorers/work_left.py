@@ -76,11 +76,12 @@ def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
 
 def is_name(left_side: str) -> bool:
     """Returns True if `left_side` names the value in an equation, as "x", "f(x)" or "(p,q)"; not "2x" or "x^2+y^2"."""
-    if left_side.count("{") != left_side.count("}"):  # the sign is part of an index, as in "\sum_{i=1}^5"
+    if left_side.count("{") != left_side.count("}"):  # the equals sign is part of an index, as in "\sum_{i=1}^5"
         return False
-    called = re.sub(r"(?<=[a-zA-Z}])\([^()]*\)", "", left_side.replace("^{-1}", ""))
-    is_plain = re.fullmatch(r"\s*[(a-zA-Z\\][^-+*/^]*", called) and re.search(r"[a-zA-Z]", called)
-    return bool(is_plain) and not re.search(r"\\(?:frac|sqrt|cdot|times)", called)
+    without_arguments = re.sub(r"(?<=[a-zA-Z}])\([^()]*\)", "", left_side.replace("^{-1}", ""))
+    starts_as_name = re.fullmatch(r"\s*[(a-zA-Z\\][^-+*/^]*", without_arguments)
+    is_plain = starts_as_name and re.search(r"[a-zA-Z]", without_arguments)
+    return bool(is_plain) and not re.search(r"\\(?:frac|sqrt|cdot|times)", without_arguments)
 
 
 def _value(text: str) -> str:
@@ -234,9 +235,9 @@ def _is_unfinished_product(factors: list[Any]) -> bool:
 def _is_unfinished_fraction(over: list[Any], under: list[Any]) -> bool:
     r"""Returns True if a fraction of evaluated factors can still be divided; \frac{20}{2} is a way of writing 10.
 
-    a rational number, and several under the line          1/2/3
-    a rational number, and one that is no integer          \frac{1.5}{2}
-    a sum with the imaginary unit under the line           \frac{1}{1+i}
+    two or more rational divisors                                        1/2/3
+    a rational divisor, and a rational factor that is no integer         \frac{1.5}{2}
+    a divisor that is a sum with the imaginary unit                      \frac{1}{1+i}
     """
     rational = [value for value in over if value.is_Rational]
     divisors = [value for value in under if value.is_Rational]

@@ -91,7 +91,8 @@ class Publisher:
     def publish(self, run_id: str, version: int, keep_from: int, report: Callable[[int, int, str], None]) -> str:
         """Writes the files of a version; rank r writes every num_ranks-th weight. Collective.
 
-        Versions before `keep_from`, and those after `version`, are removed.
+        Before that it removes all versions but those from `keep_from` up to `version` - 1, so also a leftover of
+        `version` itself.
 
         Returns:
             The sha256 of the manifest on rank 0, an empty text on the other ranks.

@@ -44,7 +44,11 @@ def _prove_hf(gathered: Gathered, config: ComputedModelConfig, device: torch.dev
 
 
 def prove_sampling(config: Config) -> Callable[[Any, torch.device], None]:
-    """Returns a function that proves of a whole model on a device that the rollout backend can sample with it."""
+    """Returns f(model, device), which raises ValueError if the backend would sample with other log-probs than `model`.
+
+    `model` is whole, not sharded; each call of the lambda prepares it for generation. For a backend without a proof
+    (`Backend.prove`) f does nothing.
+    """
 
     def prove(model: Any, device: torch.device) -> None:
         BACKENDS[config.rollout.backend].prove(lambda: for_generation(model), config.actor, device)

@@ -39,18 +39,20 @@ class SyncedWeights:
         self._device = context.device
         self._dtype = dtype_of(config)
         self._holds_copy = holds_copy
-        # On other machines the same files may look different. Later vLLM sets this variable to something else.
+        # One rank per machine verifies the files, since storage may show each machine something else. The variable is
+        # read here, because vLLM sets it to something else later.
         self._is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
         self._checked: PublishedWeights | None = None
         self._published: PublishedWeights | None = None
         actor = config.actor
-        # Its weights need gradients like the actor's, although none is computed: torch rounds otherwise without.
+        # `requires_grad` stays True, as in the actor's model, though no gradient is computed: without it torch computes
+        # some products in another way, and log-probs would differ from the actor's (docs/adr/050).
         settings: Any = {"fp32_head": actor.has_fp32_head, "override_config": actor.override_config}
         self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, **settings)
         self.num_parameters: int = self.model.num_parameters()
         if holds_copy:
             parallel.materialise(self.model, context.device)
-        if saved_buffers(self.model):  # which are in the model's folder alone
+        if saved_buffers(self.model):  # published versions have no buffers, only the model's folder has
             fill_model(self.model, actor.model, "policy")
         if holds_copy:
             set_attention(self.model, generation=True)

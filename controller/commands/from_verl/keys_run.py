@@ -153,28 +153,51 @@ def _max_gen_batches(value: Any, _: VerlRun) -> Any:
 
 
 def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
-    """Yields the table rows of verl's section `algorithm`: estimator, KL, filters; those of rollout_correction, too."""
-    yield algorithm.changed("adv_estimator", "adv_estimator", "a teacher alone asks no estimator", _estimator, "gae")
+    """Yields the table rows of verl's section `algorithm`, with those of its sections correction and filter_groups."""
+    yield from _estimator_rows(algorithm)
+    yield from _kl_rows(algorithm)
+    yield from _correction_rows(algorithm, correction)
+    yield from _filter_rows(Section("algorithm.filter_groups", "algorithm.filter_groups"))
+    yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")
+    yield algorithm.not_needed("pf_ppo.{reweight_method,weight_pow}", "only with use_pf_ppo")
+
+
+def _estimator_rows(algorithm: Section) -> Iterator[Row]:
+    """Yields the rows of the advantage estimator, and of the rewards that it takes."""
+    taught_alone = "distillation without rewards has no estimator"
+    yield algorithm.changed("adv_estimator", "adv_estimator", taught_alone, convert=_estimator, default="gae")
     yield from algorithm.all_taken(gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True)
     yield algorithm.taken("use_kl_in_reward", False, if_rewarded())
     gdpo = only_if(lambda _, run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
     yield from algorithm.all_taken(gdpo, gdpo_reward_keys=None, gdpo_reward_weights=None)
+
+
+def _kl_rows(algorithm: Section) -> Iterator[Row]:
+    """Yields the rows of the KL penalty in the rewards, and of its controller."""
     yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
     yield algorithm.renamed("kl_ctrl.type", "kl_ctrl", "fixed")
     yield algorithm.renamed("kl_ctrl.kl_coef", "kl_coef", 0.001)
     yield algorithm.renamed("kl_ctrl.horizon", "kl_horizon", 10000)
     yield algorithm.renamed("kl_ctrl.target_kl", "kl_target", 0.1)
+
+
+def _correction_rows(algorithm: Section, correction: Section) -> Iterator[Row]:
+    """Yields the rows of rollout_correction, and of the keys of `algorithm` that older versions of verl have for it."""
     yield correction.taken("rollout_is", None, _weights)
     yield correction.taken("rollout_is_threshold", 2.0, _is_threshold)
     yield correction.taken("rollout_is_batch_normalize", False, _normalizes)
     ratios = "token, sequence and geometric, of verl up to 0.7.0, become k1, which bounds the inverse ratio"
-    yield correction.changed("rollout_rs", "rollout_rs", ratios, _rejects, None)
-    yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
+    yield correction.changed("rollout_rs", "rollout_rs", ratios, convert=_rejects, default=None)
+    yield correction.changed(
+        "rollout_rs_threshold", "rollout_rs_threshold", ratios, convert=_rejection_bounds, default=None
+    )
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
     veto = "one more rule, seq_max_k1, which bounds the inverse ratio"
-    yield correction.changed("rollout_token_veto_threshold", "rollout_rs", veto, _veto)
+    yield correction.changed("rollout_token_veto_threshold", "rollout_rs", veto, convert=_veto)
     gradient = only_if(lambda value, _: value, "loss_type sets it", _loss_type)
-    yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", gradient, False)
+    yield correction.changed(
+        "use_policy_gradient", "loss_type", "true: loss_type reinforce", convert=gradient, default=False
+    )
     auto = "auto, the default here: log-probs of the policy, from the trainer or the rollout backend"
     yield correction.taken(
         "bypass_mode", "${verl_not:${actor_rollout_ref.hybrid_engine}}", only_if(lambda value, _: value, auto)
@@ -184,7 +207,10 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield algorithm.unsupported("rollout_is_threshold", moved)
     older = "{rollout_is,rollout_is_level,rollout_is_mode,rollout_is_threshold_lower,rollout_is_veto_threshold}"
     yield algorithm.not_needed(older, "only with algorithm.rollout_is_threshold")
-    filters = Section("algorithm.filter_groups", "algorithm.filter_groups")
+
+
+def _filter_rows(filters: Section) -> Iterator[Row]:
+    """Yields the rows of dynamic sampling, verl's filter_groups."""
     yield filters.taken("enable", False)
     if_filtered = only_if(
         lambda _, run: run.value("algorithm.filter_groups.enable"),
@@ -194,8 +220,6 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield filters.taken("metric", None, if_filtered)
     yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
     yield filters.slower("max_inflight_gen_batches", "the rounds of a step run one after the other", 1)
-    yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")
-    yield algorithm.not_needed("pf_ppo.{reweight_method,weight_pow}", "only with use_pf_ppo")
 
 
 def _trainer(trainer: Section) -> Iterator[Row]:

@@ -109,14 +109,18 @@ class _Trained:
         return value is not None and num_of(value, "lr_warmup_steps") >= least
 
     def warmup_ratio(self, value: Any, run: VerlRun) -> Any:
-        """Returns the share of warm-up steps, or their number if the steps are known; NotNeeded: verl ignores it."""
-        steps = self._of(run, "optim.lr_warmup_steps")
-        if self._has_warmup_steps(steps, run):
+        """Returns the share of warm-up steps, or their number if verl's decay end is known; NotNeeded: verl ignores it.
+
+        verl takes the share of the step at which its decay ends, SplitPPO of the run's steps. The two may differ, so a
+        number of steps is set where verl's keys tell that step.
+        """
+        given_steps = self._of(run, "optim.lr_warmup_steps")
+        if self._has_warmup_steps(given_steps, run):
             raise NotNeeded("lr_warmup_steps is given too, and counts")
         share = num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio")
-        steps = self._decay_steps(None, run)
-        if share and steps is not None:
-            return Noted(int(share * steps), f"{share:g} of {steps} steps", f"{self.ours}.lr_warmup_steps")
+        decay_end = self._decay_steps(None, run)
+        if share and decay_end is not None:
+            return Noted(int(share * decay_end), f"{share:g} of {decay_end} steps", f"{self.ours}.lr_warmup_steps")
         return share
 
     def _schedule(self, run: VerlRun) -> Any:

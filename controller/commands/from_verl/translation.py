@@ -244,7 +244,10 @@ def _has_several_machines(run: VerlRun) -> bool:
 
 
 def _pool_in_verl(role: str, run: VerlRun) -> tuple[Any, int]:
-    """Returns the machines, and the GPUs of each, of the pool in which verl has a role; rewards are teachers there."""
+    """Returns the machines, and the GPUs of each, of the pool in which verl has a role.
+
+    Our reward group hosts the teachers, which have a pool of their own in verl (`distillation`).
+    """
     if role == "rollout":
         return _rollout_nodes(run), int(run.value("rollout.n_gpus_per_node"))
     if role == "reward":

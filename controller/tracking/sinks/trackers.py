@@ -6,7 +6,11 @@ from controller.tracking.events import Event, LineComplete, Restored, Sink, Vali
 
 
 def waking(wake: Callable[[], None]) -> Sink:
-    """Makes a sink that calls `wake` whenever metrics.jsonl was opened or has another line; it comes after its sink."""
+    """Makes a sink that calls `wake` whenever metrics.jsonl was opened or has another line.
+
+    Register it after the sink that writes metrics.jsonl, so that the line is there when the process wakes. The file is
+    opened at `Restored`, and a line is added at `LineComplete`, and at `Validated` if that has a line of its own.
+    """
 
     def receive(event: Event) -> None:
         has_own_line = isinstance(event, Validated) and event.line is not None

@@ -61,7 +61,12 @@ class Fsdp2:
             unit.set_reshard_after_forward(False, recurse=False)
 
     def release(self, model: nn.Module) -> None:
-        """See `Strategy.release`; without it, gathered weights would become stale."""
+        """Frees the gathered weights after a pass; see `Strategy.release`.
+
+        FSDP does not reshard a unit that stays gathered between forward and backward after a forward pass alone: the
+        unit would compute with old weights after the next update. Whether units stay gathered is set anew, because
+        `gather` has made them stay.
+        """
         keep = _stays_gathered(model)
         for unit in units(model):
             unit.set_reshard_after_forward(not keep, recurse=False)

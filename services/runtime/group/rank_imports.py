@@ -32,9 +32,10 @@ _AT_IMPORT = {
 
 
 def start_again_unless_set() -> None:
-    """Starts this program again in this process, if its environment lacks what ranks need; ours go after the user's.
+    """Replaces this process by itself with `_AT_START` in its environment, if a variable of `_AT_START` is not set.
 
-    Call it before anything large is imported.
+    Some of these variables are read only when a program starts. A variable that the user has set keeps the user's
+    value. Call it before anything large is imported.
     """
     if not _AT_START.keys() <= os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {**_AT_START, **os.environ})  # noqa: S606

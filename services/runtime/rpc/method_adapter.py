@@ -82,7 +82,10 @@ class _MethodAdapter:
         return parse(request, self.request_type, MAX_REQUEST_BYTES)
 
     async def _abort(self, context: Context[Any, Any], error: Exception) -> None:
-        """Answers a call with the status of an error, and logs one that is a bug with its traceback."""
+        """Answers a call with the status of an error, and logs one that is a bug with its traceback.
+
+        The error's tracebacks are dropped then: they would keep the messages of the call in memory.
+        """
         if isinstance(error, grpc.aio.AbortError):
             raise error
         refusal = wire_error(error).at(self.place)

@@ -67,7 +67,7 @@ def groups_share_no_gpu(config: Config) -> None:
             raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
 
 
-def groups_in_turns_need_not_overlap(config: Config) -> None:
+def groups_in_turns_do_not_sample_ahead(config: Config) -> None:
     """Checks that a rollout group on devices of the critic's group does not sample ahead, while the critic learns."""
     if config.rollout.staleness and config.rollout_shares_devices:
         raise ValueError(

@@ -15,7 +15,7 @@ RULES = (
     sampling.validation_has_prompts,
     sampling.dynamic_sampling_fits,
     sampling.staleness_is_corrected,
-    placement.groups_in_turns_need_not_overlap,
+    placement.groups_in_turns_do_not_sample_ahead,
     sampling.share_has_two_groups,
     sampling.overlong_buffer_fits,
     conversations.replies_come_in_time,
