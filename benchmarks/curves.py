@@ -130,7 +130,7 @@ class HalfWidth(WarmStarted):
 
 
 class HalfWidthTaught(HalfWidth, Taught):
-    """That model as the student of the quickstart's trained policy."""
+    """The model of half the width as the student of the quickstart's trained policy."""
 
 
 OF_HALF = {**vars(SORT_LETTERS), "make": partial(make, hidden_size=64)}

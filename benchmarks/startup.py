@@ -2,7 +2,7 @@
 
 It runs the first steps of the quickstart, by default with two ranks for each group; the critic's rank 0 is killed in
 step 3. Rounds take turns. Without bytecode Python compiles torch, transformers and the rest from source in every
-process. That happens if the installer has left no bytecode, or PYTHONDONTWRITEBYTECODE kept it from being written.
+process. Bytecode is missing if the installer has left none, or PYTHONDONTWRITEBYTECODE kept it from being written.
 
 `--beside FOLDER` compares with the code in another folder instead, both with bytecode.
 """

@@ -1,6 +1,6 @@
 """JSON schemas of typed functions with a Google docstring, as chat templates take them.
 
-They are those of transformers' `get_json_schema`, which cannot be imported where the controller runs.
+The schemas are those of transformers' `get_json_schema`, which cannot be imported where the controller runs.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Reads and combines scores of tokens and of steps (spans of characters) inside a response.
 
-These scores add to the score of the response as a whole. A step is a span [start, end) of characters in the decoded
-response. Scoring processes import this module, so it imports nothing heavy.
+Scores of tokens and of steps add to the score of the response as a whole. A step is a span [start, end) of characters
+in the decoded response. Scoring processes import this module, so it imports nothing heavy.
 """
 
 from bisect import bisect_right

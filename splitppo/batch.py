@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from splitppo.columns import spec_of
 
-# Many times the responses of a step. It bounds the header of a batch, and the memory taken before the first byte comes.
+# Many times the responses of a step. This limit bounds the header of a batch, and the memory taken before the first
+# byte comes.
 MAX_BATCH_ROWS = 1 << 17
 
 # Longer rows are copied one by one, which is faster than by the position (8 bytes) of every value.

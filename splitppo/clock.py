@@ -1,6 +1,6 @@
 """Tells the time in a way that never jumps, for what a timeline and timings are made of.
 
-The system's clock may be set while a process runs, by hand or by NTP. This one reads it once, at its import, and from
+The system's clock may be set while a process runs, by hand or by NTP. This clock reads it once, at its import, and from
 then on counts as the monotonic clock does. Clocks of two processes differ by a constant, as those of two machines do.
 """
 

@@ -1,4 +1,4 @@
-"""Tells by its name which setting holds a secret, such as `openai_key`. This is a best effort.
+"""Tells by the name of a setting, such as `openai_key`, whether it holds a secret; the rule is a best effort.
 
 This module needs the standard library only.
 """

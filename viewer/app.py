@@ -1,4 +1,4 @@
-"""The addresses of the viewer. They hold integers and names of this file alone."""
+"""The addresses of the viewer; an address holds only integers, and names that this file lists."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path

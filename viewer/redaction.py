@@ -1,13 +1,13 @@
-"""Hides what looks like a secret in texts of a run: its config, its logs, its events. This is a best effort."""
+"""Hides what looks like a secret in texts of a run: its config, logs and events; the patterns are a best effort."""
 
 import re
 
 from splitppo.secret_names import HIDDEN, NAME
 
 _VALUE = r"""[^\s"',;)}\]]+"""
-# What may stand before a name in a word. It is bounded, so that the time for a long word grows as its length does.
+# What may stand before a name in a word; bounded, so that the time for a long word grows as its length does.
 _BEFORE = r"[\w-]{0,60}"
-# Each keeps its first group, and hides what follows.
+# Of a match the first group is kept, and the rest is hidden.
 _PATTERNS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

@@ -33,7 +33,7 @@ _NAMES = {
 
 
 class UnknownShape(Exception):
-    """Raised for a model whose memory cannot be estimated; the text is the reason. This is no mistake of the user."""
+    """Raised for a model whose memory cannot be estimated, by no mistake of the user; the text is the reason."""
 
 
 @dataclass(frozen=True)

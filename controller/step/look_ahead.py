@@ -28,7 +28,8 @@ class RolloutsAhead(StepRollouts):
     """Makes the rollouts of each step one step ahead, before the update of the step before it (`rollout.staleness` 1).
 
     v_k are the weights after the update of step k, v_0 the initial ones. Step k learns from rollouts of v_{k-2}, step 1
-    from those of v_0. It is always these weights, however fast the worker groups are, so that runs can be repeated.
+    from those of v_0. Step k never learns from other weights' rollouts, however fast the worker groups are, so that
+    runs can be repeated.
 
     A checkpoint of a step also stores the finished rollouts of the next step.
     """

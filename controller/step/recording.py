@@ -1,6 +1,6 @@
 """Has the actor's update return what it computes for the responses whose tokens are recorded (tracking.rollouts).
 
-It serves the record alone: whatever fails here is missing there, and the run goes on.
+What the actor returns serves the record alone: whatever fails here is missing in the record, and the run goes on.
 """
 
 import asyncio

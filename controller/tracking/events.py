@@ -16,7 +16,7 @@ from splitppo.v1 import worker_pb2
 
 @dataclass(frozen=True)
 class Started:
-    """It is sure that the run goes on, after step `resumed_at`; `changes` are the keys that differ from the last start.
+    """The run is sure to go on, after step `resumed_at`; `changes` are the keys that differ from the last start.
 
     `tokenizer` is the policy's.
     """

@@ -22,7 +22,7 @@ from splitppo.v1 import worker_pb2
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The group that such an error names has ended, hangs or cannot be reached. It is started again.
+# The group that such an error names has ended, hangs or cannot be reached, and is started again.
 LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded)
 # After such an error the run goes on with a new connection, and both roles with their last common checkpoint.
 RECOVERABLE = (*LOST_GROUP, NotIntroduced, Dirty)

@@ -30,7 +30,7 @@ _EXIT_ERROR = 1
 _EXIT_CODES = {77: "memory", 78: "processes", 79: "files"}
 _RESULT_FD = 3
 
-# The names that programs for contest sites use without an import. They are imported while the sandbox waits.
+# Programs for contest sites use these names without an import. The modules are imported while the sandbox waits.
 _PRELUDE = """
 import bisect, collections, copy, functools, heapq, itertools, json, math, operator, os, re, string, sys, time
 from typing import *

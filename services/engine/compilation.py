@@ -1,7 +1,7 @@
 """Makes the compiled code of a model when it starts (`compile`), and proves its gradient.
 
 Code is made for the same rows on every start, so it is the same code on every start, with or without inductor's cache
-on disk: inductor chooses loops by the first lengths that it sees. It holds for all lengths from two tokens on.
+on disk: inductor chooses loops by the first lengths that it sees. The code holds for all lengths from two tokens on.
 """
 
 import logging

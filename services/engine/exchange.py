@@ -1,8 +1,8 @@
 """Publishes a policy's weights as files, version by version, and reads them in another worker group.
 
-The folder of a version has one safetensors file per rank that wrote it, and a manifest, which is written last. It gets
-its name by a rename once it is complete, so that a folder with a version's name is a whole version. Nothing is synced
-to the disk: a version need not survive its machine.
+The folder of a version has one safetensors file per rank that wrote it, and a manifest, which is written last. The
+folder gets its name by a rename once it is complete, so that a folder with a version's name is a whole version. Nothing
+is synced to the disk: a version need not survive its machine.
 """
 
 import contextlib

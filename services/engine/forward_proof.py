@@ -36,9 +36,9 @@ ROW_LENGTHS: Mapping[Kind, Sequence[tuple[int, int]]] = {
     "reward": ((15, 1), (1, 1), (24, 1), (8, 1), (3, 1), (11, 1)),
 }
 FP32_BOUND = 1e-4  # nats; of values and scores, times their spread
-# In bf16 a model differs from itself (eager and sdpa, a row alone and beside padding). The engine differs from it by as
-# much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and of the
-# greatest difference that it shows are allowed.
+# In bf16 a model differs from itself (eager and sdpa, a row alone and beside padding). The engine differs from the
+# model by as much, 0.9 to 1.2 times (random models of ten families, 4 and 16 layers). These multiples of the mean and
+# of the greatest difference of the model from itself are allowed.
 _MEAN_MULTIPLE = 3.0
 _MAX_MULTIPLE = 4.0
 # Tokens that are less likely than this are not compared: heads give the ids behind the vocabulary such logits.

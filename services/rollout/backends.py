@@ -25,8 +25,9 @@ class Backend:
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy
     samples_with_policy: bool  # the backend has no copy of the weights: it samples with the model of `PolicyWeights`
-    # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: it
-    # would sample with other log-probs. Without it a backend is held to the trainer by the first step of a run alone.
+    # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: the
+    # backend would sample with other log-probs. Without a proof only the first step of a run compares a backend with
+    # the trainer.
     prove: Callable[[Gathered, ComputedModelConfig, torch.device], None] = lambda *_: None
 
 

@@ -6,7 +6,7 @@ from services.rollout.role import RolloutRole, check_config, check_models
 from services.runtime.launch import run_service
 from services.runtime.role import Program
 
-# Its GPU memory is the engine's, which has rules of its own.
+# The GPU memory of a rollout rank is that of its engine, which has rules of its own.
 PROGRAM = Program("rollout", RolloutRole, check_config, check_models, memory_grows=lambda _: False)
 
 

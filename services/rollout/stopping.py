@@ -135,6 +135,6 @@ class StopWatch:
         except Exception as error:
             if not str(error).startswith("Invalid prefix encountered"):
                 raise
-            # These bytes are no character: decoding begins anew after them, as in vLLM.
+            # The bytes of the latest tokens are no character: decoding begins anew after them, as in vLLM.
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._rule.tokenizer, token)

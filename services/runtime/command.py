@@ -40,39 +40,40 @@ class Effect(Enum):
     READS = auto()
     """Changes nothing that the service answers for.
 
-    Nothing is remembered of the call: a repetition of an answered request runs again. It is never cancelled.
+    Nothing is remembered of the call: a repetition of an answered request runs again. The command is never cancelled.
     """
 
     SAVES = auto()
     """Writes the state of the committed step to storage.
 
     The reply comes when that is durable; the next commands do not wait for it. The ledger remembers the last such
-    reply, and answers a repetition of its request. It is never cancelled.
+    reply, and answers a repetition of its request. The command is never cancelled.
     """
 
     WRITES_SLOT = auto()
     """Adds columns to the rows of its slot, or replaces them by its results.
 
     The slot remembers the reply, until new rows are put to it. As nothing else is changed, the command is cancelled
-    when a controller takes over, other weights are to be loaded, or the service drains. It then stops if it asks
-    `CommandProgress.is_cancelled`, and nothing is kept; or it runs to its end.
+    when a controller takes over, other weights are to be loaded, or the service drains. A command that asks
+    `CommandProgress.is_cancelled` stops then, and nothing is kept; any other one runs to its end.
     """
 
     TRAINS = auto()
     """Changes the weights by the rows of its slot, and commits the slot's step, which must be the next one.
 
     The ledger takes the step and the reply together, and answers a repetition of the request. The slots of the step are
-    dropped. If the command fails after an optimizer step, the service is dirty until weights are loaded. It is never
-    cancelled.
+    dropped. If the command fails after an optimizer step, the service is dirty until weights are loaded. The
+    command is never cancelled.
     """
 
     LOADS = auto()
     """Gives the group the weights of a step, whatever was before: a dirty service, or one without weights, takes it.
 
-    When it arrives, calls that wait are refused, and the running one is cancelled if its effect allows it. The step
-    becomes the committed one: with the ledger that was saved with the weights, or else in a ledger that begins with
-    this reply. All slots are emptied; only weights of a later step without a ledger leave the slots after their step.
-    If the command fails while ranks run it, the service is dirty; if it succeeds, clean. It is never cancelled.
+    When the command arrives, calls that wait are refused, and the running one is cancelled if its effect allows it. The
+    step becomes the committed one: with the ledger that was saved with the weights, or else in a ledger that begins
+    with this reply. All slots are emptied; only weights of a later step without a ledger leave the slots after their
+    step. If the command fails while ranks run it, the service is dirty; if it succeeds, clean. The command is never
+    cancelled.
     """
 
     @property
@@ -161,8 +162,8 @@ class Outcome:
 
     Attributes:
         columns: new columns for this rank's rows, in the order received; the runtime gathers them into the slot. A
-            command that expands rows returns a multiple of its rows, grouped by input row. Those of a command that
-            trains replace the rows of its slot, until the next step is committed.
+            command that expands rows returns a multiple of its rows, grouped by input row. The columns of a command
+            that trains replace the rows of its slot, until the next step is committed.
         metrics: already reduced over ranks; values that `float` takes.
         weights_sha256: the digest of the weights, from a command that computes it.
         policy_version: the committed step whose weights made the columns.
@@ -187,8 +188,8 @@ class Rows:
     Attributes:
         columns: without them in the slot the call is refused (FAILED_PRECONDITION).
         optional_columns: passed on if the slot has them.
-        prepare: (request, rows) -> rows; called on rank 0 after `Command.check`. It refuses rows in the same way, may
-            add columns or drop rows. The column `places` says which rows of the whole a row becomes.
+        prepare: (request, rows) -> rows; called on rank 0 after `Command.check`. Refuses rows in the same way as
+            `check`, and may add columns or drop rows. The column `places` says which rows of the whole a row becomes.
         shard: (rows, num_ranks) -> row indices of each rank; None: equally many rows for each rank.
         num_parts: takes the request and returns the number of parts. The command is streamed if it is 2 or more and
             the rows have the column `places`: finished parts are then sent on while others are still being computed.

@@ -146,8 +146,8 @@ def age_of_words(words: Sequence[str]) -> Age:
 def engine_of_words(words: Sequence[str]) -> str:
     """Returns the training engine that arguments of verl, or lines of a YAML file, choose: "dp" (FSDP) if none does.
 
-    The older configuration of verl for Megatron is "ppo_megatron_trainer". It is chosen by its name, which a file has
-    in its defaults list, or by that of the actor's strategy.
+    The older configuration of verl for Megatron is "ppo_megatron_trainer". A file chooses it by its name in the
+    defaults list, or by the name of the actor's strategy.
     """
     if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
         return names[-1]

@@ -1,6 +1,6 @@
 """Converts verl's keys of policy, value model and reference model into keys of SplitPPO.
 
-These are verl's sections `actor_rollout_ref.{actor,model,ref}` and `critic`.
+verl has these keys in its sections `actor_rollout_ref.{actor,model,ref}` and `critic`.
 """
 
 from collections.abc import Iterator

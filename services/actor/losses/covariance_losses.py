@@ -1,6 +1,6 @@
 """Policy losses Clip-Cov and KL-Cov: restrain tokens of high covariance (log-prob, advantage), to keep up entropy.
 
-These tokens are selected for the whole mini-batch, in `prepare`, before its rows go to ranks.
+The restrained tokens are selected for the whole mini-batch, in `prepare`, before its rows go to ranks.
 
 Legend: N response tokens of all rows (of an update in `prepare`, of a micro-batch in a loss), one row after the other;
 M tokens of one mini-batch that count.

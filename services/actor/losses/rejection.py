@@ -30,8 +30,8 @@ def rejected(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Tensor:
 def _statistic(rejection: Rejection, tokens: PolicyTokens) -> Tensor:
     """Computes for each token what is compared with the bounds of a rejection, [N]; all tokens of a row may share it.
 
-    It is an estimate of the KL from the sampled policy by the ratio r = exp(log_ratio) (Schulman, 2020): k1 = -log r,
-    k2 = (log r)^2 / 2, k3 = r - 1 - log r. It is the token's own, or one number for the row.
+    The number that is compared estimates the KL from the sampled policy by the ratio r = exp(log_ratio) (Schulman,
+    2020): k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r. The number is the token's own, or one for the row.
     """
     d_N = -tokens.log_ratio.detach()
     match rejection.estimate:

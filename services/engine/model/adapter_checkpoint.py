@@ -1,7 +1,8 @@
 """Writes and reads the files beside the shards of a checkpoint of adapters: their base, the adapter in peft's format.
 
 The checkpoint has no weights of the base, but `base.json`, which names them by their sha256. The folder `adapter/` is
-what peft and vLLM read. It is not `huggingface/`: there transformers would add it to weights that are merged already.
+what peft and vLLM read. The adapter is not in `huggingface/`: there transformers would add it to weights that it is
+merged into already.
 """
 
 import functools

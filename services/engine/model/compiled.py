@@ -3,7 +3,7 @@
 All layers of a class share their code, whatever their number; attention stays as it is (`causal_attention`), so a layer
 is compiled in the parts around it. Code for lengths that it has not seen would depend on the order in which
 lengths come: inductor chooses loops by the first ones. So code is made at the start alone, for the same rows each time
-(`services.engine.compilation`). It holds for all lengths; what it does not hold for is computed without it.
+(`services.engine.compilation`). The code holds for all lengths; any other case is computed without it.
 """
 
 import functools

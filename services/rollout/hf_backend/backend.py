@@ -139,8 +139,8 @@ class HfRollout:
     def _joining(self, batch: "Sequence[_Row]", num_ended: int, waiting: "deque[_Row]") -> "list[_Row]":
         """Takes the rows from the queue that join the batch now: none while it is better to wait for more of them.
 
-        To let rows join takes a forward pass of their prompts. It pays off for many at once (a share _ENDED_SHARE of
-        the batch), for the last ones, and for a further turn that has waited _MOST_WAITED steps.
+        Rows that join take a forward pass of their prompts. This pass pays off for many rows at once (a share
+        _ENDED_SHARE of the batch), for the last ones, and for a further turn that has waited _MOST_WAITED steps.
         """
         first = waiting[0]
         if first.response.tokens:  # a further turn

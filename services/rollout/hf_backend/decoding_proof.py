@@ -39,7 +39,7 @@ def prove_decoding(
         rows = [(prompt, response[:_NUM_DECODED]) for prompt, response in rows_of(model.config, "policy")]
         rows = [row for row in rows if len(row[1]) == len(rows[0][1])]  # they are decoded together
         kept = [(prompt, response[:_NUM_TOGETHER]) for prompt, response in rows]
-        # Those that are decoded to the end.
+        # The first row and the last one are decoded to the end.
         kept[0] = rows[0]
         kept[-1] = rows[-1]
         subject = f"{name}: rollout.backend hf cannot sample with {model.config.model_type}"

@@ -59,8 +59,8 @@ def _adapt() -> None:
     from vllm.distributed.device_communicators import cpu_communicator
     from vllm.v1.sample import sampler
 
-    # This counts the rank of each sampled token, which nobody reads. It would be compiled in every process, for some
-    # seconds, by a C++ compiler that must be installed.
+    # The function counts the rank of each sampled token, which nobody reads. vLLM would compile the function in every
+    # process, for some seconds, by a C++ compiler that must be installed.
     sampler.batched_count_greater_than = lambda logprobs, _: torch.zeros(
         len(logprobs), dtype=torch.int64, device=logprobs.device
     )

@@ -13,7 +13,7 @@ from splitppo.user_file import describe
 
 _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 # What NCCL says (ncclGetErrorString) if the GPU or the call of this rank is at fault: ncclUnhandledCudaError,
-# ncclInvalidArgument and ncclInvalidUsage. And errors of CUDA, whose stack may name NCCL.
+# ncclInvalidArgument and ncclInvalidUsage; also what CUDA says, since a CUDA error's stack may name NCCL.
 _OWN_FAULT = re.compile(
     r"unhandled ?cuda ?error|invalid (argument|usage) \(run with NCCL_DEBUG|cuda (error|failure)", re.IGNORECASE
 )

@@ -223,8 +223,9 @@ class MachinesRendezvous(Rendezvous):
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
         """Registers this machine in the store; True once all machines have joined; RuntimeError if the store fails.
 
-        A machine that comes when all have met, e.g. started again after its end, is no member of that group. It ends
-        the group by a failure that names it, and waits until the store is gone; then it may join the next one.
+        A machine that comes when all have met, e.g. started again after its end, is no member of that group. Such a
+        machine ends the group by a failure that names it, and waits until the store is gone; then it may join the next
+        group.
 
         Raises:
             CannotMeet: machine 0 has another configuration, version or group.
@@ -274,7 +275,7 @@ class MachinesRendezvous(Rendezvous):
             return
 
         def write() -> None:
-            with suppress(RuntimeError):  # the store has gone: they know
+            with suppress(RuntimeError):  # the store has gone, so the other machines know
                 write_failure(ranks_store(store), Failure(rank, error))
 
         telling = threading.Thread(target=write, daemon=True)

@@ -6,8 +6,8 @@
         │                                                 memory once, and none of them waits for it
         └──────► torchrun of the critic ──► its ranks
 
-It outlives the groups that are forked from it, and ends with the controller (CONTROL is its socket, OWNER its pid). It
-has one thread, opens no port and does not touch CUDA.
+The template outlives the groups that are forked from it, and ends with the controller (CONTROL is its socket, OWNER
+its pid). The template has one thread, opens no port and does not touch CUDA.
 """
 
 import argparse

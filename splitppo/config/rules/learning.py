@@ -68,7 +68,7 @@ def a_teacher_alone_needs_no_scores(config: Config) -> None:
     algorithm = config.algorithm
     if not teacher.only:
         return
-    # Of rewards of 0, these would make advantages that are not 0, or have a critic learn nothing.
+    # With rewards of 0, these estimators would make advantages that are not 0, or have a critic learn nothing.
     learns_from_rewards = teacher.signal == "reward"
     if {"components_KB", "greedy_scores_B"} & {*algorithm.needs} or (config.uses_critic and not learns_from_rewards):
         others = "reinforce_plus_plus" if learns_from_rewards else "reinforce_plus_plus, or teacher.signal to reward"

@@ -103,7 +103,8 @@ class ForkServer:
         Does not wait: the process starts when the server has imported everything, and never if the server ends before.
         """
         status, theirs = os.pipe()
-        # It has ended, or so many requests wait that it must hang; the end of the pipe says that no process comes.
+        # Suppressed: the server has ended, or so many requests wait that it must hang. The end of the pipe then says
+        # that no process comes.
         with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             socket.send_fds(self._control, [json.dumps(request).encode()], (theirs, stdin, output, *more))
         os.close(theirs)

@@ -181,7 +181,7 @@ def _system() -> tuple[str, ...]:
         options += ["--dev-bind", device, device]
     options += ["--ro-bind-try", "/etc/localtime", "/etc/localtime", "--perms", "1777", "--dir", "/tmp"]  # noqa: S108
     for name, place in [("bash", "/bin/bash"), *((name, f"/tools/{name}") for name in _TOOLS.split())]:
-        # Those of the system: another user may not reach those of an environment.
+        # The system's programs come first: another user may not reach the programs of a Python environment.
         if program := shutil.which(name, path=os.defpath) or shutil.which(name):
             options += ["--ro-bind", os.path.realpath(program), place]
     return (*options, "--symlink", "bash", "/bin/sh", "--symlink", "/tools/env", "/usr/bin/env")
