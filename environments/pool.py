@@ -6,7 +6,7 @@ again; what they call is called again then.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -273,10 +273,16 @@ class Episode:
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
         answers = await process.ask(self._number, tuple(self._turns), begin)
         *again, latest = answers
-        said_before, said_again = ([(one.messages, one.is_over) for one in some] for some in (self._answers, again))
+        said_before = _what_was_said(self._answers)
+        said_again = _what_was_said(again)
         if len(said_again) != len(said_before) or (self._replay is None and said_again != said_before):
             return self._failed("it gave other messages than before when it was repeated in a new process")
         return latest
 
     def _failed(self, reason: str) -> Answer:
         return Answer(is_over=True, lost=f"rollout.multi_turn.environments.{self._environment}: {reason}")
+
+
+def _what_was_said(answers: Sequence[Answer]) -> list[tuple[object, bool]]:
+    """Returns what a model learns of answers: their messages, and whether the conversation is over."""
+    return [(answer.messages, answer.is_over) for answer in answers]

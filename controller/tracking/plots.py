@@ -115,7 +115,8 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
     """Draws the curves of a chart over the steps.
 
     From 80 points on, the line is a centred moving average over a twentieth of the run, above the values in pale. A
-    chart of a single curve shows the last value instead of a legend.
+    chart of a single curve shows the last value instead of a legend, with the curve's label if the figure may have
+    others: which KL it is depends on the run.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -134,8 +135,9 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
     if len(chart.curves) > 1:
         axes.legend()
     else:
-        (points,) = chart.curves.values()
-        axes.set_title(f"{points[-1][1]:.3g}", loc="right", color=_LINES[0])
+        ((label, points),) = chart.curves.items()
+        name = f"{label} " if len(chart.figure.metrics) > 1 else ""
+        axes.set_title(f"{name}{points[-1][1]:.3g}", loc="right", color=_LINES[0])
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:

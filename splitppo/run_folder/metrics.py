@@ -55,7 +55,7 @@ METRICS: Mapping[str, Sequence[Metric]] = {
             "score of the greedy rollout of a prompt, remax's baseline; no penalties",
             "algorithm.adv_estimator: remax",
         ),
-        Metric("critic/rewards/mean", "1", _REWARDS, label="with KL"),
+        Metric("critic/rewards/mean", "1", _REWARDS, label="sum of token rewards"),
         Metric("critic/rewards/{max,min}", "1", _REWARDS),
         Metric("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
         Metric("critic/returns/{mean,max,min}", "1", "return of a response token", label="{} return"),
