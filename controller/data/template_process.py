@@ -1,8 +1,8 @@
 """Renders chat templates in a process of its own, with limits on time and memory.
 
 A chat template is a program that comes with a model. In jinja2's sandbox it can open nothing, but loop and allocate
-without end. So one process renders for the controller: a template that takes more than MAX_S seconds of processor time
-ends the process, and the next call starts another. What it says back is text alone.
+without end. So one process renders for the controller: a template that takes more than MAX_S seconds of processor time,
+or MAX_WALL_S in all, ends the process, and the next call starts another. What it says back is text alone.
 """
 
 import atexit
@@ -32,6 +32,7 @@ from splitppo.machine.children.ending import end, how_it_ended
 from splitppo.machine.children.start import python_command
 
 MAX_S = 4  # of processor time, for one request
+MAX_WALL_S = 120.0  # until a request is answered, also on a busy machine; a process that was stopped answers none
 MAX_BYTES = 2**30  # of memory, beside what the process has at its start
 MAX_CHARACTERS = 2**26  # of a rendered text
 _TEXT = b"t"
@@ -82,10 +83,14 @@ class _Renderer:
         self._answers = self._process.stdout
         self.parent = os.getpid()
         self.is_running = True
+        self._is_overdue = False
 
     def ask(self, request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
         """Sends a request, and returns the answers to it, up to the first error."""
         answers: list[str | jinja2.TemplateError] = []
+        overdue = threading.Timer(MAX_WALL_S, self._end_overdue)
+        overdue.daemon = True
+        overdue.start()
         try:
             self._requests.write(framed(request))
             self._requests.flush()
@@ -96,7 +101,14 @@ class _Renderer:
         except (EOFError, OSError):
             self.is_running = False
             answers.append(jinja2.TemplateError(self._why_it_ended()))
+        finally:
+            overdue.cancel()
         return answers
+
+    def _end_overdue(self) -> None:
+        """Ends a process that does not answer, so that who waits for it is told."""
+        self._is_overdue = True
+        self._process.kill()
 
     def close(self) -> None:
         """Ends the process."""
@@ -108,6 +120,8 @@ class _Renderer:
     def _why_it_ended(self) -> str:
         """Waits for the end of the process, and returns its reason as the end of a sentence, e.g. its time limit."""
         status = self._process.wait()
+        if self._is_overdue:
+            return f"the process that renders it has not answered for {MAX_WALL_S:g} s"
         if status == -signal.SIGXCPU:
             return f"it takes more than {MAX_S} s of processor time"
         return f"the process that renders it {how_it_ended(status)}"

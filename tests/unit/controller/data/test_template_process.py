@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,16 @@ def test_a_template_that_allocates_without_end_is_refused(source: str) -> None:
 def test_a_template_that_is_a_bomb_already_for_the_compiler_is_refused() -> None:
     with pytest.raises(ValueError, match="the chat template"):
         rendered("{{ 7 ** (9 ** 9) ** 9 }}{{ 'x' * 99999999999 }}")
+
+
+def test_a_process_that_is_stopped_is_ended_and_the_next_template_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Template("{{ x }}")
+    os.kill(template_process._renderers[0]._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(template_process, "MAX_WALL_S", 0.2)
+    [error] = template.render_all([{"x": 1}])
+    assert str(error) == "the process that renders it has not answered for 0.2 s"
+    monkeypatch.setattr(template_process, "MAX_WALL_S", 60.0)
+    assert template.render_all([{"x": 1}]) == ["1"]
 
 
 def test_each_text_is_rendered_up_to_the_first_that_is_refused() -> None:
