@@ -19,10 +19,10 @@ from controller.run.state import RunState
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
-from splitppo.run_folder.contents import entry_of
 from splitppo.run_folder.processes import write_processes
 from tests.support.fake_services import make_config
 from tests.support.released_runs import RELEASED, released_run
+from tests.support.table_of_files import entry_of
 
 pytestmark = pytest.mark.slow
 
