@@ -1,11 +1,21 @@
 """Everything that an environment or coroutine of the user's imports: the conversation, its turns, calls of tools."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from environments.messages import MAX_TEXT_BYTES, NO_CALL, Answer, EndedBy, Message, without_surrogates
+from environments.messages import (
+    MAX_TEXT_BYTES,
+    NO_CALL,
+    Answer,
+    EndedBy,
+    Message,
+    Room,
+    Schemas,
+    TurnLimits,
+    without_surrogates,
+)
 from rewards.returned import finite_number, plain
 
 
@@ -21,11 +31,29 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of the model: its text, the calls of tools in it, and whether a limit of its length ended it."""
+    """A turn of the model.
+
+    Attributes:
+        text: what the model said.
+        calls: the calls of tools in it.
+        ended_by: "stop", the model itself or a stop text; "length", a limit of its length; "context", the end of its
+            context.
+        room: the tokens that are left in its context, and in the response with all of its contexts; None where nobody
+            has counted them, as in a test of yours.
+        number: the number of the turn in the conversation, from 1.
+        num_context_tokens: the tokens that the model saw when the turn began.
+        num_tokens: the tokens of the turn.
+        log_probs: the text of each token and its log-prob in nats, if they were asked for.
+    """
 
     text: str
     calls: tuple[ToolCall, ...]
     ended_by: EndedBy
+    room: Room | None = None
+    number: int = 0
+    num_context_tokens: int = 0
+    num_tokens: int = 0
+    log_probs: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +73,10 @@ class ConversationOver(BaseException):
     """Raised by `Chat.turn` if the model has no further turn; no Exception, so that `except Exception` lets it pass."""
 
 
+class ContextFull(Exception):
+    """Raised if messages, and one token more, do not fit into the context. Nothing was said: a `restart` may follow."""
+
+
 def tool_message(call: ToolCall, text: object) -> Message:
     """Returns the message that tells the model the result of a call."""
     return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": str(text)}
@@ -58,6 +90,11 @@ class TookTooLong(TimeoutError):
 # that of a tool's call in its turn, from 1, or NO_CALL. Raises TookTooLong, ChildProcessError if the call ended its
 # process when it was made before, and what the function raised.
 Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
+
+
+_REPLYING = ("user", "tool")  # roles of what follows a turn
+_OF_CONTEXT = ("system", "user", "assistant", "tool")  # roles of a context that begins anew
+_NO_LIMITS = TurnLimits()
 
 
 @dataclass(eq=False)
@@ -79,21 +116,40 @@ class Chat:
     pending: Answer = field(default_factory=Answer)
     has_begun: bool = False
 
-    async def turn(self, *messages: Message) -> Turn:
+    async def turn(self, *messages: Message, after: Turn | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:
         """Says chat messages to the model, roles `user` and `tool`, and returns its turn.
 
-        The first call says what follows the prompt: messages of the user, or nothing.
+        The first call says what follows the prompt: messages of the user, or nothing. With `after`, an earlier turn,
+        the messages follow that turn instead of the latest: the model sees the tokens up to it, and nothing later.
 
         Raises:
             ConversationOver: the model has no further turn, because a limit is reached.
+            ContextFull: the messages do not fit into the context; nothing was said.
             ValueError: a message has another role, or no text of at most 1 MiB; there is none after a turn.
         """
         if self.has_begun and not messages:
             raise ValueError("expected messages that follow the turn, got none")
+        told = tuple(_checked(message, _REPLYING) for message in messages)
+        return await self._ask(messages=told, after_turn=None if after is None else after.number, limits=limits)
+
+    async def restart(self, *messages: Message, tools: Schemas | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:
+        """Begins a context anew with these messages, after which the model sees nothing that was before.
+
+        They are a whole conversation, as the chat template writes it: roles `system`, `user`, `assistant`, `tool`. What
+        they say for the assistant is context and is not learned from. `tools` are JSON schemas; None: those of the
+        environment. As the first call it replaces the prompt. Returns the model's turn, and raises what `turn` raises.
+        """
+        if not messages:
+            raise ValueError("expected the messages of a context, got none")
+        told = tuple(_checked(message, _OF_CONTEXT) for message in messages)
+        return await self._ask(messages=told, begins_context=True, tools=tools, limits=limits)
+
+    async def _ask(self, **answer: Any) -> Turn:
+        """Gives the model what is pending with this answer, and returns its next turn."""
         self.has_begun = True
-        answer = replace(self.pending, messages=tuple(map(_checked, messages)))
+        told = replace(self.pending, **answer)
         self.pending = Answer()
-        return await self._exchange(answer)
+        return await self._exchange(told)
 
     def reward(self, reward: float) -> None:
         """Gives a reward for the latest turn, on its last token; several of them add up."""
@@ -116,13 +172,12 @@ class Chat:
         return await self.runner(NO_CALL, partial(function, *arguments, **named))
 
 
-def _checked(message: Message) -> Message:
+def _checked(message: Message, roles: Sequence[str]) -> Message:
     """Returns a message of the user's code as plain values; ValueError: its role, or no text or too long a one."""
     text = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(text, str) or message.get("role") not in ("user", "tool"):
-        raise ValueError(
-            f"expected messages with role 'user' or 'tool' and a text as content, got {str(message)[:200]}"
-        )
+    if not isinstance(text, str) or message.get("role") not in roles:
+        expected = " or ".join(map(repr, roles))
+        raise ValueError(f"expected messages with role {expected} and a text as content, got {str(message)[:200]}")
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise ValueError(f"a message has {len(text):,} characters, expected a text of at most 1 MiB")
     return {**{key: plain(value) for key, value in message.items()}, "content": without_surrogates(text)}

@@ -13,7 +13,8 @@ from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 Message = Mapping[str, Any]  # of a chat: role, content, and what a role has besides
 Schemas = Sequence[Mapping[str, Any]]  # of tools, as chat templates take them
-EndedBy = Literal["stop", "length"]
+# What ended a turn: the model itself or a stop text, a limit of the turn or of the response, the end of its context.
+EndedBy = Literal["stop", "length", "context"]
 
 # Shared memory of a process, where its conversations are marked: MARKS bytes that say which call of the turn is made,
 # then MARKS bytes that say whether code of the user's runs at this moment. A conversation's place is its id % MARKS.
@@ -30,11 +31,40 @@ def without_surrogates(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Room:
+    """The tokens that are left after a turn: in its context, and in the response with all of its contexts."""
+
+    context: int
+    response: int
+
+
+@dataclass(frozen=True)
+class TurnLimits:
+    """The limits of one turn, beside those of the run.
+
+    Attributes:
+        max_tokens: the most tokens that the turn may sample; None: no limit of its own.
+        stop: texts that end the turn, beside those of `rollout.stop`.
+        with_log_probs: True if `Said.log_probs` of the turn is wanted.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    with_log_probs: bool = False
+
+
+@dataclass(frozen=True)
 class Answer:
     """The environment's answer to a turn of the model.
 
     Attributes:
         messages: the chat messages that follow the turn; after reset none, or one of the user with what it returned.
+        begins_context: True if `messages` are a whole context, after which the model sees nothing that was before;
+            before the first turn they replace the prompt.
+        tools: the JSON schemas of the tools of a context that begins; None: those of the environment.
+        after_turn: the number of the turn, from 1, that `messages` follow, in a context of the tokens up to that turn;
+            None: the latest turn, in its own context.
+        limits: the limits of the turn that is asked for.
         is_over: True if there is no further turn.
         reward: the sum of what was given for the latest turn since the last answer; None if nothing was.
         final: what get_reward returned, with "score" and any further fields, once the conversation is over.
@@ -50,6 +80,10 @@ class Answer:
     """
 
     messages: tuple[Message, ...] = ()
+    begins_context: bool = False
+    tools: Schemas | None = None
+    after_turn: int | None = None
+    limits: TurnLimits = TurnLimits()
     is_over: bool = False
     reward: float | None = None
     final: Mapping[str, Any] | None = None
@@ -68,10 +102,34 @@ class Answer:
 
 @dataclass(frozen=True)
 class Said:
-    """A turn of the model, as text."""
+    """A turn of the model, as text.
+
+    Attributes:
+        room: the tokens that are left after it; None: nobody has counted them.
+        num_context_tokens: the tokens that the model saw when the turn began.
+        num_tokens: the tokens of the turn.
+        log_probs: the text of each token and its log-prob in nats, if the answer before asked for them.
+    """
 
     text: str
     ended_by: EndedBy
+    room: Room | None = None
+    num_context_tokens: int = 0
+    num_tokens: int = 0
+    log_probs: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """Tells in the place of a turn that an answer and one token do not fit into the context, so nothing was said.
+
+    Attributes:
+        room: the tokens that were left before.
+        num_tokens: the tokens that the answer has.
+    """
+
+    room: Room
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -94,13 +152,14 @@ class Request:
     """A message to a conversation of a process.
 
     Attributes:
-        turns: turns that are answered one after the other; None: the model has no further turn.
+        turns: turns that are answered one after the other, or `NoRoom` in their place; None: the model has no further
+            turn.
         begin: given if the conversation begins; then there is one answer more, to reset.
         is_abandoned: True if nobody waits for an answer any more.
     """
 
     conversation: int
-    turns: Sequence[Said | None] = ()
+    turns: Sequence[Said | NoRoom | None] = ()
     begin: Begin | None = None
     is_abandoned: bool = False
 

@@ -21,10 +21,10 @@ from inspect import isawaitable, iscoroutinefunction
 from types import coroutine
 from typing import Any
 
-from environments.chat import Chat, ConversationOver, TookTooLong, ToolCall, Turn
+from environments.chat import Chat, ContextFull, ConversationOver, TookTooLong, ToolCall, Turn
 from environments.loading import Loaded, Parse, load_environments, load_parser, load_servers
 from environments.loops import EnvironmentFailed
-from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Setup
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Setup
 from environments.output import bounded_output
 from environments.tool_calls.json_calls import call_of
 from environments.tools import reason_of
@@ -235,7 +235,7 @@ class RunningConversation:
     """
 
     def __init__(self, process: Process, number: int, begin: Begin) -> None:
-        self.said: asyncio.Queue[Said | None] = asyncio.Queue()
+        self.said: asyncio.Queue[Said | NoRoom | None] = asyncio.Queue()
         self._process = process
         self._loaded = process.environments[begin.environment]
         self._user_code = UserCode(process, number, begin.skipped)
@@ -287,6 +287,11 @@ class RunningConversation:
         if said is None:
             self.said.put_nowait(None)  # for whoever asks again
             raise ConversationOver
+        if isinstance(said, NoRoom):
+            raise ContextFull(
+                f"the messages have {said.num_tokens} tokens, and one more must fit; the context has room for"
+                f" {said.room.context}, the response for {said.room.response}"
+            )
         self._user_code.turn += 1
         before, calls = await self._read_calls(said.text)
         in_template = tuple(
@@ -295,7 +300,16 @@ class RunningConversation:
             if not call.error
         )
         self._chat.pending = Answer(text=before, calls=in_template, num_calls=len(calls))
-        return Turn(said.text, calls, said.ended_by)
+        return Turn(
+            said.text,
+            calls,
+            said.ended_by,
+            room=said.room,
+            number=self._user_code.turn,
+            num_context_tokens=said.num_context_tokens,
+            num_tokens=said.num_tokens,
+            log_probs=said.log_probs,
+        )
 
     async def _read_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Reads the calls of a turn; those that it only thinks of are none, and without tools there are none."""

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from environments.messages import Answer, Said
+from environments.messages import Answer, NoRoom, Said, TurnLimits
 from splitppo.config_error import ConfigError
 from splitppo.run_folder.append_log import AppendLog, object_of
 
@@ -34,10 +34,11 @@ class Replay:
         self._save = save
         self._digests = [_sha256(about)]
 
-    def find(self, turns: Sequence[Said | None]) -> Answer | None:
+    def find(self, turns: Sequence[Said | NoRoom | None]) -> Answer | None:
         """Returns the answer to the last of these turns, none or one more than in the call before; None: unknown."""
         for turn in turns[len(self._digests) - 1 :]:
-            said = [self._digests[-1], turn and [turn.text, turn.ended_by]]
+            told = ["no room"] if isinstance(turn, NoRoom) else turn and [turn.text, turn.ended_by]
+            said = [self._digests[-1], told]
             self._digests.append(_sha256(said))
         return self._known.get(self._digests[-1])
 
@@ -135,5 +136,10 @@ def _sha256(content: object) -> str:
 
 
 def _answer(fields: dict[str, Any]) -> Answer:
-    sequences = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return Answer(**{**fields, **sequences})
+    """Returns a recorded answer; a run folder of an earlier release has no `limits`."""
+    limits = TurnLimits(**_with_tuples(fields.get("limits", {})))
+    return Answer(**{**_with_tuples(fields), "limits": limits})
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

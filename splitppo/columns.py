@@ -49,6 +49,7 @@ COLUMNS: Mapping[str, ColumnSpec] = {
     "prompts": ColumnSpec(_INT32, "per_row", "token ids of the prompt"),
     "seeds": ColumnSpec(_INT64, "per_row", "sampling seeds: of the prompt's responses; after Generate the row's own"),
     "responses": ColumnSpec(_INT32, "per_row", "token ids of the response, with the EOS token if there is one"),
+    "segments": ColumnSpec(_INT32, "per_row", "for each later segment: where in the response it begins, its context"),
     "response_mask": ColumnSpec(_UINT8, "per_token", "1 if the token counts; without the column every token does"),
     "rollout_log_probs": ColumnSpec(_FLOAT32, "per_token", "log-prob as the rollout backend sampled the token"),
     "old_log_probs": ColumnSpec(_FLOAT32, "per_token", "log-prob by the policy before the update"),

@@ -25,23 +25,27 @@ _sym_db = _symbol_database.Default()
 from splitppo.v1 import batch_pb2 as splitppo_dot_v1_dot_batch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esplitppo/v1/conversation.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\"<\n\x0c\x43onversation\x12\x17\n\x0fmax_turn_length\x18\x01 \x01(\x05\x12\x13\n\x0breply_steps\x18\x02 \x01(\x05\"D\n\x04Turn\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\".\n\nTurnsEnded\x12 \n\x05turns\x18\x01 \x03(\x0b\x32\x11.splitppo.v1.Turn\"I\n\tTurnReply\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\"w\n\x0cReplyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x1f\n\x04slot\x18\x03 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\'\n\x07replies\x18\x04 \x03(\x0b\x32\x16.splitppo.v1.TurnReply\"\x0f\n\rReplyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esplitppo/v1/conversation.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\"\x9d\x01\n\x0c\x43onversation\x12\x17\n\x0fmax_turn_length\x18\x01 \x01(\x05\x12\x13\n\x0breply_steps\x18\x02 \x01(\x05\x12\x1a\n\x12max_context_length\x18\x03 \x01(\x05\x12+\n\x0b\x66irst_turns\x18\x04 \x03(\x0b\x32\x16.splitppo.v1.FirstTurn\x12\x16\n\x0ewith_log_probs\x18\x05 \x01(\x08\".\n\nTurnLimits\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x0c\n\x04stop\x18\x02 \x03(\t\"C\n\tFirstTurn\x12\r\n\x05place\x18\x01 \x01(\x05\x12\'\n\x06limits\x18\x02 \x01(\x0b\x32\x17.splitppo.v1.TurnLimits\"W\n\x04Turn\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x12\x11\n\tlog_probs\x18\x05 \x03(\x02\".\n\nTurnsEnded\x12 \n\x05turns\x18\x01 \x03(\x0b\x32\x11.splitppo.v1.Turn\"\x8a\x01\n\tTurnReply\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x0c\n\x04turn\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x12\x16\n\x0e\x62\x65gins_context\x18\x05 \x01(\x08\x12\'\n\x06limits\x18\x06 \x01(\x0b\x32\x17.splitppo.v1.TurnLimits\"w\n\x0cReplyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x1f\n\x04slot\x18\x03 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\'\n\x07replies\x18\x04 \x03(\x0b\x32\x16.splitppo.v1.TurnReply\"\x0f\n\rReplyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitppo.v1.conversation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONVERSATION']._serialized_start=72
-  _globals['_CONVERSATION']._serialized_end=132
-  _globals['_TURN']._serialized_start=134
-  _globals['_TURN']._serialized_end=202
-  _globals['_TURNSENDED']._serialized_start=204
-  _globals['_TURNSENDED']._serialized_end=250
-  _globals['_TURNREPLY']._serialized_start=252
-  _globals['_TURNREPLY']._serialized_end=325
-  _globals['_REPLYREQUEST']._serialized_start=327
-  _globals['_REPLYREQUEST']._serialized_end=446
-  _globals['_REPLYRESPONSE']._serialized_start=448
-  _globals['_REPLYRESPONSE']._serialized_end=463
+  _globals['_CONVERSATION']._serialized_start=73
+  _globals['_CONVERSATION']._serialized_end=230
+  _globals['_TURNLIMITS']._serialized_start=232
+  _globals['_TURNLIMITS']._serialized_end=278
+  _globals['_FIRSTTURN']._serialized_start=280
+  _globals['_FIRSTTURN']._serialized_end=347
+  _globals['_TURN']._serialized_start=349
+  _globals['_TURN']._serialized_end=436
+  _globals['_TURNSENDED']._serialized_start=438
+  _globals['_TURNSENDED']._serialized_end=484
+  _globals['_TURNREPLY']._serialized_start=487
+  _globals['_TURNREPLY']._serialized_end=625
+  _globals['_REPLYREQUEST']._serialized_start=627
+  _globals['_REPLYREQUEST']._serialized_end=746
+  _globals['_REPLYRESPONSE']._serialized_start=748
+  _globals['_REPLYRESPONSE']._serialized_end=763
 # @@protoc_insertion_point(module_scope)
