@@ -151,10 +151,13 @@ def warn_of_no_rewards(scores: Scores, others: Collection[str], whose: str) -> N
         )
 
 
-def conversation_metrics(conversations: Objects, response_mask: Column | None = None) -> dict[str, float]:
+def conversation_metrics(
+    conversations: Objects, response_mask: Column | None = None, segments: Column | None = None
+) -> dict[str, float]:
     """Computes num_turns/..., tool_call_counts/... and environment/... of rows with a conversation; {} if none has one.
 
-    With `response_mask`, also the number of sampled tokens of a response, response_length/sampled/....
+    With `response_mask`, also the number of sampled tokens of a response, response_length/sampled/.... With `segments`,
+    also the number of contexts, num_contexts/..., and of the tokens of later ones, response_length/contexts/....
     """
     own = [one for one in conversations if one is not None]
     if not own:
@@ -162,6 +165,9 @@ def conversation_metrics(conversations: Objects, response_mask: Column | None = 
     numbers = {"num_turns": [one.num_turns for one in own], "tool_call_counts": [one.num_calls for one in own]}
     if response_mask is not None:
         numbers["response_length/sampled"] = response_mask.sums().tolist()
+    if segments is not None:
+        numbers["num_contexts"] = (1 + segments.lengths // 2).tolist()
+        numbers["response_length/contexts"] = [int(row[1::2].sum()) for row in segments.rows()]
     metrics: dict[str, float] = {}
     for name, values in numbers.items():
         metrics |= {f"{name}/mean": float(np.mean(values))}

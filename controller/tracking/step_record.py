@@ -76,7 +76,11 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **record.metrics,
         **experience.metrics,
         **record.learning,
-        **conversation_metrics(scores.conversations, experience.batch.columns.get("response_mask")),
+        **conversation_metrics(
+            scores.conversations,
+            experience.batch.columns.get("response_mask"),
+            experience.batch.columns.get("segments"),
+        ),
         **length_metrics(prompt_lengths, response_lengths, scores.has_eos, config.data),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
         **reward_metrics(scores),

@@ -8,7 +8,7 @@ from typing import Literal
 SHOWN = "shown"
 
 # number: one per response. text: one per response that is recorded. tokens: a list with one number per token of such a
-# response, which older steps lose. turns: a list with one number per turn of such a response.
+# response, which older steps lose. turns: a list of numbers about the turns and contexts of such a response.
 Kind = Literal["number", "text", "tokens", "turns"]
 
 
@@ -60,7 +60,11 @@ COLUMNS = (
         "it ends by a token that ends responses; it was cut off at the limit",
         "has_eos",
     ),
-    _columns("turns lost", "number", "turns of a conversation (else 1); its environment failed"),
+    _columns(
+        "turns contexts lost",
+        "number",
+        "turns of a conversation (else 1); its contexts, that of the prompt included; its environment failed",
+    ),
     _columns(
         "kl k3",
         "number",
@@ -142,6 +146,12 @@ COLUMNS = (
         " forward, 0 where nothing is learned; null with a loss other than `vanilla`, and without `old`",
     ),
     _columns("turn_rewards turn_ends", "turns", "in conversations: reward and last token of each turn"),
+    _columns(
+        "segments followed_turns",
+        "turns",
+        "of responses with several contexts: for each later one, the index in the response of its first token, and how"
+        " many tokens it has; the earlier turn that it returns to and follows, from 1, or 0 if it begins anew",
+    ),
 )
 
 

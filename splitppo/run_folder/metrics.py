@@ -292,6 +292,18 @@ METRICS: Mapping[str, Sequence[Metric]] = {
             "of a response, without those of tools and environments",
             "rollout.multi_turn",
         ),
+        Metric(
+            "num_contexts/{mean,max,min}",
+            "contexts",
+            "of a response, that of the prompt included",
+            "rollout.multi_turn",
+        ),
+        Metric(
+            "response_length/contexts/{mean,max,min}",
+            "tokens",
+            "of a response's later contexts, as far as they were not sampled",
+            "rollout.multi_turn",
+        ),
         Metric("environment/num_bad_calls", "calls", "of unknown tools, or with wrong arguments", "rollout.multi_turn"),
         Metric(
             "environment/num_{tool_errors,timeouts}",

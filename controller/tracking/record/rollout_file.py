@@ -4,7 +4,7 @@ pyarrow is slow to import: who needs this file imports it where it is needed.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from controller.ppo.kl import clamp_log_ratio
 from controller.ppo.masked_stats import Float32s, Mask
 from controller.ppo.scores import Objects, Scores, Text
 from controller.tracking.record.choice import choose
+from controller.tracking.record.contexts import followed_turns
 from controller.tracking.record.statistics import step_statistics
 from controller.tracking.record.step_tokens import StepTokens
 from controller.tracking.record.token_text import decode_with_ends
@@ -61,6 +62,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         "failure": pa.array(["" if failure is None else failure.value for failure in scores.failures], pa.string()),
         "turns": pa.array([1 if talk is None else talk.num_turns for talk in talks], pa.int16()),
         "lost": pa.array([talk is not None and bool(talk.lost) for talk in talks], pa.bool_()),
+        **_contexts(record.experience.batch, talks, rows),
         **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
         **_token_lists(tokens, scores, rows),
@@ -95,6 +97,25 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
         "response": _strings(scores.texts, rows, lambda text: text.response),
     }
     return step_file(columns, step)
+
+
+def _contexts(batch: Batch, talks: Objects, rows: Rows) -> dict[str, Any]:
+    """Returns the number of contexts of all responses, and of some where they begin and which turns they follow."""
+    no_segments = Column(np.zeros(0, np.int32), np.zeros(batch.num_rows, np.int32))
+    segments = batch.columns.get("segments", no_segments)
+    of_rows = segments.rows()
+    prompts = batch["prompts"].rows()
+    responses = batch["responses"].rows()
+    places = {row: of_rows[row].tolist() for row in rows[segments.lengths[rows] > 0].tolist()}
+    followed = {
+        row: [*followed_turns(prompts[row], responses[row], of_row, talks[row].turn_ends if talks[row] else ())]
+        for row, of_row in places.items()
+    }
+    return {
+        "contexts": pa.array(1 + segments.lengths // 2, pa.int32()),
+        "segments": _of_some(places, batch.num_rows, pa.list_(pa.int32())),
+        "followed_turns": _of_some(followed, batch.num_rows, pa.list_(pa.int32())),
+    }
 
 
 def _columns_of(scores: Scores, num_samples: int) -> dict[str, Any]:
@@ -155,8 +176,12 @@ def _strings(objects: Objects, rows: Rows, text_of: Callable[[Any], str | None])
 
 def _of_rows(objects: Objects, rows: Rows, value_of: Callable[[Any], Any], kind: Any) -> Any:
     """Returns a column with what `value_of` makes of the objects of some rows; null for the others."""
-    values = {row: value_of(objects[row]) for row in rows.tolist()}
-    return pa.array([values.get(row) for row in range(len(objects))], kind)
+    return _of_some({row: value_of(objects[row]) for row in rows.tolist()}, len(objects), kind)
+
+
+def _of_some(values: Mapping[int, Any], num_rows: int, kind: Any) -> Any:
+    """Returns a column with the values of some rows; null for the others."""
+    return pa.array([values.get(row) for row in range(num_rows)], kind)
 
 
 def _clean(text: str) -> str:

@@ -163,6 +163,30 @@ def test_a_conversation_has_its_turns_their_rewards_and_its_messages(config: Con
     assert rows[1]["turn_rewards"] is None
 
 
+def test_a_response_of_several_contexts_says_where_they_begin_and_which_turn_each_follows(config: Config) -> None:
+    """The first context is the prompt, [1, 1]; turns end at 1, 5 and 11. The third context goes on from the first turn.
+
+    Row 1 has one context, and so has every row of a run whose conversations have no others.
+    """
+    response = [10, 11, 20, 21, 12, 13, 1, 1, 10, 11, 22, 14]
+    lengths = np.array([12, 2], np.int32)
+    ids = Column(np.array([*response, 15, 16], np.int32), lengths)
+    experience, _ = random_experience(config, [12, 2])
+    talk = Conversation(turn_rewards=(0.0, 0.0, 1.0), turn_ends=(1, 5, 11))
+    scores = make_scores(np.zeros(2, np.float32), conversations=objects([talk, None]))
+    alone, _ = train(experience, scores, config)
+    assert [(row["contexts"], row["segments"], row["followed_turns"]) for row in alone] == [(1, None, None)] * 2
+    counted = Column(np.array([1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1], np.bool_), lengths)
+    segments = Column.from_rows([[2, 2, 6, 5], []], np.dtype(np.int32))
+    batch = experience.batch.merge(Batch(2, {"responses": ids, "segments": segments}))
+    rows, _ = train(replace(experience, batch=batch, learned=counted, counted=counted), scores, config)
+    assert [(row["contexts"], row["segments"], row["followed_turns"]) for row in rows] == [
+        (3, [2, 2, 6, 5], [0, 1]),
+        (1, None, None),
+    ]
+    assert rows[0]["turn"] == [1, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 3]
+
+
 def test_what_scorers_say_is_kept_for_every_response(config: Config) -> None:
     experience, _ = random_experience(config, [2, 2])
     extra = objects([{"format": 1.0, "why": "\udc80", "bad": float("nan")}, {}])
