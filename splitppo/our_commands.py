@@ -28,9 +28,12 @@ def our_command(module: str, *arguments: object) -> str:
     return " ".join([our_python(), "-m", module, *(shlex.quote(str(argument)) for argument in arguments)])
 
 
-def missing_package(name: str | None) -> str:
-    """Returns a sentence: this Python does not have the package that is imported by this name, and what installs it."""
-    extra = _EXTRAS.get((name or "").partition(".")[0])
+def missing_package(name: str | None, extra: str | None = None) -> str:
+    """Returns a sentence: this Python does not have the package that is imported by this name, and what installs it.
+
+    `extra` is the one that the caller needs, where several have the package.
+    """
+    extra = extra or _EXTRAS.get((name or "").partition(".")[0])
     remedy = f"{our_python()} -m pip install 'splitppo[{extra}]'"
     if extra is None:
         remedy = "`make setup` makes an environment, `. .venv/bin/activate` enters it"

@@ -4,9 +4,9 @@ One resolution, for Linux x86_64 and Python 3.11 with torch's CUDA build, gives 
 newer Pythons too: what they need beside it is in it, at the same versions for all. The CPU build of torch depends on
 the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU wheel needs to be
 reachable to write the locks, and the packages that both have cannot differ. requirements/controller.txt is for a
-machine that only runs the controller, without torch. All of them have the viewer, the report and from-verl, which are
-small. vllm.txt and vllm-cpu.txt are cuda and cpu with vLLM, resolved under the overrides that requirements/overrides/
-explains.
+machine that only runs the controller, without torch. All of them have what agents, the viewer, the report and
+from-verl need, which is small. vllm.txt and vllm-cpu.txt are cuda and cpu with vLLM, resolved under the overrides that
+requirements/overrides/ explains.
 requirements/dev.txt has what the development tools add on top of any lock that has torch, at vLLM's versions of the
 packages that both need.
 """
@@ -27,7 +27,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # the first one's versions hold for 
 PLATFORM = "x86_64-manylinux_2_28"
 PLATFORM_WITH_VLLM = "x86_64-manylinux_2_31"
 CUDA_ONLY = re.compile(r"cuda-|nvidia-(?!ml-py==)|triton==")  # nvidia-ml-py is a few lines of Python for any machine
-IN_ALL = ("viewer", "report", "from-verl")  # extras
+IN_ALL = ("agents", "viewer", "report", "from-verl")  # extras
 HEADER = "# {what}\n# Written by `make lock` from pyproject.toml; do not edit.\n"
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONTROLLER = PROJECT["dependencies"] + EXTRAS["viewer"] + EXTRAS["report"] + EXTRAS["from-verl"]
+CONTROLLER = PROJECT["dependencies"] + EXTRAS["agents"] + EXTRAS["viewer"] + EXTRAS["report"] + EXTRAS["from-verl"]
 WORKER = CONTROLLER + EXTRAS["worker"]
 
 
