@@ -12,9 +12,9 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -36,7 +36,8 @@ from splitppo.machine.children.parent import end_with
 from splitppo.user_file import line_in
 
 _HEARTBEAT_S = 0.5  # between two signs of life
-_MAX_THREADS = 64  # in which sync code runs at the same time, without calls that took too long and still run
+# In which sync code runs at the same time, without calls that wait for the model, or took too long and still run.
+_MAX_THREADS = 64
 
 
 def serve(channel: Channel, setup: Setup) -> None:
@@ -123,6 +124,82 @@ class Process:
         writer.write(framed(pickle.dumps(Reply(request.conversation, answers, len(self.late)))))
 
 
+class _Call:
+    """A call of the user's code: its time limit, and its place among the sync calls that run at the same time.
+
+    While the call waits for the model it gives its place away, and its time limit stands still; afterwards it has the
+    whole limit again.
+
+    Attributes:
+        is_queued: True while it waits for a place.
+    """
+
+    def __init__(self, limit_s: float, places: asyncio.Semaphore | None) -> None:
+        """Makes a call that needs one of these places; None: it needs none."""
+        self.is_queued = False
+        self._limit_s = limit_s
+        self._limit = asyncio.timeout(None)
+        self._places = places
+        self._has_place = False
+        self._is_timed = False
+        self._num_questions = 0  # to the model that are open
+
+    @property
+    def is_running(self) -> bool:
+        """True from its begin until it has ended, or has taken too long."""
+        return self._is_timed and not self._limit.expired()
+
+    async def run(self, start: Callable[[], "asyncio.Task[Any]"]) -> bool:
+        """Takes a place, starts the call and waits for it; returns False if it has taken too long."""
+        await self._take_place()
+        task = start()
+        try:
+            async with self._limit:
+                self._is_timed = True
+                self._start_limit()
+                await asyncio.wait([task])
+        except TimeoutError:
+            pass
+        finally:
+            self._is_timed = False
+            self._give_place()
+        return task.done()
+
+    def pause(self) -> None:
+        """Begins a question to the model."""
+        self._num_questions += 1
+        if self._num_questions == 1:
+            self._limit.reschedule(None)
+            self._give_place()
+
+    async def go_on(self) -> None:
+        """Ends a question to the model."""
+        self._num_questions -= 1
+        if self._num_questions == 0 and self.is_running:
+            await self._take_place()
+        if self.is_running:
+            self._start_limit()
+        else:
+            self._give_place()
+
+    def _start_limit(self) -> None:
+        self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+
+    async def _take_place(self) -> None:
+        if self._places is not None:
+            self.is_queued = True
+            try:
+                await self._places.acquire()
+            finally:
+                self.is_queued = False
+            self._has_place = True
+
+    def _give_place(self) -> None:
+        if self._places is not None and self._has_place:
+            self._has_place = False
+            self._places.release()
+
+
 class UserCode:
     """Runs the user's code of one conversation; a `Runner`.
 
@@ -137,29 +214,41 @@ class UserCode:
         self._skipped = skipped
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._thread_id = 0
+        self._calls: set[_Call] = set()  # that have begun and have not ended
+
+    @property
+    def is_queued(self) -> bool:
+        """True if a call waits until others give it a place."""
+        return any(call.is_queued for call in self._calls)
 
     async def __call__(self, call: int, function: Callable[[], Any]) -> Any:
         """Runs a function of the user's, see `Runner`."""
         if (reply := self._skipped.get((self.turn, call))) is not None:
             raise TookTooLong if reply == TIMED_OUT else ChildProcessError(reply)
         limit_s = self._process.config.timeout_s
+        running = _Call(limit_s, None if iscoroutinefunction(function) else self._process.threads)
         work = list[Any]()
-        async with nullcontext() if iscoroutinefunction(function) else self._process.threads:
+
+        def start() -> asyncio.Task[Any]:
             self._process.marks[self._place] = min(call, 255)
             task = asyncio.create_task(self.run(function, work))
             work.append(task)
-            try:
-                await asyncio.wait([task], timeout=limit_s)
-            finally:
-                self._process.marks[self._place] = NO_CALL
-                is_late = not task.done()
+            return task
+
+        self._calls.add(running)
+        try:
+            is_done = await running.run(start)
+        finally:
+            self._calls.discard(running)
+            self._process.marks[self._place] = NO_CALL
+            for task in work[:1]:
                 task.cancel()
-        if is_late:
+        if not is_done:
             self._give_up(work)
             raise TookTooLong(f"it took longer than {limit_s:g} s")
-        if task.cancelled():
+        if work[0].cancelled():
             raise RuntimeError("it was cancelled")
-        return task.result()
+        return work[0].result()
 
     async def run(self, function: Callable[[], Any], work: list[Any]) -> Any:
         """Runs a function of the user's without a time limit; adds to `work` the future of what runs in a thread."""
@@ -175,6 +264,23 @@ class UserCode:
             raise
         except BaseException as error:  # such as SystemExit, which would end the event loop
             raise RuntimeError(reason_of(error)) from error
+
+    @asynccontextmanager
+    async def waits_for_model(self) -> AsyncIterator[None]:
+        """Surrounds a question to the model: calls that wait for its turn meanwhile hinder no other conversation."""
+        waiting = [call for call in self._calls if call.is_running]
+        is_running = MARKS + self._place
+        was_running = self._process.marks[is_running]
+        for call in waiting:
+            call.pause()
+        self._process.marks[is_running] = 0
+        try:
+            yield
+        finally:
+            for call in waiting:
+                await call.go_on()
+            if any(call.is_running for call in waiting):
+                self._process.marks[is_running] = was_running
 
     def close(self) -> None:
         """Ends the conversation's thread as soon as nothing runs in it."""
@@ -250,12 +356,14 @@ class RunningConversation:
     async def next_answer(self) -> Answer:
         """Waits for the next answer; a coroutine of the user's must give it within the time limit."""
         limit_s = self._process.config.timeout_s
-        try:
-            async with asyncio.timeout(limit_s if self._loaded.is_users_coroutine else None):
-                return await self._answers.get()
-        except TimeoutError:
-            self.end()
-            return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
+        while True:
+            try:
+                async with asyncio.timeout(limit_s if self._loaded.is_users_coroutine else None):
+                    return await self._answers.get()
+            except TimeoutError:
+                if not self._user_code.is_queued:  # behind others, whose fault it is
+                    self.end()
+                    return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
 
     async def _converse(self, row: Mapping[str, Any]) -> None:
         """Runs the conversation to its end, and puts its last answer, which says by what it was lost, if it was."""
@@ -283,7 +391,8 @@ class RunningConversation:
         write. Raises ConversationOver if no turn comes any more.
         """
         self._answers.put_nowait(answer)
-        said = await self.said.get()
+        async with self._user_code.waits_for_model():
+            said = await self.said.get()
         if said is None:
             self.said.put_nowait(None)  # for whoever asks again
             raise ConversationOver

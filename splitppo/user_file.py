@@ -15,6 +15,8 @@ from typing import Any
 
 from splitppo.config_error import ConfigError, did_you_mean
 
+_folders: list[str] = []  # of users' files, which import_file has added to the import path
+
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
     """Imports the user's Python file `path` and returns the class or function `name` of it.
@@ -30,17 +32,28 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
 def import_file(path: Path, key: str) -> ModuleType:
     """Imports the user's Python file `path`, which the configuration key `key` names.
 
-    The import writes no bytecode, so no `__pycache__` is left in the user's folder, neither for this file nor for the
-    modules that it imports.
+    Modules that lie beside the file can be imported, by it and later; those of PYTHONPATH and of the folder of the
+    command come first. The import writes no bytecode, so no `__pycache__` is left in the user's folder, neither for
+    this file nor for the modules that it imports.
 
     Raises:
-        ConfigError: the file does not exist, or importing it fails; one sentence.
+        ConfigError: the file does not exist, or importing it fails; or it imports a module that lies beside it, and a
+            file of another folder has imported one of that name; one sentence.
     """
     if not path.is_file():
         raise ConfigError(f"key '{key}': there is no file {path}")
     spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"splitppo_user_{key}_{path}"), path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"key '{key}': {path} is not a Python file")
+    folder = str(path.resolve().parent)
+    if other := _namesake(path, folder):
+        raise ConfigError(
+            f"key '{key}': {path} imports {other.__name__}, which lies beside it, but in this process that name is"
+            f" {other.__file__}; give one of them another name"
+        )
+    if folder not in sys.path:
+        sys.path.append(folder)
+        _folders.append(folder)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
     writes_no_bytecode = sys.dont_write_bytecode
@@ -49,23 +62,38 @@ def import_file(path: Path, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         line = line_in(path, error).removeprefix(", ")
-        reason = describe(error) + (f" ({line})" if line else "") + _beside(path, error)
+        reason = describe(error) + (f" ({line})" if line else "")
         raise ConfigError(f"key '{key}': importing {path} failed: {reason}") from error
     finally:
         sys.dont_write_bytecode = writes_no_bytecode
     return module
 
 
-def _beside(path: Path, error: BaseException) -> str:
-    """Returns how a module that was not found, but lies in the folder of the user's file, can be imported; or ""."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    folder = path.resolve().parent
-    if not name or not ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+def _namesake(path: Path, folder: str) -> ModuleType | None:
+    """Returns a module that lies beside another user's file and has the name of one that this file means beside it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # the import itself says so
+        return None
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    named = {alias.name for node in imports for alias in node.names}
+    named |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    for name in sorted({full.partition(".")[0] for full in named}):
+        module = sys.modules.get(name)
+        lies_in = _folder_of(module)
+        is_beside = Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir()
+        if is_beside and lies_in != folder and lies_in in _folders:
+            return module
+    return None
+
+
+def _folder_of(module: ModuleType | None) -> str:
+    """Returns the folder in which a module or package lies; empty if it lies nowhere."""
+    file = getattr(module, "__file__", None)
+    if not file:
         return ""
-    return (
-        f"; it lies beside the file, but modules are imported from PYTHONPATH and the folder of the command"
-        f" ({Path.cwd()}): set PYTHONPATH={folder}"
-    )
+    place = Path(file).resolve().parent
+    return str(place.parent if Path(file).name == "__init__.py" else place)
 
 
 def callable_of(module: ModuleType, name: str, key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -29,21 +30,43 @@ def test_an_import_leaves_nothing_in_the_users_folder(
 
 
 @pytest.mark.parametrize("beside", ["names_of_mine.py", "names_of_mine/__init__.py"])
-def test_a_module_beside_the_file_that_is_not_found_is_told_how_to_be_found(tmp_path: Path, beside: str) -> None:
+def test_a_module_beside_the_file_is_imported_also_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "names_of_mine", raising=False)
     file = tmp_path / "my_reward.py"
-    file.write_text("import math\nimport names_of_mine\n", encoding="utf-8")
-    reason = "ModuleNotFoundError: No module named 'names_of_mine' (line 2)"
-    refused = f"key 'a.path': importing {file} failed: {reason}"
-    with pytest.raises(ConfigError) as before:
+    late = "def late():\n    from names_of_theirs import NAME\n    return NAME\n"
+    file.write_text(f"from names_of_mine import NAME\n{late}", encoding="utf-8")
+    refused = f"key 'a.path': importing {file} failed: ModuleNotFoundError: No module named 'names_of_mine' (line 1)"
+    with pytest.raises(ConfigError) as missing:
         import_file(file, "a.path")
-    assert str(before.value) == refused
+    assert str(missing.value) == refused
     (tmp_path / beside).parent.mkdir(exist_ok=True)
-    (tmp_path / beside).touch()
-    with pytest.raises(ConfigError) as told:
-        import_file(file, "a.path")
-    assert str(told.value) == (
-        f"{refused}; it lies beside the file, but modules are imported from PYTHONPATH and the folder of the command"
-        f" ({Path.cwd()}): set PYTHONPATH={tmp_path.resolve()}"
+    (tmp_path / beside).write_text("NAME = 'mine'\n")
+    importlib.invalidate_caches()
+    module = import_file(file, "a.path")
+    (tmp_path / "names_of_theirs.py").write_text("NAME = 'theirs'\n")
+    importlib.invalidate_caches()
+    assert (module.NAME, module.late()) == ("mine", "theirs")
+
+
+def test_two_folders_with_modules_of_one_name_are_refused_where_the_wrong_one_would_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "names_twice.py").write_text(f"NAME = {name!r}\n")
+        (tmp_path / name / "agent.py").write_text("from names_twice import NAME\n")
+        (tmp_path / name / "other.py").touch()
+    assert import_file(tmp_path / "one" / "agent.py", "a.path").NAME == "one"
+    import_file(tmp_path / "two" / "other.py", "b.path")
+    with pytest.raises(ConfigError) as refused:
+        import_file(tmp_path / "two" / "agent.py", "b.path")
+    assert str(refused.value) == (
+        f"key 'b.path': {tmp_path}/two/agent.py imports names_twice, which lies beside it, but in this process that"
+        f" name is {tmp_path}/one/names_twice.py; give one of them another name"
     )
 
 

@@ -322,6 +322,35 @@ async def test_a_coroutine_that_never_asks_for_a_turn_has_failed(tmp_path: Path)
     assert answer.lost.endswith("it ended without asking for a turn")
 
 
+BRIDGE = """
+import asyncio, threading, time
+
+async def converse(chat, row):
+    loop = asyncio.get_running_loop()
+
+    def ask(*messages):
+        return asyncio.run_coroutine_threadsafe(chat.turn(*messages), loop).result().text
+
+    def play():
+        return ask() + ask({"role": "user", "content": "go on"}) + str(row["name"])
+
+    text = await chat.run(play)
+    return {"score": len(text), "text": text}
+"""
+
+
+async def test_threads_that_wait_for_the_model_hinder_no_other_conversation_and_take_no_time(tmp_path: Path) -> None:
+    num_talks = 100  # more than the threads that may work at the same time
+    environment = {"path": write(tmp_path, BRIDGE), "name": "converse"}
+    async with processes({"bridge": environment}, timeout_s=1.0) as pool:
+        talks = [await started(pool, "bridge", name=number) for number in range(num_talks)]
+        await asyncio.sleep(1.2)  # the model takes longer than the environment may
+        for talk in reversed(talks):
+            assert contents(await talk.say("a", "stop")) == ["go on"]
+        finals = [(await talk.say("b", "stop")).final for talk in talks]
+    assert [final and final["text"] for final in finals] == [f"ab{number}" for number in range(num_talks)]
+
+
 async def test_a_number_that_no_float_can_hold_is_kept_as_text(tmp_path: Path) -> None:
     async with processes({"c": game(write(tmp_path, FAILING), "converse")}) as pool:
         answer = await (await started(pool, "c", where="big")).say("a", "stop")
