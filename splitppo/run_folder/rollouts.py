@@ -143,14 +143,15 @@ def read_fixed(folder: RunDir, step: int, prompt: int | None = None) -> list[dic
 
 
 def _check_lists(values: Mapping[str, Any], place: str) -> None:
-    """Raises Unreadable for lists that are not one number per token, or do not say where each token ends.
+    """Raises Unreadable for lists of other than numbers or not one per token, or that do not say where each token ends.
 
     `ends` says where the text of each token ends, so it never falls; each token has one of `flags`.
     """
-    lists = {name: values[name] for name in TOKEN_LISTS if values[name] is not None}
-    for name, numbers in lists.items():
+    for name in (*TOKEN_LISTS, *TURN_LISTS):
+        numbers = [] if values[name] is None else values[name]
         if not isinstance(numbers, list) or not all(one is None or isinstance(one, int | float) for one in numbers):
             raise Unreadable(f"{place}: {name} is no list of numbers.")
+    lists = {name: values[name] for name in TOKEN_LISTS if values[name] is not None}
     lengths = {name: len(numbers) for name, numbers in lists.items()}
     if len(set(lengths.values())) > 1 or max(lengths.values(), default=0) > MAX_TOKENS:
         raise Unreadable(f"{place}: the lists of its tokens differ in length: {lengths}.")

@@ -37,6 +37,7 @@ class Shape:
     samples: int = 4
     mean_tokens: int = 24
     with_conversations: bool = False
+    with_contexts: bool = False  # three turns, the second in a context that begins anew, the third back to the first
     with_critic: bool = True
     with_update: bool = False
     with_trace: bool = False
@@ -130,7 +131,15 @@ def response(rng: np.random.Generator, row: int, step: int, shape: Shape) -> dic
         length = len(words)
     counts = np.ones(length, bool)
     turn = np.ones(length, np.int16)
-    if shape.with_conversations:
+    segments, followed = None, None
+    if shape.with_contexts:
+        fifth = length // 5
+        turn[fifth:] = np.repeat([0, 2, 0, 3], [fifth, fifth, fifth, length - 4 * fifth])
+        counts = turn > 0
+        segments, followed = [fifth, fifth, 3 * fifth, fifth], [0, 1]
+        if shape.texts:
+            words[fifth] = shape.texts[row % len(shape.texts)]
+    elif shape.with_conversations:
         third = length // 3
         counts[third : 2 * third] = False
         turn[third : 2 * third], turn[2 * third :] = 0, 2
@@ -138,7 +147,7 @@ def response(rng: np.random.Generator, row: int, step: int, shape: Shape) -> dic
     score = float(rng.random() < 0.2 + 0.6 * step / (step + 6))
     numbers = signals(rng, counts, score, step, shape)
     ends = np.cumsum([len(word) for word in words])
-    turn_ends = [int(np.flatnonzero(turn == number)[-1]) for number in (1, 2) if (turn == number).any()]
+    turn_ends = [int(np.flatnonzero(turn == number)[-1]) for number in (1, 2, 3) if (turn == number).any()]
     truncated = length > shape.mean_tokens * 1.3
     text, prompt = "".join(words), f"Question {row // shape.samples}: how many apples are left?"
     calls = [{"function": {"name": "calculator", "arguments": '{"expression": "12 * 4"}'}}]
@@ -148,6 +157,9 @@ def response(rng: np.random.Generator, row: int, step: int, shape: Shape) -> dic
         {"role": "tool", "content": "48"},
         {"role": "assistant", "content": text[-20:]},
     ]
+    if shape.with_contexts:
+        summary = words[fifth] if shape.texts else "48 apples"
+        messages += [{"role": "user", "content": summary, "begins_context": True}, messages[-1]]
     source = shape.texts[row % len(shape.texts)] if shape.texts else ("gsm8k", "sort_letters")[row % 2]
     return {
         "row": row,
@@ -177,7 +189,10 @@ def response(rng: np.random.Generator, row: int, step: int, shape: Shape) -> dic
         "flags": counts.astype(np.uint8) + 2 * learned.astype(np.uint8),
         "turn": turn,
         "turn_ends": turn_ends,
-        "turn_rewards": [0.0, score][-len(turn_ends) :],
+        "turn_rewards": [0.0, 0.0, score][-len(turn_ends) :],
+        "contexts": 1 + len(followed or ()),
+        "segments": segments,
+        "followed_turns": followed,
         "messages": json.dumps(messages) if shape.with_conversations else None,
         **numbers,
     }
@@ -268,7 +283,7 @@ def metrics(rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, float | N
 
 FLOATS = ("old", "ref", "rollout", "value", "ret", "advantage", "rewards", "new", "entropy_tokens")
 SAMPLED = ("prompt", "response", "ground_truth", "messages", "ids", "ends", "flags", "clip", *FLOATS)
-OF_TURNS = ("turn", "turn_rewards", "turn_ends")
+OF_TURNS = ("turn", "turn_rewards", "turn_ends", "segments", "followed_turns")
 TYPES = {
     **dict.fromkeys(FLOATS, pa.list_(pa.float16())),
     "ids": pa.list_(pa.int32()),
@@ -277,7 +292,7 @@ TYPES = {
     "clip": pa.list_(pa.uint8()),
     "turn": pa.list_(pa.int16()),
     "turn_rewards": pa.list_(pa.float32()),
-    "turn_ends": pa.list_(pa.int32()),
+    **dict.fromkeys(("turn_ends", "segments", "followed_turns"), pa.list_(pa.int32())),
     "row": pa.int32(),
     "prompt_index": pa.int64(),
     "sample": pa.int16(),
@@ -289,6 +304,7 @@ TYPES = {
     "failure": pa.string(),
     "text_hash": pa.int64(),
     "turns": pa.int16(),
+    "contexts": pa.int32(),
     **dict.fromkeys(("has_eos", "is_truncated", "lost"), pa.bool_()),
 }
 OF_CRITIC = ("value", "value_first", "value_last", "value_error")

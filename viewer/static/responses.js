@@ -6,7 +6,7 @@ import { notes, nth, number, parsed, reasons, visible } from "./text.js";
 
 // [column, title]
 const COLUMNS = [
-  ["row", "row"], ["step", "step"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"],
+  ["row", "row"], ["step", "step"], ["prompt_index", "prompt"], ["data_source", "source"], ["score", "score"], ["reward", "reward"], ["length", "tokens"], ["turns", "turns"], ["contexts", "contexts"],
   ["kl", "KL"], ["entropy", "entropy"], ["mismatch", "mismatch"], ["value_first", "V₀"], ["value_error", "value error"], ["advantage_sum", "Σ adv"], ["repetition", "repetition"],
   ["prompt", "prompt, its end"], ["response", "response, its beginning"],
 ];
@@ -106,7 +106,7 @@ export function Rows({ name, titles, rows, at, sorted = ([, title]) => title, or
 const isNumeric = ([name]) => !["data_source", REASONS[0], ...TEXTS].includes(name);
 const address = (at, row) => `/run/${at.run}/tokens/${at.kind}/${row.step}/${nth(row.row)}`;
 // Columns that are the same everywhere in most tables.
-const isNews = (name, value, columns) => (name === "turns" ? value > 1 : name !== "step" || value !== columns.step[0]);
+const isNews = (name, value, columns) => (["turns", "contexts"].includes(name) ? value > 1 : name !== "step" || value !== columns.step[0]);
 
 function cell(row, name, at) {
   if (name === "row") return row.isRecorded ? html`<a href=${`#${address(at, row)}`}>${nth(row.row)}</a>` : nth(row.row);

@@ -77,6 +77,12 @@ export function splitTokens(response, ends) {
   return ends.map((end, at) => points.slice(at ? ends[at - 1] : 0, end).join(""));
 }
 
+// The contexts of a response that begin anew: where each begins, how many tokens it has, the turn it goes on from or 0.
+export function laterContexts({ segments, followed_turns: followed }) {
+  const places = segments ?? [];
+  return places.filter((_, at) => at % 2 === 0).map((start, at) => ({ number: at + 2, start, length: places[2 * at + 1], turn: followed?.[at] ?? 0 }));
+}
+
 // The tokens as elements, made once for a response; another colour changes only their backgrounds.
 function Text({ found, shown, limits, chosen, setChosen }) {
   const holder = useRef(null);
@@ -85,8 +91,9 @@ function Text({ found, shown, limits, chosen, setChosen }) {
   useLayoutEffect(() => {
     const tokens = splitTokens(row.response, row.ends);
     elements.current = tokens.map((text, at) => element("span", classOf(row, at), visible(text).replaceAll("\n", "⏎\n")));
-    const parts = elements.current.flatMap((token, at) => (startsTurn(row, at) ? [turnHead(row, at), token] : [token]));
-    holder.current.replaceChildren(...parts);
+    const contexts = new Map(laterContexts(row).map((context) => [context.start, context]));
+    const headOf = (at) => (contexts.has(at) ? contextHead(contexts.get(at)) : startsTurn(row, at) ? turnHead(row, at) : null);
+    holder.current.replaceChildren(...elements.current.flatMap((token, at) => [headOf(at), token]).filter(Boolean));
   }, [found]);
   useLayoutEffect(() => {
     const scale = scaleOf(shown, limits);
@@ -122,6 +129,11 @@ function turnHead(row, at) {
   const head = element("span", "turn", turn ? `turn ${turn} ` : "environment: no value, no advantage");
   if (turn && reward !== undefined && reward !== null) head.append(element("b", "", `reward ${number(reward)}`));
   return head;
+}
+
+function contextHead({ number: nth, length, turn }) {
+  const what = turn ? `goes on from turn ${number(turn)}` : "begins anew";
+  return element("span", "turn context", `context ${nth} ${what}: ${number(length)} tokens that the model sees, and nothing before`);
 }
 
 // Value and return, and the advantage, along the response; linked with the text.
@@ -161,10 +173,11 @@ function Details({ found, chosen }) {
     ["ratio", of(derived.ratio), number, "ratio"], ["log p", of(row.old), number, "old"], ["reference", of(row.ref), number, "ref"], ["rollout", of(row.rollout), number, "rollout"], ["in the update", of(row.new), number, "new"],
     ["KL", of(derived.kl), signed, "kl"], ["mismatch", of(derived.mismatch), number, "mismatch"], ["entropy", of(row.entropy_tokens), number, "entropy"],
   ].filter(([, one]) => one !== null) : [];
+  const context = laterContexts(row).find(({ start, length }) => chosen >= start && chosen < start + length);
   const clips = CLIPS.filter(([bit]) => of(row.clip) & bit).map(([, what]) => what);
   return html`<div class="details" role="status" aria-live="polite"><span>token ${chosen + 1} «<bdi>${visible(text).replaceAll("\n", "⏎")}</bdi>» <span class="dim">id ${of(row.ids)}</span></span>
     ${pairs.map(([title, one, show, key]) => html`<span><span class="dim">${title}</span> <b data-name=${key} data-value=${one}>${show(one)}</b></span>`)}
-    ${!counts && html`<span>written by the environment: no value, no advantage, not learned from</span>`}
+    ${!counts && html`<span>${context ? `said to the model in context ${context.number}` : "written by the environment"}: no value, no advantage, not learned from</span>`}
     ${counts && !(row.flags[chosen] & LEARNED) ? html`<b>not learned from</b>` : ""}${clips.map((clip) => html`<b class="error">${clip}</b>`)}
     ${counts && !row.new ? html`<span class="dim">ratio, clip and entropy: not recorded</span>` : ""}</div>`;
 }
@@ -173,6 +186,9 @@ function Conversation({ text }) {
   const messages = parsed(text);
   if (!Array.isArray(messages)) return html`<h2>Conversation</h2><div class="text plainly">${visible(text)}</div>`;
   const shown = (value) => visible(typeof value === "string" ? value : JSON.stringify(value ?? ""));
-  return html`<h2>Conversation</h2>${messages.map((message) => html`<div class="message"><b>${shown(message?.role)}</b>${shown(message?.content)}
+  const isBeginning = (message) => message?.begins_context === true;
+  const numbers = messages.map((_, at) => 1 + messages.slice(0, at + 1).filter(isBeginning).length);
+  return html`<h2>Conversation</h2>${messages.map((message, at) => html`${isBeginning(message) && html`<p class="turn context">context ${numbers[at]}</p>`}
+    <div class="message"><b>${shown(message?.role)}</b>${shown(message?.content)}
     ${[message?.tool_calls ?? []].flat().map((call) => html`<div class="call"><b>tool call</b>${shown(call?.function?.name ?? call?.name)} ${shown(call?.function?.arguments ?? call?.arguments)}</div>`)}</div>`)}`;
 }

@@ -160,6 +160,15 @@ CASES: dict[tuple[str, str], list[tuple[list[Any], Any]]] = {
         (["", []], []),
         (["ab", [0, 2]], ["", "ab"]),
     ],
+    ("tokens.js", "laterContexts"): [
+        ([{"segments": None, "followed_turns": None}], []),
+        ([{}], []),  # a run of an earlier release
+        (
+            [{"segments": [5, 7, 30, 2], "followed_turns": [0, 1]}],
+            [{"number": 2, "start": 5, "length": 7, "turn": 0}, {"number": 3, "start": 30, "length": 2, "turn": 1}],
+        ),
+        ([{"segments": [5]}], [{"number": 2, "start": 5, "length": None, "turn": 0}]),
+    ],
 }
 
 

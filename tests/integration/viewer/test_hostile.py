@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -86,6 +88,41 @@ def test_the_policy_is_not_what_keeps_them_texts(open_page: Callable[[str], Page
         is None
     )
     look_at_all(page, 0)
+
+
+def test_contexts_begin_with_a_line_and_show_what_was_said_to_the_model(
+    open_page: Callable[[str], Page], tmp_path: Path
+) -> None:
+    """Of each response the second turn has a context of its own, and the third goes back to the first turn."""
+    shape = Shape(steps=1, prompts=5, samples=8, mean_tokens=40, with_contexts=True, with_conversations=True)
+    run = make_run(tmp_path / "run", replace(shape, texts=HOSTILE))
+    rows = pq.read_table(run / "rollouts/train/1.parquet").to_pylist()
+    with viewer([run]) as address:
+        page = open_page(address)
+        for row in [row for row in rows if row["why"]][::4]:
+            page.go(f"run/0/tokens/train/1/{row['row'] + 1}")
+            said = visible(HOSTILE[row["row"] % len(HOSTILE)])
+            page.until(lambda said=said: said in str(page.script(SHOWN)), said)  # type: ignore[misc]
+            start, length, *_ = row["segments"]
+            what = f"{length} tokens that the model sees, and nothing before"
+            heads = [head.text for head in page.all(".tokens .turn")]
+            assert heads[1::2] == [f"context 2 begins anew: {what}", f"context 3 goes on from turn 1: {what}"]
+            assert [head.split(" reward")[0] for head in heads[::2]] == ["turn 1", "turn 2", "turn 3"]
+            tokens = page.all(".tok")
+            sampled = [bool(token.get_attribute("style")) for token in tokens]
+            assert sampled == [flag > 0 for flag in row["flags"]]
+            page.script("arguments[0].click()", tokens[start])
+            page.until(lambda: "said to the model in context 2" in page.one(".details").text, "the token")
+            assert page.all(".details b[data-name]") == []
+            page.script("arguments[0].click()", tokens[start - 1])
+            following = row["value"][start + length]
+            page.until(lambda: page.all('.details [data-name="value"]'), "its value")
+            shown = page.one('.details [data-name="value"]').text.split(" → ")
+            assert [float(one) for one in shown] == pytest.approx([row["value"][start - 1], following], abs=5e-4)
+            messages = [one.text for one in page.all(".message, p.context")]
+            assert messages[-3] == "context 2"
+            assert said in page.all(".message")[-2].get_property("textContent")
+        page.leave()
 
 
 def test_a_page_without_the_token_says_how_to_get_one(open_page: Callable[[str], Page], address: str) -> None:

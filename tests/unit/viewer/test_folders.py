@@ -152,6 +152,15 @@ async def test_lists_that_do_not_fit_each_other_are_a_sentence(run: Path) -> Non
     assert "differ in length" in answer.json["error"]
 
 
+@pytest.mark.parametrize("name", ["old", "turn_ends", "segments"])
+async def test_a_text_in_the_place_of_a_list_is_a_sentence(run: Path, name: str) -> None:
+    table = {"row": [0], "why": [1], "flags": [[3]], "ends": [[1]], name: ["1, 2"]}
+    pq.write_table(pa.table(table), run / "rollouts" / "train" / "1.parquet")
+    answer = await ask([run], "/api/runs/0/train/1/0")
+    assert answer.status == 422
+    assert f"{name} is no list of numbers" in answer.json["error"]
+
+
 async def test_a_row_that_is_not_there_is_a_sentence(run: Path) -> None:
     assert (await ask([run], "/api/runs/0/train/1/99")).status == 422
 

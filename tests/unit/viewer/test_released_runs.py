@@ -51,6 +51,15 @@ def without_excerpts(answer: Any) -> Any:
     return answer | {"columns": {name: one for name, one in answer["columns"].items() if name not in texts}}
 
 
+def without_contexts(answer: Any) -> Any:
+    """Leaves out what a response says of its contexts, which the first release did not record: nothing."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("row"), dict):
+        return answer
+    of_contexts = ("contexts", "segments", "followed_turns")
+    assert [answer["row"][name] for name in of_contexts] == [None] * 3
+    return answer | {"row": {name: one for name, one in answer["row"].items() if name not in of_contexts}}
+
+
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The time zone in which the logs were written."""
@@ -71,4 +80,4 @@ def test_every_answer_about_a_run_of_the_first_release_is_as_it_was(tmp_path: Pa
         if address == "":
             assert facts_of_the_folder(now, before) == facts_of_the_folder(before, before)
         else:
-            assert without_excerpts(now) == before, address
+            assert without_contexts(without_excerpts(now)) == before, address
