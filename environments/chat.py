@@ -1,5 +1,6 @@
 """Everything that an environment or coroutine of the user's imports: the conversation, its turns, calls of tools."""
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -95,6 +96,7 @@ Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
 _REPLYING = ("user", "tool")  # roles of what follows a turn
 _OF_CONTEXT = ("system", "user", "assistant", "tool")  # roles of a context that begins anew
 _NO_LIMITS = TurnLimits()
+_MAX_DEPTH = 100  # of mappings and lists in messages and schemas
 
 
 @dataclass(eq=False)
@@ -115,6 +117,7 @@ class Chat:
     _exchange: Callable[[Answer], Awaitable[Turn]]
     pending: Answer = field(default_factory=Answer)
     has_begun: bool = False
+    _num_turns: int = 0
 
     async def turn(self, *messages: Message, after: Turn | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:
         """Says chat messages to the model, roles `user` and `tool`, and returns its turn.
@@ -125,31 +128,45 @@ class Chat:
         Raises:
             ConversationOver: the model has no further turn, because a limit is reached.
             ContextFull: the messages do not fit into the context; nothing was said.
-            ValueError: a message has another role, or no text of at most 1 MiB; there is none after a turn.
+            ValueError: a message has another role, or no text of at most 1 MiB; there is none after a turn; `after` is
+                no turn of this conversation.
         """
         if self.has_begun and not messages:
             raise ValueError("expected messages that follow the turn, got none")
-        told = tuple(_checked(message, _REPLYING) for message in messages)
+        if after is not None and not 1 <= after.number <= self._num_turns:
+            raise ValueError(f"after: expected a turn from 1 to {self._num_turns} of this one, got {after.number}")
+        told = tuple(map(_checked_reply, messages))
         return await self._ask(messages=told, after_turn=None if after is None else after.number, limits=limits)
 
     async def restart(self, *messages: Message, tools: Schemas | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:
         """Begins a context anew with these messages, after which the model sees nothing that was before.
 
         They are a whole conversation, as the chat template writes it: roles `system`, `user`, `assistant`, `tool`. What
-        they say for the assistant is context and is not learned from. `tools` are JSON schemas; None: those of the
-        environment. As the first call it replaces the prompt. Returns the model's turn, and raises what `turn` raises.
+        they say for the assistant is context and is not learned from. `tools` are JSON schemas, by which the calls of
+        turns in this context are read; None: those of the environment; (): none, and no call is read. As the first call
+        it replaces the prompt. Returns the model's turn.
+
+        Raises:
+            ConversationOver, ContextFull: as in `turn`.
+            ValueError: a message has another role, or no text; messages or tools take more than 1 MiB in all; a tool is
+                no JSON schema of a function; there are no messages.
         """
         if not messages:
             raise ValueError("expected the messages of a context, got none")
-        told = tuple(_checked(message, _OF_CONTEXT) for message in messages)
-        return await self._ask(messages=told, begins_context=True, tools=tools, limits=limits)
+        told = tuple(map(_checked_of_context, messages))
+        schemas = None if tools is None else tuple(map(_checked_schema, tools))
+        _check_length(told, "messages")
+        _check_length(schemas, "tools")
+        return await self._ask(messages=told, begins_context=True, tools=schemas, limits=limits)
 
     async def _ask(self, **answer: Any) -> Turn:
         """Gives the model what is pending with this answer, and returns its next turn."""
         self.has_begun = True
         told = replace(self.pending, **answer)
         self.pending = Answer()
-        return await self._exchange(told)
+        turn = await self._exchange(told)
+        self._num_turns += 1
+        return turn
 
     def reward(self, reward: float) -> None:
         """Gives a reward for the latest turn, on its last token; several of them add up."""
@@ -172,12 +189,77 @@ class Chat:
         return await self.runner(NO_CALL, partial(function, *arguments, **named))
 
 
-def _checked(message: Message, roles: Sequence[str]) -> Message:
-    """Returns a message of the user's code as plain values; ValueError: its role, or no text or too long a one."""
+def _checked_reply(message: Message) -> Message:
+    """Returns a message that follows a turn, as plain values.
+
+    Raises:
+        ValueError: another role, or no text of at most 1 MiB.
+    """
+    _check_text(message, _REPLYING)
+    plain_values = {key: plain(value) for key, value in message.items()}
+    return {**plain_values, "content": without_surrogates(message["content"])}
+
+
+def _checked_of_context(message: Message) -> Message:
+    """Returns a message of a context as plain values; a message that calls tools needs no text.
+
+    Raises:
+        ValueError: another role, no text of at most 1 MiB, or calls of another form than a chat template's.
+    """
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if calls:
+        message = {**message, "content": message.get("content") or ""}
+        if not isinstance(calls, list | tuple) or not all(map(_names_function, calls)):
+            expected = "a list of {'type': 'function', 'function': {'name': ..., 'arguments': ...}}"
+            raise ValueError(f"expected tool_calls as {expected}, got {str(calls)[:200]}")
+    _check_text(message, _OF_CONTEXT)
+    checked: Message = _plain_values(message)
+    return checked
+
+
+def _names_function(value: Any) -> bool:
+    """Returns whether a call, or the schema of a tool, has a function with a name."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def _checked_schema(schema: Any) -> Mapping[str, Any]:
+    """Returns the JSON schema of a tool as plain values; ValueError: it is none of a function."""
+    if not _names_function(schema):
+        expected = "tools as JSON schemas, {'type': 'function', 'function': {'name': ...}}"
+        raise ValueError(f"expected {expected}, got {str(schema)[:200]}")
+    checked: Mapping[str, Any] = _plain_values(schema)
+    return checked
+
+
+def _check_text(message: Message, roles: Sequence[str]) -> None:
+    """Checks the role of a message and its text; ValueError: it has another role, or no text or too long a one."""
     text = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(text, str) or message.get("role") not in roles:
         expected = " or ".join(map(repr, roles))
         raise ValueError(f"expected messages with role {expected} and a text as content, got {str(message)[:200]}")
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise ValueError(f"a message has {len(text):,} characters, expected a text of at most 1 MiB")
-    return {**{key: plain(value) for key, value in message.items()}, "content": without_surrogates(text)}
+
+
+def _check_length(values: object, name: str) -> None:
+    """Checks what the messages or tools of a context take together, as JSON; ValueError: more than 1 MiB."""
+    num_bytes = len(json.dumps(values, ensure_ascii=False).encode())
+    if num_bytes > MAX_TEXT_BYTES:
+        raise ValueError(f"the {name} of a context have {num_bytes:,} bytes, expected at most 1 MiB in all")
+
+
+def _plain_values(value: Any, depth: int = 0) -> Any:
+    """Returns mappings and lists of plain values, at any depth, with texts that UTF-8 can encode.
+
+    Raises:
+        ValueError: they lie in each other more than 100 deep.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"mappings and lists lie in each other more than {_MAX_DEPTH} deep")
+    if isinstance(value, Mapping):
+        return {without_surrogates(str(key)): _plain_values(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_values(each, depth + 1) for each in value]
+    value = plain(value)
+    return without_surrogates(value) if isinstance(value, str) else value

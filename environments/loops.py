@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from environments.chat import Chat, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
+from environments.chat import Chat, ContextFull, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
 from environments.messages import NO_CALL, TIMED_OUT, Message, without_surrogates
 from environments.tools import Tool, message_of, reason_of, step_of
 from rewards.returned import LARGEST, plain
@@ -51,7 +51,7 @@ class Environment:
         """Talks with the model until the object or the model has ended it; returns the value of `get_reward`."""
         environment = await self._call(chat, "__init__", self.create)
         try:
-            with suppress(ConversationOver):
+            with suppress(ConversationOver, ContextFull):
                 await self._talk(chat, environment, row)
             if hasattr(environment, "get_reward"):
                 return await self._call(chat, "get_reward", environment.get_reward)

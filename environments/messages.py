@@ -23,6 +23,7 @@ NO_CALL = 0  # nothing, or code of the user's that is no call of a tool; the cal
 
 TIMED_OUT = "timed out"  # the reply to a call that took too long
 MAX_TEXT_BYTES = 2**20  # of a message
+MAX_STOP_TEXTS = 16  # of one turn, beside those of the run
 
 
 def without_surrogates(text: str) -> str:
@@ -51,6 +52,15 @@ class TurnLimits:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     with_log_probs: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the limits; ValueError: a value is out of its range."""
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
+            raise ValueError(f"max_tokens: expected a whole number of at least 1, or None, got {self.max_tokens!r}")
+        texts = self.stop if isinstance(self.stop, tuple) else (None,)
+        if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
+            shown = str(self.stop)[:200]
+            raise ValueError(f"stop: expected a tuple of at most {MAX_STOP_TEXTS} texts, none empty, got {shown}")
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ again; what they call is called again then.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, Self
 
-from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, Said, Schemas, Setup
+from environments.messages import NO_CALL, TIMED_OUT, Answer, Begin, EndedBy, NoRoom, Said, Schemas, Setup
 from environments.record import Replay
 from environments.worker import SERVE, EnvironmentProcess, ProcessLost
 from rewards.code.limits import num_sandboxes
@@ -157,7 +157,7 @@ class Episode:
     _row: Mapping[str, Any]
     _seed: int
     _replay: Replay | None = None
-    _turns: list[Said | None] = field(default_factory=list)
+    _turns: list[Said | NoRoom | None] = field(default_factory=list)
     _answers: list[Answer] = field(default_factory=list)
     _skipped: dict[tuple[int, int], str] = field(default_factory=dict)
     _num_ended: int = 0  # calls that have ended a process in which nothing else ran
@@ -168,9 +168,13 @@ class Episode:
         """Begins the conversation; the answer's only message, if it has one, belongs to the prompt."""
         return await self._answer()
 
-    async def say(self, text: str, ended_by: EndedBy) -> Answer:
-        """Says a turn of the model, and returns what follows it."""
-        return await self._answer(Said(text, ended_by))
+    async def say(self, text: str, ended_by: EndedBy, **counted: Any) -> Answer:
+        """Says a turn of the model, and returns what follows it; `counted` has what else is known of it, see `Said`."""
+        return await self._answer(Said(text, ended_by, **counted))
+
+    async def refuse(self, no_room: NoRoom) -> Answer:
+        """Says that the latest answer does not fit into the context, and returns the one that takes its place."""
+        return await self._answer(no_room)
 
     async def end(self) -> Answer:
         """Says that the model has no further turn, and returns the last answer."""
@@ -182,13 +186,13 @@ class Episode:
             self._process.forget(self._number)
             self._process = None
 
-    async def _answer(self, *turns: Said | None) -> Answer:
+    async def _answer(self, *turns: Said | NoRoom | None) -> Answer:
         """Returns the answer to the latest turn: that of the record, or else of the environment."""
         self._turns += turns
         answer = None if self._replay is None else self._replay.find(self._turns)
         if is_new := answer is None:
             answer = await self._answer_of_process()
-        self._skipped.update({(len(self._turns), call): TIMED_OUT for call in answer.timed_out_calls})
+        self._skipped.update({(self._turn, call): TIMED_OUT for call in answer.timed_out_calls})
         self._answers.append(answer)
         if is_new and self._replay is not None:
             self._replay.add(self._answers)
@@ -207,7 +211,6 @@ class Episode:
         """
         num_lost = 0
         is_alone = False
-        turn = len(self._turns)
         while True:
             try:
                 answer = await (self._ask_alone() if is_alone else self._ask())
@@ -219,11 +222,11 @@ class Episode:
                     is_alone = is_suspect or lost.is_hang or num_lost >= _MAX_LOST
                 elif lost.call == NO_CALL and not lost.was_running and num_lost < 2 * _MAX_LOST:
                     continue  # it was lost while it started, or between two calls
-                elif lost.call == NO_CALL or (turn, lost.call) in self._skipped:
+                elif lost.call == NO_CALL or (self._turn, lost.call) in self._skipped:
                     return self._failed(f"it {lost}")
                 else:
                     is_alone = False
-                    self._skipped[turn, lost.call] = str(lost)
+                    self._skipped[self._turn, lost.call] = str(lost)
                     self._num_ended += 1
                     if self._num_ended > 1:
                         return self._over(lost)
@@ -231,9 +234,15 @@ class Episode:
                 num_crashes, _ = self._num_skipped()
                 return replace(answer, num_crashes=num_crashes)
 
+    @property
+    def _turn(self) -> int:
+        """The number of the turn whose calls are made for the next answer; 0: none are, as no turn was said."""
+        is_turn = bool(self._turns) and isinstance(self._turns[-1], Said)
+        return sum(isinstance(one, Said) for one in self._turns) if is_turn else 0
+
     def _num_skipped(self) -> tuple[int, int]:
         """Returns how many calls of the latest turn are not made again because they ended their process, or hung."""
-        replies = [reply for (turn, _), reply in self._skipped.items() if turn == len(self._turns)]
+        replies = [reply for (turn, _), reply in self._skipped.items() if turn == self._turn]
         num_hung = replies.count(TIMED_OUT)
         return len(replies) - num_hung, num_hung
 
@@ -273,8 +282,8 @@ class Episode:
         begin = Begin(self._environment, self._row, self._seed, self._skipped)
         answers = await process.ask(self._number, tuple(self._turns), begin)
         *again, latest = answers
-        said_before = _what_was_said(self._answers)
-        said_again = _what_was_said(again)
+        said_before = list(map(what_was_said, self._answers))
+        said_again = list(map(what_was_said, again))
         if len(said_again) != len(said_before) or (self._replay is None and said_again != said_before):
             return self._failed("it gave other messages than before when it was repeated in a new process")
         return latest
@@ -283,6 +292,7 @@ class Episode:
         return Answer(is_over=True, lost=f"rollout.multi_turn.environments.{self._environment}: {reason}")
 
 
-def _what_was_said(answers: Sequence[Answer]) -> list[tuple[object, bool]]:
-    """Returns what a model learns of answers: their messages, and whether the conversation is over."""
-    return [(answer.messages, answer.is_over) for answer in answers]
+def what_was_said(answer: Answer) -> tuple[object, ...]:
+    """Returns what a model learns of an answer: its messages, their context, and whether the conversation is over."""
+    context = (answer.begins_context, answer.tools, answer.after_turn)
+    return answer.messages, *context, answer.limits, answer.is_over

@@ -24,7 +24,7 @@ from typing import Any
 from environments.chat import Chat, ContextFull, ConversationOver, TookTooLong, ToolCall, Turn
 from environments.loading import Loaded, Parse, load_environments, load_parser, load_servers
 from environments.loops import EnvironmentFailed
-from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Setup
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Schemas, Setup
 from environments.output import bounded_output
 from environments.tool_calls.json_calls import call_of
 from environments.tools import reason_of
@@ -347,6 +347,7 @@ class RunningConversation:
         self._user_code = UserCode(process, number, begin.skipped)
         self._chat = Chat(begin.seed, process.config.max_parallel_calls, self._user_code, self._exchange)
         self._answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self._schemas: list[Schemas | None] = []  # of each turn's context, see `Answer.tools`
         self._task = asyncio.create_task(self._converse(begin.row))
 
     def end(self) -> None:
@@ -373,7 +374,7 @@ class RunningConversation:
         try:
             final = _final(await (self._user_code.run(converse, []) if self._loaded.is_users_coroutine else converse()))
             lost = "" if self._chat.has_begun else f"{self._loaded.name}: it ended without asking for a turn"
-        except ConversationOver:
+        except (ConversationOver, ContextFull):
             pass
         except EnvironmentFailed as error:
             lost = str(error)
@@ -388,7 +389,7 @@ class RunningConversation:
         """Gives the model an answer, and returns the model's next turn with its calls; a `Chat` is given this function.
 
         The turn also begins the next answer, with its text before the calls and those calls that a chat template can
-        write. Raises ConversationOver if no turn comes any more.
+        write. Raises ConversationOver if no turn comes any more, ContextFull if the answer had no room.
         """
         self._answers.put_nowait(answer)
         async with self._user_code.waits_for_model():
@@ -402,6 +403,7 @@ class RunningConversation:
                 f" {said.room.context}, the response for {said.room.response}"
             )
         self._user_code.turn += 1
+        self._schemas.append(self._schemas_after(answer))
         before, calls = await self._read_calls(said.text)
         in_template = tuple(
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -420,12 +422,26 @@ class RunningConversation:
             log_probs=said.log_probs,
         )
 
+    def _schemas_after(self, answer: Answer) -> Schemas | None:
+        """Returns the tools of the context in which an answer stands; None: those of the environment."""
+        if answer.begins_context:
+            return answer.tools
+        if answer.after_turn is not None:
+            return self._schemas[answer.after_turn - 1]
+        return self._schemas[-1] if self._schemas else None
+
     async def _read_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """Reads the calls of a turn; those that it only thinks of are none, and without tools there are none."""
-        if not (self._loaded.schemas or self._loaded.is_users_coroutine):
+        """Reads the calls of the latest turn by the schemas of its context.
+
+        Calls that the turn only thinks of are none, and without tools there are none; a coroutine of the user's that
+        names no tools may have some all the same.
+        """
+        own = self._schemas[-1]
+        schemas = self._loaded.schemas if own is None else own
+        may_call = schemas or (own is None and self._loaded.is_users_coroutine)
+        if not may_call:
             return text, ()
         parse = self._process.parse
-        schemas = self._loaded.schemas
         if self._process.is_users_parse:
             thought, mark, rest = text.rpartition("</think>")
             try:

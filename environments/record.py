@@ -3,8 +3,11 @@
     episodes/3.jsonl     a line for each conversation of step 3 that is over: {"response", "turns", "answers", "sha256"}
 
 `response` names the response, `turns` are digests, one for each answer: that of turn t is of what the conversation is
-about and of turns 1 to t as text, so that an answer is used again only for a conversation that was the same up to it.
-`sha256` is that of the other fields.
+about and of turns 1 to t with all that an environment learns of them, so that an answer is used again only for a
+conversation that was the same up to it. `sha256` is that of the other fields.
+
+Files of releases before contexts have digests of texts alone, and no field `limits` in their answers. They are found
+by digests of texts.
 """
 
 import hashlib
@@ -33,14 +36,15 @@ class Replay:
         self._known = known
         self._save = save
         self._digests = [_sha256(about)]
+        self._digest_of_texts = self._digests[0]
 
     def find(self, turns: Sequence[Said | NoRoom | None]) -> Answer | None:
         """Returns the answer to the last of these turns, none or one more than in the call before; None: unknown."""
         for turn in turns[len(self._digests) - 1 :]:
-            told = ["no room"] if isinstance(turn, NoRoom) else turn and [turn.text, turn.ended_by]
-            said = [self._digests[-1], told]
-            self._digests.append(_sha256(said))
-        return self._known.get(self._digests[-1])
+            self._digests.append(_sha256([self._digests[-1], _told(turn)]))
+            text = [turn.text, turn.ended_by] if isinstance(turn, Said) else _told(turn)
+            self._digest_of_texts = _sha256([self._digest_of_texts, text])
+        return self._known.get(self._digests[-1]) or self._known.get(self._digest_of_texts)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Takes the answers so far, the last of which was not found."""
@@ -129,6 +133,11 @@ class RecordedStep:
                 f"{place}: expected a recorded conversation, the line is damaged; remove the file, and the step asks"
                 " its environments again"
             ) from error
+
+
+def _told(turn: Said | NoRoom | None) -> object:
+    """Returns all that an environment learns of a turn, as JSON has it."""
+    return None if turn is None else [type(turn).__name__, asdict(turn)]
 
 
 def _sha256(content: object) -> str:

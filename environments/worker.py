@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGKILL
 
-from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, Reply, Request, Said, Schemas, Setup
+from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Schemas, Setup
 from rewards.forks import Template
 from rewards.process import ProcessEnded, WorkerProcess
 from splitppo.config_error import ConfigError
@@ -86,7 +86,7 @@ class EnvironmentProcess:
         return next(self._numbers)
 
     async def ask(
-        self, conversation: int, turns: Sequence[Said | None], begin: Begin | None = None
+        self, conversation: int, turns: Sequence[Said | NoRoom | None], begin: Begin | None = None
     ) -> Sequence[Answer]:
         """Tells a conversation something and returns its answers; ProcessLost: there are none."""
         await self.load()

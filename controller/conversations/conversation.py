@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from controller.data.prompt_files import PromptRow
 from controller.ppo.scores import Objects, Scores
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
@@ -30,7 +31,8 @@ class Conversation:
         turn_ends: for each turn, the index of its last token in the response.
         end_score: the score that the environment gave at the end, for the whole conversation.
         extra: further fields from the environment, which become metrics like those of scorers.
-        messages: the chat messages after the prompt, those of the policy included.
+        messages: the chat messages after the prompt, those of the policy included; one with "begins_context" is the
+            first of a context that began anew, which is whole from there on.
         num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
             `num_tool_errors` raised, `num_timeouts` took too long; `num_crashes` of those that raised ended their
             process.
@@ -39,6 +41,9 @@ class Conversation:
         is_truncated: True if the conversation did not fit into the response.
         lost: why the environment failed, as a sentence; empty if it did not fail.
         beginning: the text by which the environment began, which the prompt ends with.
+        own_prompt: the messages of the context by which the environment began, in the place of the row's prompt; empty
+            if it began with none.
+        num_returned: how many of the later contexts go back to an earlier turn.
         ended_by: what ended the conversation: "environment"; "turns", the largest number of turns; "length", no room.
         is_rewarded: True if the environment gave a reward or a score, also one of 0.
     """
@@ -58,8 +63,15 @@ class Conversation:
     is_truncated: bool = False
     lost: str = ""
     beginning: str = ""
+    own_prompt: Sequence[Mapping[str, Any]] = ()
+    num_returned: int = 0
     ended_by: str = "environment"
     is_rewarded: bool = True
+
+    def row_as_begun(self, row: PromptRow) -> PromptRow:
+        """Returns a data row with the prompt that this conversation had."""
+        prompt = [dict(message) for message in self.own_prompt] or row.prompt
+        return replace(row, prompt=prompt, observation=self.beginning)
 
     @property
     def num_turns(self) -> int:

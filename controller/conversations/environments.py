@@ -4,13 +4,17 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from controller.conversations.checks import must_record, tool_format_of
-from controller.data.observations import with_observations
+from controller.data.chat_template import Messages
+from controller.data.contexts import Context, ContextTokens
+from controller.data.observations import with_contexts, with_observations
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
+from environments.messages import Answer
 from environments.pool import EnvironmentProcesses
 from environments.record import Record
 from splitppo.config import Config
@@ -40,20 +44,66 @@ class Environments:
         limits = self.config.rollout.multi_turn
         assert limits.reply_steps != "auto", "load resolves it"
         return conversation_pb2.Conversation(
-            max_turn_length=limits.max_turn_length or 0, reply_steps=limits.reply_steps
+            max_turn_length=limits.max_turn_length or 0,
+            reply_steps=limits.reply_steps,
+            max_context_length=getattr(limits, "max_context_length", None) or 0,
+            with_log_probs=any(environment.path is not None for environment in limits.environments.values()),
         )
 
-    def with_beginnings(self, asked: PromptBatch, texts: Sequence[str]) -> PromptBatch:
-        """Adds the texts by which environments begin to the prompts; ConfigError if one has no room."""
+    @property
+    def max_context_length(self) -> int:
+        """The most tokens that a context may have, those sampled in it included."""
+        longest: int = getattr(self.config, "longest_context", self.config.data.longest_row)
+        return longest
+
+    def with_beginnings(self, asked: PromptBatch, beginnings: Sequence[Answer]) -> tuple[PromptBatch, Sequence[str]]:
+        """Adds the texts by which environments begin to the prompts; a context by which one begins replaces its prompt.
+
+        Returns the prompts, and for each why its context cannot replace it; "" if it can, or if there is none.
+
+        Raises:
+            ConfigError: a text has no room in its prompt.
+        """
         limit = self.config.data.max_prompt_length
         tools_of = self.processes.schemas_of
+        texts = [None if one.begins_context else _text_of(one) for one in beginnings]
         with config_errors(ValueError):
-            return with_observations(asked, texts, self.tokenizer, max_prompt_length=limit, tools_of=tools_of)
+            begun = with_observations(asked, texts, self.tokenizer, max_prompt_length=limit, tools_of=tools_of)
+        refused = [""] * len(beginnings)
+        contexts: dict[int, tuple[Messages, Context]] = {}
+        for place, answer in enumerate(beginnings):
+            if answer.begins_context:
+                try:
+                    contexts[place] = answer.messages, self._context_as_prompt(asked.rows[place], answer)
+                except ValueError as error:
+                    refused[place] = f"{asked.rows[place].place}: the environment began with a context: {error}"
+        return with_contexts(begun, contexts), refused
 
-    def has_stopped(self, text: str, last_token: int) -> bool:
-        """Returns True if a turn ended by itself, and not at a limit of its length."""
+    def _context_as_prompt(self, row: PromptRow, answer: Answer) -> Context:
+        """Returns a context in the place of a prompt; ValueError: it cannot be rendered, or is too long."""
+        limit = self.config.data.max_prompt_length
+        context = self.context(row.data_source, answer)
+        if len(context.tokens) > limit:
+            raise ValueError(f"it has {len(context.tokens)} tokens, more than data.max_prompt_length ({limit})")
+        return context
+
+    def context(self, data_source: str, answer: Answer) -> Context:
+        """Renders the context that an answer begins; ValueError: the chat template cannot write it."""
+        tools = self.processes.schemas_of(data_source) if answer.tools is None else answer.tools
+        return self._context_tokens.render(answer.messages, tools)
+
+    @cached_property
+    def _context_tokens(self) -> ContextTokens:
+        return ContextTokens(self.tokenizer)
+
+    def has_stopped(self, text: str, last_token: int, stop: Sequence[str] = ()) -> bool:
+        """Returns True if a turn ended by itself, and not at a limit of its length; `stop`: stop texts of its own."""
         is_ended = last_token in self.tokenizer.eos_token_ids
-        return is_ended or any(stop in text for stop in self.config.rollout.stop)
+        return is_ended or any(ending in text for ending in (*self.config.rollout.stop, *stop))
+
+
+def _text_of(answer: Answer) -> str:
+    return "".join(message["content"] for message in answer.messages)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ place: if there are special tokens that these do not have, each character of the
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -52,12 +52,23 @@ class EnvironmentText:
         }
         unknown = self._backend.encode(_UNKNOWN, add_special_tokens=False).ids  # no text need spell it to get it
         self._protected = np.array([*protected.keys() - unknown], np.int32)
-        longest_first = sorted(protected.values(), key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._tokens = _any_of(protected.values())
+        added = self._backend.get_added_tokens_decoder()
+        self._of_assistant = frozenset(protected[number] for number in protected if not added[number].special)
 
     def disarm(self, text: str) -> str:
         """Puts BREAK between the characters of each special token that a clean text spells."""
         return self._tokens.sub(lambda match: BREAK.join(match[0]), text)
+
+    def disarm_assistant(self, text: str) -> str:
+        """Does the same for what an assistant says, who may write added tokens such as <think> that are not special."""
+        return self._tokens.sub(
+            lambda match: match[0] if match[0] in self._of_assistant else BREAK.join(match[0]), text
+        )
+
+    def plain_assistant(self, text: str) -> str:
+        """Returns a text that spells no tokens but those that an assistant may write, in the place of what it says."""
+        return "x" + "".join(token for token in self._tokens.findall(text) if token in self._of_assistant)
 
     def spelled(self, text: str) -> str | None:
         """Returns the first special token that a text has as the tokenizer sees it; None if it has none."""
@@ -76,6 +87,25 @@ class EnvironmentText:
             if _is_subsequence(self._special(ids), expected):
                 return write, ids
         return _nothing, encode(_nothing)
+
+    def harmless_context(
+        self, render: Callable[[Write, Write], str], *, add_special_tokens: bool
+    ) -> tuple[str, Tokens]:
+        """Returns the text and the tokens of a whole conversation, whose messages give no special token.
+
+        `render` makes its text; it gets two ways to write the texts of messages, the second for those of an assistant.
+
+        Raises:
+            ValueError: a message gives a special token in each of the ways.
+        """
+        plain = self.encode(render(plain_text, self.plain_assistant), add_special_tokens=add_special_tokens)
+        expected = self._special(plain)
+        for write, write_assistant in ((self.disarm, self.disarm_assistant), (BREAK.join, BREAK.join)):
+            text = render(write, write_assistant)
+            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            if _is_subsequence(self._special(ids), expected):
+                return text.replace(BREAK, ""), ids
+        raise ValueError("a message spells a special token of the model, however it is written")
 
     def _special(self, ids: Tokens) -> list[int]:
         return [int(number) for number in ids[np.isin(ids, self._protected)]]
@@ -168,6 +198,12 @@ class EnvironmentText:
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the first character of each token of a text, and the one after its last."""
         return self._backend.encode(text, add_special_tokens=False).offsets
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern that finds each of these tokens, the longest first."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _end_of_first(num_tokens: int, offsets: Sequence[tuple[int, int]], num_characters: int) -> int:

@@ -1,8 +1,10 @@
-"""Adds to prompts what their environments said when they began."""
+"""Adds to prompts what their environments said when they began, or replaces them by it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from controller.data.chat_template import Messages
+from controller.data.contexts import Context
 from controller.data.environment_text import EnvironmentText, Tokens, Write, clean
 from controller.data.prompt_files import PromptRow, appended
 from controller.data.prompts import PromptBatch, ToolsOf, no_tools
@@ -56,5 +58,20 @@ def with_observations(
     for place, (row, text) in enumerate(zip(batch.rows, texts, strict=True)):
         if text:
             shown[place], prompts[place], rows[place] = with_text(row, text)
+    prompts_B = Column.from_rows(prompts, spec_of("prompts").dtype)
+    return replace(batch, prompts=prompts_B, texts=tuple(shown), rows=tuple(rows))
+
+
+def with_contexts(batch: PromptBatch, contexts: Mapping[int, tuple[Messages, Context]]) -> PromptBatch:
+    """Replaces the prompts at these places of a batch by contexts, as messages and rendered."""
+    if not contexts:
+        return batch
+    shown = list(batch.texts)
+    prompts = list(batch.prompts.rows())
+    rows = list(batch.rows)
+    for place, (messages, context) in contexts.items():
+        shown[place] = context.text
+        prompts[place] = context.tokens
+        rows[place] = replace(rows[place], prompt=[dict(message) for message in messages])
     prompts_B = Column.from_rows(prompts, spec_of("prompts").dtype)
     return replace(batch, prompts=prompts_B, texts=tuple(shown), rows=tuple(rows))

@@ -17,11 +17,11 @@ from controller.data.environment_text import SIGN, EnvironmentText, Tokens, Writ
 from controller.data.tokenizer import Tokenizer
 
 _QUESTION = {"role": "user", "content": "?"}
-_OF_TOOL = {"name": "tool", "tool_call_id": "call00000"}  # Mistral takes ids of nine characters alone
+OF_TOOL = {"name": "tool", "tool_call_id": "call00000"}  # Mistral takes ids of nine characters alone
 # What templates may take: the arguments of a call as a mapping or as text, and any name or id, or those here.
 _WAYS: tuple[tuple[Any, Mapping[str, str]], ...] = tuple(
     (arguments, of_tool)
-    for of_tool in ({}, _OF_TOOL)
+    for of_tool in ({}, OF_TOOL)
     for arguments in ({"sign": SIGN}, json.dumps({"sign": SIGN}, ensure_ascii=False))
 )
 
@@ -103,8 +103,8 @@ class TurnTokens:
         """Returns a message without its content; the name and the id of a call may be what the model has made up."""
         if message["role"] != "tool":
             return {"role": message["role"]}
-        given = {key: write(clean(str(message[key]))) for key in _OF_TOOL if message.get(key)}
-        return {"role": "tool", **_OF_TOOL, **given, **of_tool}
+        given = {key: write(clean(str(message[key]))) for key in OF_TOOL if message.get(key)}
+        return {"role": "tool", **OF_TOOL, **given, **of_tool}
 
     def _ends_last_turn(self) -> bool:
         """Returns whether the template writes an end-of-sequence token after a last turn of the assistant."""

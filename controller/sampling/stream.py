@@ -419,7 +419,7 @@ class _Attempt:
             num_parts=share.num_parts,
             sleep_after=self._sampling.groups.devices.takes_turns(share.client.role),
             on_part=lambda part: self._ended[part - 1].set(),
-            conversation=None if asked.talk is None else asked.talk.request,
+            conversation=None if asked.talk is None else asked.talk.request(share.places.tolist()),
             on_turns=self._turns.end,
         )
         for event in self._ended:  # a reply may arrive without its events, e.g. after a reconnect

@@ -8,28 +8,35 @@
 
 Every response has a coroutine of its own, `Talk.converse`, in which a turn is read from top to bottom. `TurnInbox`
 is the controller's end of a group's open turns: those that have ended and wait for their replies.
+
+A reply may begin a context anew, see history.py: with messages of the environment's, or with the very tokens up to an
+earlier turn. What does not fit into the context is told to the environment (NoRoom), whose next answer takes its place;
+what does not fit into the response ends the conversation.
 """
 
 import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import Conversation
 from controller.conversations.environments import Environments
+from controller.data.chat_template import as_messages
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, response_seeds
+from controller.sampling.history import History, Reply
 from controller.workers.clients import SamplingClient
 from controller.workers.concurrency import gather_calls
-from environments.messages import Answer
-from environments.pool import Episode
+from environments.messages import Answer, EndedBy, NoRoom, Room, TurnLimits
+from environments.pool import Episode, what_was_said
 from environments.record import RecordedStep
 from splitppo.clock import unix_s
 from splitppo.rpc.errors import WrongState
+from splitppo.rpc.wire_format import divide
 from splitppo.run_folder.spans import Span
 from splitppo.v1 import conversation_pb2
 from splitppo.v1.batch_pb2 import Slot
@@ -39,6 +46,11 @@ from splitppo.v1.conversation_pb2 import Turn, TurnReply, TurnsEnded
 _SEED_BITS = 31
 # Shorter pauses between two times in which environments work are no pause in the timeline.
 _PAUSE_S = 0.01
+# The most bytes of a request with replies, far below the limit of gRPC.
+_MAX_REQUEST_BYTES = 1 << 20
+_MAX_INT32 = 2**31 - 1
+# The answers in a row without room in the context, after which the environment has failed.
+_MAX_REFUSED = 16
 _COUNTS = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
 
 
@@ -67,19 +79,33 @@ class TurnInbox:
         """Returns the next turn of a row as soon as it has ended."""
         return await self._ended[row].get()
 
-    async def reply(self, turn: Turn, tokens: Sequence[int]) -> None:
-        """Sends the tokens that follow a turn; none ends the response. All replies that are there go together."""
-        reply = TurnReply(place=turn.place, turn=turn.turn, tokens=tokens, is_last=not len(tokens))
-        self._replies.append(reply)
+    async def reply(self, turn: Turn, reply: Reply) -> None:
+        """Sends what follows a turn. All replies that are there go together."""
+        message = TurnReply(
+            place=turn.place,
+            turn=turn.turn,
+            tokens=reply.tokens,
+            is_last=not len(reply.tokens),
+            begins_context=reply.begins_context,
+            limits=limits_message(reply.limits),
+        )
+        self._replies.append(message)
         await asyncio.sleep(0)  # others have their replies at the same time
         if not self._replies:  # another call has taken this one along
             return
         async with self._sending:
             replies = self._replies
             self._replies = []
-            if replies:
-                with suppress(WrongState):  # Generate has ended, or was cancelled: its own reply says how
-                    await self._client.reply(self._slot, replies)
+            with suppress(WrongState):  # Generate has ended, or was cancelled: its own reply says how
+                for some in divide(replies, _MAX_REQUEST_BYTES):
+                    await self._client.reply(self._slot, some)
+
+
+def limits_message(limits: TurnLimits) -> conversation_pb2.TurnLimits | None:
+    """Returns the limits of a turn as protobuf; None if there are none."""
+    if limits.max_tokens is None and not limits.stop:
+        return None
+    return conversation_pb2.TurnLimits(max_tokens=min(limits.max_tokens or 0, _MAX_INT32), stop=limits.stop)
 
 
 @dataclass(eq=False)
@@ -89,17 +115,17 @@ class _Said:
     Attributes:
         about: the row of the prompt.
         first: how the environment began.
-        length: the tokens of the response so far.
+        history: prompt and response, with the contexts in it.
+        limits: those of the latest turn.
         answers: all answers of the environment, with the first one.
         Others: see `Conversation`.
     """
 
     about: PromptRow
     first: Answer
-    length: int = 0
-    turn_ends: list[int] = field(default_factory=list)
+    history: History
+    limits: TurnLimits
     turn_rewards: list[float] = field(default_factory=list)
-    messages: list[Any] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     last_turn: str = ""
     is_truncated: bool = False
@@ -110,11 +136,10 @@ class _Said:
         if self.first.is_over:
             self.ended_by = "environment"
 
-    def add_turn(self, num_tokens: int) -> None:
+    def add_turn(self, tokens: Sequence[int]) -> None:
         """Adds a turn of the policy. What the environment gave before turn 1 belongs to that turn."""
-        self.turn_rewards.append(0.0 if self.turn_ends else self.first.reward or 0.0)
-        self.length += num_tokens
-        self.turn_ends.append(self.length - 1)
+        self.turn_rewards.append(0.0 if self.turn_rewards else self.first.reward or 0.0)
+        self.history.add_turn(tokens)
 
     def add_answer(self, answer: Answer) -> None:
         """Adds an answer of the environment, its reward to the latest turn."""
@@ -125,25 +150,34 @@ class _Said:
         """Adds the text of the latest turn as a message, with the calls of tools that the environment read in it."""
         self.last_turn = text
         if answer.calls:
-            self.messages.append({"role": "assistant", "content": answer.text, "tool_calls": list(answer.calls)})
+            message = {"role": "assistant", "content": answer.text, "tool_calls": list(answer.calls)}
         else:
-            self.messages.append({"role": "assistant", "content": text})
+            message = {"role": "assistant", "content": text}
+        self.history.messages.append(message)
+
+    def add_reply(self, reply: Reply) -> None:
+        """Adds what follows the latest turn."""
+        self.history.add_reply(reply)
+        self.limits = reply.limits
 
     def conversation(self) -> Conversation:
         """Returns the conversation, which is over."""
         final = dict(next((answer.final for answer in self.answers if answer.final is not None), {}))
         notes = {name: value for answer in self.answers for name, value in answer.notes.items()}
+        has_own_prompt = self.first.begins_context and not self.first.lost
         return Conversation(
             turn_rewards=tuple(self.turn_rewards),
-            turn_ends=tuple(self.turn_ends),
+            turn_ends=tuple(self.history.turn_ends),
             end_score=float(final.pop("score", 0.0)),
             extra={**notes, **final},
-            messages=tuple(self.messages),
+            messages=tuple(self.history.messages),
             is_truncated=self.is_truncated,
             tool_error=next((answer.tool_error for answer in self.answers if answer.tool_error), ""),
             last_turn=self.last_turn,
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
             beginning=self.about.observation,
+            own_prompt=tuple(as_messages(self.about.prompt)) if has_own_prompt else (),
+            num_returned=self.history.num_returned,
             ended_by="length" if self.is_truncated else self.ended_by,
             is_rewarded=any(answer.reward is not None or answer.final is not None for answer in self.answers),
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in _COUNTS},
@@ -153,7 +187,8 @@ class _Said:
 class Talk:
     """The conversations of B responses, one environment each; an async context manager that begins and ends them.
 
-    On entering, the texts by which the environments begin are added to the prompts (`prompts_B`).
+    On entering, the texts by which the environments begin are added to the prompts (`prompts_B`); a context by which
+    one begins replaces its prompt.
     """
 
     def __init__(
@@ -168,7 +203,8 @@ class Talk:
         self._seeds_B = seeds_B
         self._record = record
         self._begun: dict[int, tuple[Episode, Answer]] = {}  # by place, and not yet in a conversation
-        self._beginnings: list[str] = []  # the texts by which the environments have begun
+        self._beginnings: list[Answer] = []  # by which the environments have begun
+        self._refused: Sequence[str] = ()  # for each place: why its beginning cannot be a prompt; "": it can
         self._times = _TimesOfWork()
 
     @classmethod
@@ -194,13 +230,14 @@ class Talk:
     async def __aenter__(self) -> Self:
         """Starts the environment of every response."""
 
-        async def begin(place: int) -> str:
+        async def begin(place: int) -> Answer:
             self._begun[place] = await self._begin(place)
-            return _text_of(self._begun[place][1])
+            return self._begun[place][1]
 
         try:
             self._beginnings = await gather_calls(*map(begin, range(len(self._seeds_B))))
-            self.prompts_B = self._environments.with_beginnings(self.prompts_B, self._beginnings)
+            prompts_B, self._refused = self._environments.with_beginnings(self.prompts_B, self._beginnings)
+            self.prompts_B = prompts_B
         except BaseException:
             await self.__aexit__()
             raise
@@ -222,72 +259,160 @@ class Talk:
         fills the response takes no reply.
         """
         episode, first = await self._take_begun(place)
-        said = _Said(self.prompts_B.rows[place], first)
+        said = self._nothing_said(place, first)
         try:
             while True:
                 turn = await turns.next_of(row)
-                said.add_turn(len(turn.tokens))
-                tokens = () if first.is_over else await self._answer_to(turn, episode, said)
-                said.length += len(tokens)
+                said.add_turn(turn.tokens)
+                reply = Reply() if first.is_over else await self._reply_to(turn, episode, said)
                 if not turn.is_last:
-                    await turns.reply(turn, tokens)
-                if not len(tokens):
+                    await turns.reply(turn, reply)
+                if not len(reply.tokens):
                     return said.conversation()
+                said.add_reply(reply)
         finally:
             episode.abandon()
 
-    async def _answer_to(self, turn: Turn, episode: Episode, said: _Said) -> Sequence[int]:
-        """Decodes a turn and tells it to the environment; returns the tokens of its answer.
+    def _nothing_said(self, place: int, first: Answer) -> _Said:
+        """Returns a conversation in which the environment has begun."""
+        row = self.prompts_B.rows[place]
+        is_templated = self._environments.tokenizer.chat_template.applies_to(row.prompt)
+        prompt = self.prompts_B.prompts.between(place, place + 1).values.tolist()
+        history = History.of(prompt, as_messages(row.begun_prompt), is_templated=is_templated)
+        return _Said(row, first, history, first.limits)
+
+    async def _reply_to(self, turn: Turn, episode: Episode, said: _Said) -> Reply:
+        """Decodes a turn and tells it to the environment; returns its answer as tokens.
 
         There are none if the environment has ended the conversation, or if the policy may say no more. Then the
-        environment is told so, and answers for the last time.
+        environment is told so, and answers for the last time. It has failed if one answer after the other does not fit
+        into the context.
         """
-        environments = self._environments
-        text = environments.tokenizer.decode(turn.tokens)
-        has_stopped = environments.has_stopped(text, turn.tokens[-1])
-        answer = await self._times.note(episode.say(text, "stop" if has_stopped else "length"))
+        text, has_stopped = self._text_of(turn, said.limits)
+        answer = await self._times.note(self._say(turn, text, has_stopped, episode, said))
         said.add_answer(answer)
         said.add_text(text, answer)
         said.is_truncated = turn.is_last and not has_stopped
-        if answer.is_over:
-            said.ended_by = "environment"
-            return ()
-        tokens: Sequence[int] = ()
-        if turn.turn < environments.config.rollout.multi_turn.max_turns:
-            tokens = self._tokens_of(answer, turn, said)
-        if not len(tokens):
+        reply: Reply | NoRoom = Reply()
+        for num_refused in range(_MAX_REFUSED):
+            if answer.is_over:
+                said.ended_by = "environment"
+                said.is_truncated |= num_refused > 0
+                return Reply()
+            if turn.turn < self._environments.config.rollout.multi_turn.max_turns:
+                reply = await self._tokens_of(answer, turn, said)
+            if isinstance(reply, Reply):
+                break
+            answer = await self._times.note(episode.refuse(reply))
+            said.add_answer(answer)
+        else:
+            said.add_answer(Answer(lost=f"{_MAX_REFUSED} answers to turn {turn.turn} did not fit into the context"))
+            reply = Reply()
+        if not len(reply.tokens):
             said.add_answer(await self._times.note(episode.end()))
-        return tokens
+        return reply
 
-    def _tokens_of(self, answer: Answer, turn: Turn, said: _Said) -> Sequence[int]:
-        """Returns the tokens of an answer's messages; none if they and one token more do not fit into the response."""
+    def _text_of(self, turn: Turn, limits: TurnLimits) -> tuple[str, bool]:
+        """Returns the text of a turn, and whether it ended by itself, and not at a limit of its length."""
         environments = self._environments
+        text = environments.tokenizer.decode(turn.tokens)
+        return text, environments.has_stopped(text, turn.tokens[-1], limits.stop)
+
+    def _say(self, turn: Turn, text: str, has_stopped: bool, episode: Episode, said: _Said) -> Awaitable[Answer]:
+        """Tells the environment a turn, with what it may know of its tokens."""
+        room = self._room(said)
+        ended_by: EndedBy = "length"
+        if has_stopped:
+            ended_by = "stop"
+        elif room.response > 0 and room.context == 0:
+            ended_by = "context"
+        log_probs: Sequence[tuple[str, float]] = ()
+        if said.limits.with_log_probs:
+            pieces = self._environments.tokenizer.pieces(turn.tokens)
+            log_probs = tuple(zip(pieces, turn.log_probs, strict=False))  # a group that has none sends none
+        return episode.say(
+            text,
+            ended_by,
+            room=room,
+            num_context_tokens=said.history.context_length - len(turn.tokens),
+            num_tokens=len(turn.tokens),
+            log_probs=log_probs,
+        )
+
+    def _room(self, said: _Said, num_context_tokens: int | None = None) -> Room:
+        """Returns the tokens that are left in the response, and in its context or in another with so many tokens."""
+        environments = self._environments
+        used = said.history.context_length if num_context_tokens is None else num_context_tokens
+        return Room(
+            context=max(0, environments.max_context_length - used),
+            response=environments.config.data.max_response_length - len(said.history.tokens),
+        )
+
+    async def _tokens_of(self, answer: Answer, turn: Turn, said: _Said) -> Reply | NoRoom:
+        """Returns an answer as tokens, or that they and one token more do not fit into its context.
+
+        There are none if they do not fit into the response, or cannot be said to the model.
+        """
         if turn.is_last:
             said.is_truncated = True
-            return ()
-        is_templated = environments.tokenizer.chat_template.applies_to(said.about.prompt)
+            return Reply()
         try:
-            tokens = environments.turn_tokens.reply(
-                answer.messages, last_token=turn.tokens[-1], is_templated=is_templated
-            )
+            reply = await self._rendered(answer, turn, said)
         except ValueError as error:  # e.g. two messages of the user that a coroutine said together
             lost = f"what followed turn {turn.turn} cannot be said to the model: {error}"
             said.add_answer(Answer(lost=lost))
-            return ()
-        if said.length + len(tokens) >= environments.config.data.max_response_length:
+            return Reply()
+        room = self._room(said, len(reply.tokens) - reply.num_said if reply.begins_context else None)
+        if len(reply.tokens) >= room.response:
             said.is_truncated = True
-            return ()
-        said.messages += answer.messages
-        return [int(token) for token in tokens]
+            return Reply()
+        if reply.num_said >= room.context:
+            return NoRoom(room, reply.num_said)
+        return reply
+
+    async def _rendered(self, answer: Answer, turn: Turn, said: _Said) -> Reply:
+        """Returns an answer as the tokens that follow the turn before it, or of the context that it begins.
+
+        Raises:
+            ValueError: the chat template cannot write it.
+        """
+        environments = self._environments
+        if answer.begins_context:
+            # In a thread, as a context may be long.
+            context = await asyncio.to_thread(environments.context, said.about.data_source, answer)
+            return Reply(
+                tokens=context.tokens.tolist(),
+                messages=answer.messages,
+                num_said=len(context.tokens),
+                begins_context=True,
+                is_templated=environments.tokenizer.chat_template.template is not None,
+                limits=answer.limits,
+            )
+        after = answer.after_turn or turn.turn
+        history = said.history
+        is_templated = history.is_templated(after)
+        following = environments.turn_tokens.reply(
+            answer.messages, last_token=history.last_token_of(after), is_templated=is_templated
+        ).tolist()
+        reply = Reply(following, answer.messages, len(following), is_templated=is_templated, limits=answer.limits)
+        if after == turn.turn or not following:
+            return reply
+        return replace(
+            reply,
+            tokens=[*history.tokens_up_to(after), *following],
+            messages=(*history.messages_up_to(after), *answer.messages),
+            begins_context=True,
+            after_turn=after,
+        )
 
     async def _take_begun(self, place: int) -> tuple[Episode, Answer]:
         """Returns the environment of a response, and how it began; begins it anew after the loss of a group."""
-        if place in self._begun:
-            return self._begun.pop(place)
-        episode, answer = await self._begin(place)
-        if _text_of(answer) != self._beginnings[place]:  # the prompt has the text of the first attempt
+        episode, answer = self._begun.pop(place) if place in self._begun else await self._begin(place)
+        if what_was_said(answer) != what_was_said(self._beginnings[place]):  # the prompt is that of the first attempt
             where = self.prompts_B.rows[place].place
             return episode, Answer(is_over=True, lost=f"{where}: the environment began otherwise than before")
+        if refused := self._refused[place]:
+            return episode, Answer(is_over=True, lost=refused)
         return episode, answer
 
     async def _begin(self, place: int) -> tuple[Episode, Answer]:
@@ -310,10 +435,14 @@ class Talk:
             raise
         return episode, answer
 
-    @property
-    def request(self) -> conversation_pb2.Conversation:
-        """The part of a Generate request that asks for conversations."""
-        return self._environments.request
+    def request(self, places: Sequence[int]) -> conversation_pb2.Conversation:
+        """Returns the part of a Generate request that asks for the conversations at these places, in this order."""
+        limits = [limits_message(self._beginnings[place].limits) for place in places]
+        request = self._environments.request
+        request.first_turns.extend(
+            conversation_pb2.FirstTurn(place=row, limits=own) for row, own in enumerate(limits) if own is not None
+        )
+        return request
 
     def spans(self, step: int) -> list[Span]:
         """Returns the times in which at least one environment was asked, as spans of the timeline."""
@@ -341,7 +470,3 @@ class _TimesOfWork:
         finally:
             self._num_asked -= 1
             self.times_s[-1] = (self.times_s[-1][0], unix_s())
-
-
-def _text_of(answer: Answer) -> str:
-    return "".join(message["content"] for message in answer.messages)

@@ -141,7 +141,7 @@ class KeptRollouts:
         asked = self.prompts.repeated(num_rows // self.prompts.num_prompts)
         talks = [talk for talk in self.groups.scores.conversations if talk is not None]
         if talks:
-            rows = (replace(row, observation=talk.beginning) for row, talk in zip(asked.rows, talks, strict=True))
+            rows = (talk.row_as_begun(row) for row, talk in zip(asked.rows, talks, strict=True))
             asked = replace(asked, rows=tuple(rows))
         return Part(self.slot, np.arange(num_rows), asked, self._kept, talks)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from controller.workers.command import CommandReply
-from environments.messages import Answer, Said
+from environments.messages import Answer, NoRoom, Said
 from environments.pool import EnvironmentProcesses, Episode
 from environments.record import Replay
 from splitppo.batch import Batch
@@ -63,14 +63,17 @@ class Talking(FakeSampler):
         num_rows = len(asked["seeds"].values)
         self._open = {place: asyncio.Queue() for place in range(num_rows)}
 
-        async def converse(place: int) -> tuple[list[int], list[int]]:
+        async def converse(place: int) -> tuple[list[int], list[int], list[int]]:
             assert self._open is not None
-            tokens, mask = list[int](), list[int]()
+            tokens, mask, segments = list[int](), list[int](), list[int]()
             for number in range(1, limit + 1):
                 turn = list(self.speak(place, number, tokens))[: limit - len(tokens)]
                 tokens, mask = tokens + turn, mask + [1] * len(turn)
                 is_last = len(tokens) == limit
-                ended = TurnsEnded(turns=[Turn(place=place, turn=number, tokens=turn, is_last=is_last)])
+                log_probs = [-0.5] * len(turn) if conversation.with_log_probs else []
+                ended = TurnsEnded(
+                    turns=[Turn(place=place, turn=number, tokens=turn, is_last=is_last, log_probs=log_probs)]
+                )
                 for _ in range(1 + self.says_twice):
                     on_turns(ended)
                 if is_last:
@@ -80,9 +83,11 @@ class Talking(FakeSampler):
                 assert bool(reply.tokens) != reply.is_last
                 if reply.is_last:
                     break
+                if reply.begins_context:
+                    segments += len(tokens), len(reply.tokens)
                 tokens, mask = tokens + list(reply.tokens), mask + [0] * len(reply.tokens)
                 assert len(tokens) < limit
-            return tokens, mask
+            return tokens, mask, segments
 
         rows = await asyncio.gather(*map(converse, range(num_rows)))
         self._open = None
@@ -91,9 +96,10 @@ class Talking(FakeSampler):
                 prompt for prompt, own in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True) for _ in own
             ],
             seeds=asked["seeds"].values[:, None],
-            responses=[tokens for tokens, _ in rows],
-            response_mask=[mask for _, mask in rows],
-            rollout_log_probs=[[-0.1 * is_sampled for is_sampled in mask] for _, mask in rows],
+            responses=[tokens for tokens, _, _ in rows],
+            response_mask=[mask for _, mask, _ in rows],
+            segments=[segments for *_, segments in rows],
+            rollout_log_probs=[[-0.1 * is_sampled for is_sampled in mask] for _, mask, _ in rows],
         )
         by_length = np.argsort(answers["responses"].lengths, kind="stable")
         for part, places in enumerate(map(np.sort, self._parts_of(by_length, num_parts)), start=1):
@@ -123,7 +129,7 @@ class TalkingRollout(Talking, FakeRollout):
     """A rollout group that says the turns of a function."""
 
 
-# (row, seed) -> answers: first to the start, then to each (text, ended by) that is sent
+# (row, seed) -> answers: first to the start, then to each turn, or answer that has no room, that is sent
 Converse = Callable[[Mapping[str, Any], int], "Iterator[Answer]"]
 
 
@@ -136,17 +142,22 @@ class FunctionEpisode(Episode):
     def __init__(self, answers: Any, replay: Replay | None) -> None:  # not the episode's: there is no process
         self._answers = answers
         self._replay = replay
-        self._told: list[Said | None] = []
+        self._told: list[Said | NoRoom | None] = []
         self._given: list[Answer] = []
         self.is_abandoned = False
 
     async def start(self) -> Answer:
         return self._answer(lambda: next(self._answers))
 
-    async def say(self, text: str, ended_by: Any) -> Answer:
+    async def say(self, text: str, ended_by: Any, **counted: Any) -> Answer:
         await asyncio.sleep(0)
-        self._told.append(Said(text, ended_by))
-        return self._answer(lambda: self._answers.send((text, ended_by)))
+        said = Said(text, ended_by, **counted)
+        self._told.append(said)
+        return self._answer(lambda: self._answers.send(said))
+
+    async def refuse(self, no_room: NoRoom) -> Answer:
+        self._told.append(no_room)
+        return self._answer(lambda: self._answers.send(no_room))
 
     async def end(self) -> Answer:
         self._told.append(None)

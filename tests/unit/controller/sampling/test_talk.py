@@ -45,6 +45,7 @@ from tests.support.call_log import CallLog
 from tests.support.fake_services import FakeScorer, make_config
 from tests.support.scores import make_scores
 from tests.support.talking import FunctionEnvironments, Speak, TalkingActor, TalkingRollout
+from tests.support.user_tools import write
 
 NUM_SAMPLES = 2
 LIMIT = 24
@@ -67,13 +68,26 @@ def says(*tokens: int) -> Speak:
 
 
 class Run:
-    """A step whose rollouts are sampled by a scripted actor, with two prompts and two samples of each."""
+    """A step whose rollouts are sampled by a scripted actor, with two prompts and two samples of each.
 
-    def __init__(self, folder: Path, converse: Any, speak: Speak, *, num_parts: int = 1, **changes: Any) -> None:
+    `template` is another chat template than that of the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        converse: Any,
+        speak: Speak,
+        *,
+        num_parts: int = 1,
+        template: str | None = None,
+        **changes: Any,
+    ) -> None:
         models.save_tokenizer(folder / "model")
-        tokenizer = load_tokenizer(str(folder / "model"))
-        keys = {"rollout__multi_turn__environments": {"default": {"tools": ["x.py:f"]}}, **changes}
-        keys |= {"data__max_response_length": LIMIT, "data__max_prompt_length": 30}
+        own_template = None if template is None else write(folder, template, "template.jinja")
+        tokenizer = load_tokenizer(str(folder / "model"), chat_template=own_template)
+        keys = {"rollout__multi_turn__environments": {"default": {"tools": ["x.py:f"]}}}
+        keys |= {"data__max_response_length": LIMIT, "data__max_prompt_length": 30, **changes}
         config = make_config(folder / "run", rollout__stream_groups=num_parts, **keys)
         self.environments = FunctionEnvironments(converse)
         self.actor = TalkingActor(CallLog())
