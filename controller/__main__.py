@@ -1,6 +1,7 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
 
 `python -m controller doctor --config FILE`: finds what is wrong with a run and its groups, and says what to do.
+`python -m controller play --config FILE`: holds one conversation with an environment, by hand or by the model.
 `python -m controller plan RUN_DIR`: predicts the time of a step of that run on other devices, schedules and placements.
 `python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended.
 `python -m controller from-verl SCRIPT_OR_YAML`: translates a verl run into the keys of this project.
@@ -72,7 +73,13 @@ def _chosen(arguments: list[str]) -> tuple[Command, list[str]]:
     Raises:
         ConfigError: there is no command of this name.
     """
-    commands: dict[str, Command] = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
+    commands: dict[str, Command] = {
+        "doctor": _doctor,
+        "play": _play,
+        "plan": _plan,
+        "sync": _sync,
+        "from-verl": _from_verl,
+    }
     first = arguments[0] if arguments else ""
     if first in commands:
         return commands[first], arguments[1:]
@@ -138,6 +145,13 @@ def _check(config: Config, *, with_defaults: bool) -> int:
         sys.stderr.write(f"warning: {warning}\n")
     check_devices(config, gpus)  # after the plan, which is of use also on a machine that is not to run it
     return 0
+
+
+def _play(arguments: list[str]) -> int:
+    """Runs `play`, which holds one conversation; returns 0, or 1 if it failed; unusable input is a ConfigError."""
+    from controller.commands.play.command import DESCRIPTION, play
+
+    return play(_parser("play", DESCRIPTION, takes_config=True), arguments)
 
 
 def _plan(arguments: list[str]) -> int:

@@ -76,7 +76,7 @@ def test_every_module_that_a_page_starts_says_its_help(tmp_path: Path, module: s
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("command", ["plan", "sync", "doctor", "from-verl"])
+@pytest.mark.parametrize("command", ["play", "plan", "sync", "doctor", "from-verl"])
 def test_every_command_beside_training_says_its_help(tmp_path: Path, command: str) -> None:
     done = run_python(tmp_path, "-m", "controller", command, "--help")
     assert done.returncode == 0, done.stderr

@@ -86,7 +86,7 @@ def test_check_shows_only_the_keys_that_differ_from_their_defaults(
     ("command", "answer"),
     [
         ("doctr", "(did you mean doctor?)"),
-        ("frobnicate", "expected one of doctor, plan, sync, from-verl, or --config"),
+        ("frobnicate", "expected one of doctor, play, plan, sync, from-verl, or --config"),
     ],
 )
 def test_a_command_that_is_none_gets_the_nearest_or_all(
