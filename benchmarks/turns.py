@@ -142,11 +142,11 @@ class SleepingEngine:
             yield DecodingStep(0, 1, ended if open_turns else over, over if open_turns else ())
             ended = []
             if open_turns is not None:
-                for response, tokens, is_last in open_turns.due(is_idle=not queue and not running):
-                    if is_last:
+                for response, reply in open_turns.due(is_idle=not queue and not running):
+                    if reply.is_last:
                         ended.append(response)
                     else:
-                        response.observe(tokens)
+                        response.observe(reply)
                         queue.append(response)
 
 
@@ -165,7 +165,7 @@ def converse(
         conversation=conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
     )
     rows = rows.merge(Batch.from_rows(places=[[place] for place in range(rows.num_rows)]))
-    open_turns = RankTurns(rows, request, tools)
+    open_turns = RankTurns(request, tools)
     started_s = clock()
     num_tokens = 0
     for step in generate(rows, Sampling(1.0, 1.0, 0, LONGEST), tools.is_cancelled, open_turns):

@@ -13,7 +13,7 @@ from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
 from services.rollout.open_turns import RankTurns
 from services.rollout.protocol import PolicyWeights, Response, Sampling
-from services.rollout.reply_router import ReplyLimits, ReplyRouter
+from services.rollout.reply_router import ReplyLimits, ReplyRouter, problem_of_limits
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.command import Command, CommandProgress, Effect, Messages, Outcome, Rows, refused_command
 from services.runtime.context import RankContext
@@ -86,7 +86,7 @@ class Generation:
         """
         version = request.header.base_step
         metrics = self.update_weights(version)
-        turns = RankTurns(batch, request, report) if request.HasField("conversation") else None
+        turns = RankTurns(request, report) if request.HasField("conversation") else None
         have_turns = turns is not None
         parts = StreamedParts(batch, request.num_parts, report, version, have_turns=have_turns)
         ended: list[Response] = []
@@ -113,11 +113,13 @@ class Generation:
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
         """Checks that the rows can be sampled, else ValueError; for streaming and turns adds column `places`."""
         sampling = _sampling(request)
-        check_rows(batch, self._policy.model, room=sampling.max_response_length)
-        longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
-        self._backend.check_request(sampling, longest)
+        longest_prompt = int(batch["prompts"].lengths.max(initial=0))
+        longest = longest_prompt + sampling.max_response_length
         if request.HasField("conversation"):
-            self._check_conversation(request.conversation)
+            self._check_conversation(request.conversation, longest_prompt)
+            longest = min(longest, request.conversation.max_context_length or longest)
+        check_rows(batch, self._policy.model, room=longest - longest_prompt)
+        self._backend.check_request(sampling, longest)
         per_prompt = np.unique(batch["seeds"].lengths)
         if len(per_prompt) != 1 or per_prompt[0] < 1:
             raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
@@ -125,24 +127,48 @@ class Generation:
         num_rows = batch.num_rows * num_samples
         if not 0 <= request.num_parts <= num_rows:
             raise ValueError(f"num_parts must be 0 (not streamed) to {num_rows} responses, got {request.num_parts}")
+        self._check_first_turns(request.conversation.first_turns, num_rows)
         if request.num_parts <= 1 and not request.HasField("conversation"):
             return batch
         places = np.arange(num_rows).reshape(batch.num_rows, num_samples)
         return batch.merge(Batch.from_rows(places=list(places)))
 
-    def _check_conversation(self, conversation: conversation_pb2.Conversation) -> None:
-        """Raises ValueError if the limits of a conversation are negative, or lengths are forced for a test."""
-        for name in ("max_turn_length", "reply_steps"):
+    def _check_conversation(self, conversation: conversation_pb2.Conversation, longest_prompt: int) -> None:
+        """Raises ValueError if a limit is negative, a prompt fills the context, or lengths are forced for a test."""
+        for name in ("max_turn_length", "reply_steps", "max_context_length"):
             if (value := getattr(conversation, name)) < 0:
                 raise ValueError(f"conversation.{name} must be 0 or positive, got {value}")
+        most = conversation.max_context_length
+        if 0 < most <= longest_prompt:
+            raise ValueError(
+                f"conversation.max_context_length ({most}) must be over the longest prompt ({longest_prompt} tokens)"
+            )
         if self._forces_lengths:
             raise ValueError("debug.response_lengths forces the lengths of responses, which conversations do not take")
+
+    def _check_first_turns(self, first_turns: Sequence[conversation_pb2.FirstTurn], num_rows: int) -> None:
+        """Raises ValueError if limits of first turns are of no response, of one twice, or cannot be kept."""
+        places = [first.place for first in first_turns]
+        if len(set(places)) < len(places) or not set(places) <= set(range(num_rows)):
+            raise ValueError(
+                f"conversation.first_turns must name each of the places 0 to {num_rows - 1} at most once, got {places}"
+            )
+        for first in first_turns:
+            problem = problem_of_limits(first.limits, takes_stop_texts=self._backend.takes_stop_texts)
+            if problem:
+                raise ValueError(f"the first turn of response {first.place}: {problem}")
 
     def _open_turns(self, request: actor_pb2.GenerateRequest, shares: Sequence[Batch]) -> ReplyRouter:
         """Makes what checks the replies to the turns of a request, whose rows the ranks have."""
         vocab_size = int(self._policy.model.config.get_text_config().vocab_size)
-        limits = ReplyLimits(vocab_size, request.sampling.max_response_length)
-        return ReplyRouter(limits, [share["places"].values.tolist() for share in shares])
+        max_response_length = request.sampling.max_response_length
+        limits = ReplyLimits(
+            num_token_ids=vocab_size,
+            max_response_length=max_response_length,
+            max_context_length=request.conversation.max_context_length,
+            takes_stop_texts=self._backend.takes_stop_texts,
+        )
+        return ReplyRouter(limits, [_prompt_lengths(share) for share in shares])
 
 
 def replies(open_turns: Callable[[actor_pb2.GenerateRequest, Sequence[Batch]], ReplyRouter]) -> Messages:
@@ -173,6 +199,12 @@ def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> lis
     order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine
     return to_leaders([np.sort(order[engine::num_engines]) for engine in range(num_engines)], ranks_per_engine)
+
+
+def _prompt_lengths(rows: Batch) -> dict[int, int]:
+    """Returns the length of the prompt of each response, by place; `rows` has the column `places`."""
+    lengths = np.repeat(rows["prompts"].lengths, rows["places"].lengths)
+    return dict(zip(rows["places"].values.tolist(), lengths.tolist(), strict=True))
 
 
 def _sampling(request: actor_pb2.GenerateRequest) -> Sampling:

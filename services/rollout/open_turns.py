@@ -14,14 +14,14 @@ from typing import NamedTuple
 from services.rollout.protocol import Answered, DecodingStep, Response
 from services.runtime.command import CommandCancelled, CommandProgress
 from splitppo import failpoints
-from splitppo.batch import Batch
 from splitppo.rpc.wire_format import divide
 from splitppo.v1 import actor_pb2
-from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnReply, TurnsEnded
+from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnLimits, TurnReply, TurnsEnded
 
 _WAIT_S = 0.5
 # The most bytes of a message with turns, far below the limit of gRPC.
 _MAX_MESSAGE_BYTES = 1 << 20
+_NO_LIMITS = TurnLimits()
 
 
 def send_turns(report: CommandProgress, turns: Sequence[Turn]) -> None:
@@ -55,17 +55,15 @@ class _Waiting(NamedTuple):
 class RankTurns:
     """The clock of one rank's decoding steps, and its responses that wait for replies; see `protocol.OpenTurns`.
 
-    `rows` are those of this rank, with the column `places`.
-
     Attributes:
         waited_s: seconds in which nothing was decoded, because a reply was missing.
     """
 
-    def __init__(self, rows: Batch, request: actor_pb2.GenerateRequest, report: CommandProgress) -> None:
-        self._limits = request.conversation
+    def __init__(self, request: actor_pb2.GenerateRequest, report: CommandProgress) -> None:
+        self._conversation = request.conversation
+        self._first_limits = {first.place: first.limits for first in request.conversation.first_turns}
         self._report = report
         self._max_response_length = request.sampling.max_response_length
-        self._places = rows["places"].values
         self._clock = 0
         self._progress = (0, 0)
         # Keys of both: the response's place in the request, and the number of its turn.
@@ -79,9 +77,20 @@ class RankTurns:
         return bool(self._waiting)
 
     def max_tokens(self, response: Response) -> int:
-        """Returns the number of tokens of a response at which its next turn must end."""
-        longest = self._limits.max_turn_length or self._max_response_length
-        return min(len(response.tokens) + longest, self._max_response_length)
+        """Returns the number of tokens of a response at which its next turn must end: the least of all limits."""
+        room = self._max_response_length - len(response.tokens)
+        room = min(room, self._conversation.max_turn_length or room, self._limits_of(response).max_tokens or room)
+        if self._conversation.max_context_length:
+            room = min(room, self._conversation.max_context_length - response.num_context_tokens)
+        return len(response.tokens) + room
+
+    def stop_texts(self, response: Response) -> Sequence[str]:
+        """Returns the texts that end the next turn of a response, beside those of the run."""
+        return self._limits_of(response).stop
+
+    def _limits_of(self, response: Response) -> TurnLimits:
+        """Returns the limits that the next turn of a response has of its own."""
+        return response.limits if response.replies else self._first_limits.get(response.place, _NO_LIMITS)
 
     def announce(self, step: DecodingStep) -> None:
         """Counts a decoding step, and reports the turns that have ended in it.
@@ -94,7 +103,7 @@ class RankTurns:
         turns = [self._turn(response) for response in step.turns]
         turns += [self._turn(response, is_last=True) for response in full]
         for response in step.turns:
-            self._waiting[self._key(response)] = _Waiting(self._clock + self._limits.reply_steps, response)
+            self._waiting[self._key(response)] = _Waiting(self._clock + self._conversation.reply_steps, response)
         if turns:
             send_turns(self._report, turns)
 
@@ -108,12 +117,12 @@ class RankTurns:
             self._clock = max(self._clock, min(waiting.due_step for waiting in self._waiting.values()))
         due = {turn for turn, waiting in self._waiting.items() if waiting.due_step <= self._clock}
         if due:
-            num_needed = len(due) if self._limits.reply_steps else int(is_idle)
+            num_needed = len(due) if self._conversation.reply_steps else int(is_idle)
             self._wait_for_replies(due, num_needed, while_waiting)
         due_with_reply = due & self._replies.keys()
         answered = [(self._waiting.pop(turn), self._replies.pop(turn)) for turn in due_with_reply]
         answered.sort(key=lambda pair: (pair[0].due_step, pair[0].response.index))
-        return [Answered(waiting.response, reply.tokens, reply.is_last) for waiting, reply in answered]
+        return [Answered(waiting.response, reply) for waiting, reply in answered]
 
     def _wait_for_replies(self, due: set[tuple[int, int]], num_needed: int, while_waiting: Callable[[], None]) -> None:
         """Takes replies until `num_needed` of the responses that are `due` (places and turns) have one.
@@ -137,8 +146,9 @@ class RankTurns:
 
     def _turn(self, response: Response, *, is_last: bool = False) -> Turn:
         place, number = self._key(response)
-        return Turn(place=place, turn=number, tokens=response.turn_tokens, is_last=is_last)
+        log_probs = response.turn_log_probs if self._conversation.with_log_probs else ()
+        return Turn(place=place, turn=number, tokens=response.turn_tokens, is_last=is_last, log_probs=log_probs)
 
     def _key(self, response: Response) -> tuple[int, int]:
         """Returns the place of a response, and the number of its latest turn."""
-        return int(self._places[response.index]), len(response.replies) + 1
+        return response.place, len(response.replies) + 1

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from splitppo.batch import Array, Batch
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
+from splitppo.v1.conversation_pb2 import TurnLimits, TurnReply
 
 
 class PolicyWeights(Protocol):
@@ -68,7 +69,10 @@ class Response:
     seed: int  # int64, of the random numbers by which its tokens are sampled
     tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one of a turn
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
+    place: int = 0  # among all responses of the request; without column `places` the same as `index`
     replies: list[range] = field(default_factory=list)  # the positions of each reply to a turn, in order
+    contexts: list[range] = field(default_factory=list)  # those replies that are contexts which begin anew
+    limits: TurnLimits = field(default_factory=TurnLimits)  # of the turn after the latest reply
 
     @property
     def mask(self) -> Array:
@@ -83,15 +87,41 @@ class Response:
         """The tokens that have been sampled since the latest reply."""
         return self.tokens[self.replies[-1].stop if self.replies else 0 :].tolist()
 
+    @property
+    def turn_log_probs(self) -> list[float]:
+        """The log-probs of `turn_tokens`."""
+        return self.log_probs[self.replies[-1].stop if self.replies else 0 :].tolist()
+
+    @property
+    def segments(self) -> list[int]:
+        """The values of the column `segments`: where each later context begins in the response, and its length."""
+        return [number for context in self.contexts for number in (context.start, len(context))]
+
+    @property
+    def num_context_tokens(self) -> int:
+        """The number of tokens of `context`."""
+        if self.contexts:
+            return len(self.tokens) - self.contexts[-1].start
+        return len(self.prompt) + len(self.tokens)
+
     def context(self) -> Array:
-        """Returns all tokens that the next one follows: the prompt's array itself, or a new one with tokens added."""
+        """Returns all tokens that the next one follows: those since the latest context began, or since the prompt.
+
+        Before the first token it is the prompt's array itself.
+        """
+        if self.contexts:
+            return np.asarray(self.tokens[self.contexts[-1].start :], np.int32)
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else self.prompt
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Adds the tokens of a reply, with log-probs of 0."""
-        self.replies.append(range(len(self.tokens), len(self.tokens) + len(tokens)))
-        self.tokens.extend(tokens)
-        self.log_probs.extend([0.0] * len(tokens))
+    def observe(self, reply: TurnReply) -> None:
+        """Adds the tokens of a reply, with log-probs of 0; the reply may begin a context, and limits the next turn."""
+        added = range(len(self.tokens), len(self.tokens) + len(reply.tokens))
+        self.replies.append(added)
+        if reply.begins_context:
+            self.contexts.append(added)
+        self.limits = reply.limits
+        self.tokens.extend(reply.tokens)
+        self.log_probs.extend([0.0] * len(added))
 
     def extend(self, tokens: Iterable[int], log_probs: Sequence[float]) -> None:
         """Adds sampled tokens and their log-probs; FloatingPointError if a log-prob is not finite."""
@@ -104,10 +134,13 @@ class Response:
 
 
 def empty_responses(rows: Batch) -> list[Response]:
-    """Makes an empty Response for each seed of each prompt in a batch (columns `prompts` and `seeds`)."""
-    prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), strict=True)
-    wanted = ((prompt, seed) for prompt, seeds in prompts for seed in seeds.tolist())
-    return [Response(index, prompt, seed) for index, (prompt, seed) in enumerate(wanted)]
+    """Makes an empty Response for each seed of each prompt in a batch: columns `prompts`, `seeds`, perhaps `places`."""
+    seeds = rows["seeds"].values.tolist()
+    places = rows["places"].values.tolist() if "places" in rows else range(len(seeds))
+    repeated = zip(rows["prompts"].rows(), rows["seeds"].lengths, strict=True)
+    prompts = [prompt for prompt, num_seeds in repeated for _ in range(num_seeds)]
+    wanted = zip(prompts, seeds, places, strict=True)
+    return [Response(index, prompt, seed, place=place) for index, (prompt, seed, place) in enumerate(wanted)]
 
 
 @dataclass(frozen=True)
@@ -121,11 +154,10 @@ class DecodingStep:
 
 
 class Answered(NamedTuple):
-    """A response whose turn has a reply: with these tokens it goes on, or it is over and there are none."""
+    """A response whose turn has a reply: it is over (`reply.is_last`), or goes on with it (`Response.observe`)."""
 
     response: Response
-    tokens: Sequence[int]
-    is_last: bool
+    reply: TurnReply
 
 
 class OpenTurns(Protocol):
@@ -136,7 +168,10 @@ class OpenTurns(Protocol):
         """True while responses wait for replies."""
 
     def max_tokens(self, response: Response) -> int:
-        """Returns the number of tokens, of all turns together, at which the next turn of a response must end."""
+        """Returns the number of tokens, of the whole response, at which its next turn must end."""
+
+    def stop_texts(self, response: Response) -> Sequence[str]:
+        """Returns the texts that end the next turn of a response, beside those of the run."""
 
     def due(self, *, is_idle: bool, while_waiting: Callable[[], None] = lambda: None) -> Sequence[Answered]:
         """Returns the responses that go on after this decoding step.
@@ -155,6 +190,10 @@ class RolloutBackend(Protocol):
     # The step whose weights it samples with; None: none, or outdated ones. The owner of the backend may set None, too.
     policy_version: int | None
     ranks_per_engine: int  # ranks that sample the same rows; the lowest of them gets the rows
+
+    @property
+    def takes_stop_texts(self) -> bool:
+        """True if turns may have texts that end them (`OpenTurns.stop_texts`): there is a tokenizer."""
 
     def sync_weights(self, version: int) -> None:
         """Copies the policy's weights of step `version` into the backend; called before `generate`. Collective."""
@@ -175,12 +214,12 @@ class RolloutBackend(Protocol):
         """Samples one response per seed of this rank's prompts; yields the progress after each decoding step.
 
         Each of `empty_responses` is in `ended` of one step. With `open_turns` it may be in `turns` of several steps
-        before: each time it goes on once it is `due`. Ranks may have different numbers of prompts, also none, and
-        finish at different times. So an implementation may synchronise ranks at the beginning, but never between
-        tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses and
-        turns have ended. The same weights, prompts, seeds and replies give the same responses, which end in the same
-        steps; timing has no influence on what is sampled together (with replies after 0 steps: no other one).
-        `is_cancelled` is called at token boundaries.
+        before: each time it goes on once it is `due`, and its next tokens follow its `context`. Ranks may have
+        different numbers of prompts, also none, and finish at different times. So an implementation may synchronise
+        ranks at the beginning, but never between tokens. Ranks that share one engine are the exception: only the one
+        with the rows reports which responses and turns have ended. The same weights, prompts, seeds and replies give
+        the same responses, which end in the same steps; timing has no influence on what is sampled together (with
+        replies after 0 steps: no other one). `is_cancelled` is called at token boundaries.
 
         Raises:
             CommandCancelled: `is_cancelled` returned True; the backend stays usable.

@@ -98,9 +98,9 @@ class StopRule:
         if texts and self.tokenizer is None:
             raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
 
-    def begin(self, prompt: Array) -> "StopWatch":
-        """Makes a StopWatch, which decides where a new response to this prompt ends."""
-        return StopWatch(self, prompt)
+    def begin(self, prompt: Array, texts: Sequence[str] = ()) -> "StopWatch":
+        """Makes a StopWatch, which decides where a new response to this prompt ends; `texts` end this one alone."""
+        return StopWatch(self, prompt, (*self.texts, *texts))
 
     def max_tokens(self, seed: int, sampling: Sampling) -> int:
         """Returns the most tokens that the response of this seed may have: its forced length, or the maximal length."""
@@ -111,22 +111,23 @@ class StopRule:
 class StopWatch:
     """Decides where one response ends, token by token; made by `StopRule.begin`. Decodes texts like vLLM."""
 
-    def __init__(self, rule: StopRule, prompt: Array) -> None:
+    def __init__(self, rule: StopRule, prompt: Array, texts: Sequence[str]) -> None:
         self._rule = rule
-        self._num_kept = max(map(len, rule.texts), default=1) - 1  # characters that a stop text may begin with
+        self._texts = texts
+        self._num_kept = max(map(len, texts), default=1) - 1  # characters that a stop text may begin with
         self._tail = ""
         # The prompt matters for tokenizers whose first token loses its leading space.
-        self._stream = DecodeStream(ids=prompt.tolist() if rule.texts else [], skip_special_tokens=True)
+        self._stream = DecodeStream(ids=prompt.tolist() if texts else [], skip_special_tokens=True)
 
     def ends_with(self, token: int) -> bool:
         """Adds the next token of a response to this watch; returns True if the response ends with that token."""
-        return token in self._rule.token_ids or (bool(self._rule.texts) and self._completes_a_text(token))
+        return token in self._rule.token_ids or (bool(self._texts) and self._completes_a_text(token))
 
     def _completes_a_text(self, token: int) -> bool:
         """Returns True if a stop text ends in the text of this token; it may have begun in those before."""
         text = self._tail + (self._decode(token) or "")
         self._tail = text[max(0, len(text) - self._num_kept) :]
-        return any(stop in text for stop in self._rule.texts)
+        return any(stop in text for stop in self._texts)
 
     def _decode(self, token: int) -> str | None:
         """Returns the text that a token completes, None if more of its character is to come."""

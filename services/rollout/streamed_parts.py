@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Any
 
 from services.rollout.protocol import Response
 from services.runtime.command import CommandProgress
@@ -49,14 +50,17 @@ class StreamedParts:
 def response_rows(responses: Iterable[Response], *, have_turns: bool = False) -> Batch:
     """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs.
 
-    `have_turns`: they are conversations, and the Batch has the column response_mask, too.
+    `have_turns`: they are conversations, and the Batch has the columns response_mask and segments, too.
     """
     ordered = sorted(responses, key=attrgetter("index"))
-    masks = {"response_mask": [response.mask for response in ordered]} if have_turns else {}
+    of_turns: dict[str, Any] = {}
+    if have_turns:
+        of_turns["response_mask"] = [response.mask for response in ordered]
+        of_turns["segments"] = [response.segments for response in ordered]
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],
         seeds=[[response.seed] for response in ordered],
         responses=[response.tokens for response in ordered],
         rollout_log_probs=[response.log_probs for response in ordered],
-        **masks,
+        **of_turns,
     )

@@ -57,12 +57,22 @@ class Talk:
 
 def impossible(draw: random.Random, talk: Talk) -> list[conversation_pb2.TurnReply]:
     """The replies of a request: some may be in order, one is not."""
-    waiting, others = talk.possible(), [*talk.possible(), *talk.taken]
+    others = [*talk.possible(), *talk.taken]
     request = draw.sample(others, draw.randrange(len(others)))
-    good = draw.choice(waiting)
+    good = draw.choice(talk.possible())
+    wrong = _wrong(draw, good, talk)
+    request = [one for one in request if (one.place, one.turn) != (wrong.place, wrong.turn)]
+    request.insert(draw.randrange(len(request) + 1), wrong)
+    if draw.random() < 0.1:
+        request = [good, *(one for one in request if one != good), good]
+    return request
+
+
+def _wrong(draw: random.Random, good: conversation_pb2.TurnReply, talk: Talk) -> conversation_pb2.TurnReply:
+    """A reply that cannot be, in place of a good one."""
     tokens = list(good.tokens) or [3]
     wrong = reply(good.place, good.turn, *tokens)
-    match draw.randrange(7):
+    match draw.randrange(9):
         case 0:
             wrong.place = draw.choice((talk.num_places, *INT32))
         case 1:
@@ -78,11 +88,13 @@ def impossible(draw: random.Random, talk: Talk) -> list[conversation_pb2.TurnRep
             wrong.tokens.insert(draw.randrange(len(tokens) + 1), draw.choice((LIMITS.num_token_ids, *INT32)))
         case 6:
             wrong.tokens.extend([1] * draw.choice((LIMITS.max_response_length, 2000)))
-    request = [one for one in request if (one.place, one.turn) != (wrong.place, wrong.turn)]
-    request.insert(draw.randrange(len(request) + 1), wrong)
-    if draw.random() < 0.1:
-        request = [good, *(one for one in request if one != good), good]
-    return request
+        case 7:
+            wrong.begins_context = True
+            wrong.tokens.extend([1] * LIMITS.max_context_length)
+        case 8:
+            wrong.limits.max_tokens = draw.choice((0, *INT32[:2]))
+            wrong.limits.stop.extend(draw.choice(([""], ["a"] * 17)))
+    return wrong
 
 
 def fuzz_replies(folder: Path, num_inputs: int, seed: int) -> list[str]:

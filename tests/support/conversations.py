@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from services.rollout.open_turns import RankTurns
 from services.rollout.protocol import DecodingStep, Response, RolloutBackend, Sampling
 from splitppo.batch import Batch
 from splitppo.v1 import conversation_pb2
-from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnReply, TurnsEnded
+from splitppo.v1.conversation_pb2 import ReplyRequest, Turn, TurnLimits, TurnReply, TurnsEnded
 from tests.support.roles import RecordedProgress, generate_request
 from tests.support.turns import turn_reply
 
@@ -36,6 +37,34 @@ def replies_of(num_turns: int, budget: int, vocab_size: int = 20) -> Script:
         if turn.turn >= num_turns or lengths[turn.place] >= budget:
             return turn_reply(turn.place, turn.turn, is_last=True)
         return turn_reply(turn.place, turn.turn, tokens)
+
+    return reply
+
+
+def contexts_of(
+    num_turns: int, budget: int, max_context_length: int, vocab_size: int = 20, stop: Sequence[str] = ()
+) -> Script:
+    """Replies of which every second one, from the first on, begins a context, as does one that fits into none.
+
+    They depend on the turn's tokens, end as those of `replies_of`, and every third one limits the turn that follows to
+    two tokens and by stop texts.
+    """
+    lengths: dict[int, int] = {}
+    contexts: dict[int, int] = {}
+
+    def reply(turn: Turn) -> TurnReply:
+        rng = np.random.default_rng([turn.place, turn.turn, *turn.tokens])
+        tokens = rng.integers(3, vocab_size, rng.integers(1, 5)).tolist()
+        lengths[turn.place] = lengths.get(turn.place, 0) + len(turn.tokens) + len(tokens)
+        if turn.turn >= num_turns or lengths[turn.place] >= budget:
+            return turn_reply(turn.place, turn.turn, is_last=True)
+        made = turn_reply(turn.place, turn.turn, tokens)
+        continued = contexts.get(turn.place, 0) + len(turn.tokens) + len(tokens)
+        made.begins_context = turn.turn % 2 == 1 or continued >= max_context_length
+        contexts[turn.place] = len(tokens) if made.begins_context else continued
+        if turn.turn % 3 == 0:
+            made.limits.CopyFrom(TurnLimits(max_tokens=2, stop=stop))
+        return made
 
     return reply
 
@@ -84,22 +113,20 @@ def converse(
     report: ScriptedReplies,
     *,
     max_response_length: int,
-    reply_steps: int = 0,
-    max_turn_length: int = 0,
     temperature: float = 1.0,
+    **conversation: Any,
 ) -> list[DecodingStep]:
     """Samples conversations with a backend alone; returns its steps. Row r, sample s has place 100 r + s.
 
-    Rows with the column `places` keep their own.
+    Rows with the column `places` keep their own. `conversation` has fields of the message of that name.
     """
     request = generate_request(
-        max_response_length=max_response_length,
-        conversation=conversation_pb2.Conversation(reply_steps=reply_steps, max_turn_length=max_turn_length),
+        max_response_length=max_response_length, conversation=conversation_pb2.Conversation(**conversation)
     )
     if "places" not in rows:
         places = [[100 * row + sample for sample in range(num)] for row, num in enumerate(rows["seeds"].lengths)]
         rows = rows.merge(Batch.from_rows(places=places))
-    open_turns = RankTurns(rows, request, report)
+    open_turns = RankTurns(request, report)
     steps = []
     sampling = Sampling(temperature, 1.0, 0, max_response_length)
     for step in backend.generate(rows, sampling, report.is_cancelled, open_turns):

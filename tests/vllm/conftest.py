@@ -52,6 +52,8 @@ class Groups:
         """
         if name not in self.results:
             rollout: dict[str, Any] = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
+            if "contexts" in scenarios:  # turns may have texts that end them
+                rollout["multi_turn"] = {"environments": {"default": {"tools": ["unused.py:tool"]}}}
             role = "rollout" if actor else "actor"
             devices = list(range(world_size)) if self.on_gpus else []
             services = {role: {"num_processes": world_size, "devices": devices}}
@@ -126,7 +128,7 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
     """Returns the results of a scenario on one rank with an engine of its own."""
     names = (
         *("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation"),
-        *("conversations", "published"),
+        *("conversations", "contexts", "published"),
     )
 
     def find(scenario: str) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def shared_engine(groups: Groups) -> Found:
     """
     return groups.run(
         "shared_engine",
-        *("greedy", "streaming", "cancellation", "stop_texts", "conversations"),
+        *("greedy", "streaming", "cancellation", "stop_texts", "conversations", "contexts"),
         world_size=2,
         model="llama",
         stop=("ab", "q", "7"),

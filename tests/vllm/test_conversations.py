@@ -17,6 +17,16 @@ pytestmark = pytest.mark.vllm
 MAX_LOG_PROB_DIFF = 1e-5
 
 
+@pytest.fixture(params=["alone", "shared_engine"])
+def found_contexts(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each rank found in the scenario `contexts`."""
+    if request.param == "alone":
+        alone: Callable[[str], dict[str, Any]] = request.getfixturevalue("alone")
+        return [alone("contexts")]
+    ranks: Found = request.getfixturevalue(request.param)
+    return [rank["contexts"] for rank in ranks]
+
+
 @pytest.fixture(
     params=[
         *("alone", "shared_engine"),
@@ -39,6 +49,19 @@ def test_every_turn_has_the_tokens_of_the_policys_own_engine(found: list[dict[st
             assert run["vllm"] == run["hf"] == rank["runs"][0]["vllm"]
             assert sorted(run["turns"]) == sorted(run["hf_turns"]) == sorted(rank["runs"][0]["turns"])
         assert not rank["rows"] or max(turn for _, turn, *_ in rank["runs"][0]["turns"]) == 4
+
+
+def test_contexts_that_begin_anew_and_limits_of_turns_are_those_of_the_policys_own_engine(
+    found_contexts: list[dict[str, Any]],
+) -> None:
+    """Turns end by their own texts, by their own lengths and where a context is full."""
+    assert any(rank["rows"] for rank in found_contexts)
+    for rank in found_contexts:
+        for run in rank["runs"]:
+            assert run["vllm"] == run["hf"]
+            assert sorted(run["turns"]) == sorted(run["hf_turns"])
+            assert bool(run["vllm"][1]) == bool(rank["rows"])
+            assert run["log_prob_diff"] <= MAX_LOG_PROB_DIFF
 
 
 def test_log_probs_of_whole_conversations_are_those_of_the_training_forward(found: list[dict[str, Any]]) -> None:

@@ -26,13 +26,17 @@ from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.config.section import RoleName
 from splitppo.v1 import conversation_pb2
-from tests.support.conversations import ScriptedReplies, last, replies_of
+from tests.support.conversations import ScriptedReplies, contexts_of, last, replies_of
 from tests.support.roles import RecordedProgress, publish, sync
 from tests.vllm.any_device import SCENARIOS_OF_ANY_DEVICE
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
 from tests.vllm.samplers import Actor, Sampler
 
 TURN_LENGTH, TALK_LENGTH = 6, 36
+# Of conversations whose contexts begin anew; a prompt has up to 129 tokens.
+CONTEXT_LENGTH, CONTEXTS_LENGTH = 135, 90
+STOP_TEXTS = ("ab", "k", "se")
+SEGMENT_COLUMNS = ("prompts", "responses", "segments", "response_mask", "rollout_log_probs")
 
 
 def greedy(actor: Actor) -> dict[str, Any]:
@@ -178,6 +182,52 @@ def conversations(actor: Actor) -> dict[str, Any]:
     return {"rows": rows, "runs": found, "cancelled_in": phase, "again": again}
 
 
+def contexts(actor: Actor) -> dict[str, Any]:
+    """Conversations of several contexts of both engines, greedy and drawn, with limits of single turns.
+
+    The script ends some turns by a text alone; log-probs are compared with those of each context and its turns alone.
+    """
+    prompts = make_prompts(NUM_PROMPTS, 2, prefix=110)
+    places = range(0, 2 * NUM_PROMPTS, 3)
+    first = [conversation_pb2.FirstTurn(place=p, limits=conversation_pb2.TurnLimits(stop=STOP_TEXTS)) for p in places]
+    limits = {"max_context_length": CONTEXT_LENGTH, "first_turns": first, "with_log_probs": True, "reply_steps": 3}
+    conversation = conversation_pb2.Conversation(**limits)
+    found = []
+    for temperature in (0.0, 1.0):
+        report, by_policy = (
+            ScriptedReplies(contexts_of(9, CONTEXTS_LENGTH, 16, stop=STOP_TEXTS), most_late=late) for late in (5, 0)
+        )
+        sampling = {"temperature": temperature, "max_response_length": CONTEXTS_LENGTH}
+        rows, rollouts = actor.generate(prompts, report=report, conversation=conversation, **sampling)
+        expected = actor.converses(prompts, rows, by_policy, 0, **limits, **sampling)
+        drawn = temperature == 1.0
+        facts = {
+            "vllm": [lists(rollouts), rollouts["segments"].values.tolist()],
+            "hf": [lists(expected), expected["segments"].values.tolist()],
+            "turns": turns_of(report),
+            "hf_turns": turns_of(by_policy),
+            "log_prob_diff": max(differences(actor, rollouts)) if drawn and rows else 0.0,
+        }
+        found.append(facts)
+    return {"rows": rows, "runs": found}
+
+
+def differences(actor: Actor, rollouts: Batch) -> list[float]:
+    """How far log-probs of sampled tokens are from those of the policy, which computes each segment as a row."""
+    rows = zip(*(rollouts[name].rows() for name in SEGMENT_COLUMNS), strict=True)
+    differ = []
+    for prompt, response, segments, mask, log_probs in rows:
+        starts = [0, *segments[::2], len(response)]
+        for number, start in enumerate(starts[:-1]):
+            before = prompt if number == 0 else response[start : start + segments[2 * number - 1]]
+            begin = start if number == 0 else start + len(before)
+            stop = starts[number + 1]
+            computed = actor.log_probs(Batch.from_rows(prompts=[before], responses=[response[begin:stop]]))
+            diff = np.abs(computed - log_probs[begin:stop])[mask[begin:stop] == 1]
+            differ.append(float(diff.max()))
+    return differ
+
+
 def turns_of(report: ScriptedReplies) -> list[Any]:
     return [[turn.place, turn.turn, list(turn.tokens), turn.is_last] for turn in report.turns]
 
@@ -294,6 +344,7 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         sampling,
         stop_texts,
         conversations,
+        contexts,
         streaming,
         cancellation,
         published,

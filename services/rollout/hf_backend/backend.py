@@ -2,7 +2,7 @@
 
 This backend needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and
 samples. A row that has ended is replaced by the next waiting row, or removed when no row waits. Each turn of a
-conversation is a row of its own, which begins with all tokens before it, and waits behind the others.
+conversation is a row of its own, which begins with all tokens of its context, and waits behind the others.
 """
 
 from collections import deque
@@ -39,6 +39,11 @@ class HfRollout:
     device: torch.device
     policy_version: int | None = None
     ranks_per_engine: int = 1
+
+    @property
+    def takes_stop_texts(self) -> bool:
+        """True if there is a tokenizer; see `RolloutBackend.takes_stop_texts`."""
+        return self.stop_rule.tokenizer is not None
 
     def sync_weights(self, version: int) -> None:
         """Stores the version of the weights; nothing is copied, because sampling reads the policy's own weights."""
@@ -85,20 +90,22 @@ class HfRollout:
                     if open_turns is None:
                         continue
                     is_idle = not waiting and all(row.has_ended for row in longer)
-                    for response, tokens, is_last in open_turns.due(is_idle=is_idle):
-                        done += len(tokens)
-                        if is_last:
+                    for response, reply in open_turns.due(is_idle=is_idle):
+                        done += len(reply.tokens)
+                        if reply.is_last:
                             ended.append(response)
                         else:
-                            response.observe(tokens)
+                            response.observe(reply)
                             waiting.append(self._begin(response, sampling, open_turns))
 
     def _begin(self, response: Response, sampling: Sampling, open_turns: OpenTurns | None) -> "_Row":
         """Makes the row of a response's next turn, or of the whole response."""
         rule = self.stop_rule
-        max_tokens = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
         context = response.context()
-        return _Row(response, context, rule.begin(context), max_tokens)
+        if open_turns is None:
+            return _Row(response, context, rule.begin(context), rule.max_tokens(response.seed, sampling))
+        stop = rule.begin(context, open_turns.stop_texts(response))
+        return _Row(response, context, stop, open_turns.max_tokens(response))
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
         """Decodes queued rows as a batch until all of them have ended; yields in each step the rows with a new token.

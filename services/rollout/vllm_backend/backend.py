@@ -4,8 +4,8 @@ There is one vLLM engine per rank, or one per replica of `rollout.vllm.tensor_mo
 built once, in the process group of the runtime, and lives as long as the process, because its end would end the process
 group, too.
 
-Each turn of a conversation is a vLLM request of its own, whose prompt is all tokens before the turn; vLLM finds their
-keys and values in its prefix cache.
+Each turn of a conversation is a vLLM request of its own, whose prompt is all tokens of its context; vLLM finds the keys
+and values of those that it has computed in its prefix cache.
 """
 
 import itertools
@@ -61,7 +61,9 @@ class VllmRollout:
         self._is_asleep = False
         self.policy_version: int | None = None
         self._vllm = import_vllm()
-        self._engine = build_engine(config, device, has_texts=bool(stop_rule.texts))
+        may_converse = bool(config.rollout.multi_turn.environments)
+        self.takes_stop_texts = stop_rule.tokenizer is not None and (may_converse or bool(stop_rule.texts))
+        self._engine = build_engine(config, device, has_texts=self.takes_stop_texts)
         runner = self._engine.model_executor.driver_worker.model_runner
         self._sampler = SeededSampler(runner) if device.type == "cpu" else None
 
@@ -134,19 +136,19 @@ class VllmRollout:
         position = len(response.tokens)
         rule = self._stop_rule
         most = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
-        params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position)
+        texts = [*rule.texts, *(open_turns.stop_texts(response) if open_turns else ())]
+        params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position, texts)
         request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
         if self._sampler is not None:
             self._sampler.add(request, response.seed, position)
 
-    def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int) -> Any:
-        """Returns vLLM's parameters of one request: `max_tokens` at most, ended by the rule's tokens and texts alone.
+    def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int, texts: list[str]) -> Any:
+        """Returns vLLM's parameters of one request: `max_tokens` at most, ended by the rule's tokens and `texts` alone.
 
         Greedy requests have neither top-p, top-k nor seed. On a CPU there is no seed either, since `SeededSampler`
         draws.
         """
         greedy = sampling.temperature == 0.0
-        texts = list(self._stop_rule.texts)
         return self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
@@ -202,13 +204,13 @@ class VllmRollout:
             is_idle = not engine.has_unfinished_requests()
             while (due := self._replica.due(open_turns, step, is_idle=is_idle)) is None:
                 yield DecodingStep(done, total, ())
-            for index, tokens in due:
+            for index, reply in due:
                 num_waiting -= 1
-                if tokens:
-                    responses[index].observe(tokens)
-                    self._submit(responses[index], sampling, open_turns)
-                else:
+                if reply.is_last:
                     ended.append(responses[index])
+                else:
+                    responses[index].observe(reply)
+                    self._submit(responses[index], sampling, open_turns)
 
     def _drop(self) -> None:
         """Aborts all vLLM requests that are still being generated."""

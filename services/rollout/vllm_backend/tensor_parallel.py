@@ -13,6 +13,7 @@ from services.rollout.protocol import OpenTurns
 from services.runtime.command import CommandCancelled
 from services.runtime.ranks.row_group import RowGroup
 from splitppo.batch import Batch
+from splitppo.v1.conversation_pb2 import ReplyRequest, TurnReply
 
 _STEPS_PER_QUESTION = 8
 
@@ -33,10 +34,10 @@ class Replica(RowGroup):
         dist.broadcast(answer, self._leader, group=self._group)
         return bool(answer)
 
-    def due(self, open_turns: OpenTurns, step: int, *, is_idle: bool) -> Sequence[tuple[int, Sequence[int]]] | None:
+    def due(self, open_turns: OpenTurns, step: int, *, is_idle: bool) -> Sequence[tuple[int, TurnReply]] | None:
         """Returns which of the leader's open turns are due, on all ranks of its engine, so that they go on together.
 
-        See `OpenTurns.due`; here it is the index of a response and the tokens of a reply, none if it is over.
+        See `OpenTurns.due`; here it is the index of a response and the reply.
         Several ranks ask only in every 8th step, and when they are idle. While the leader waits, each of the others
         gets None at least every second, and must ask again.
 
@@ -47,15 +48,15 @@ class Replica(RowGroup):
             return ()
         return self._find_due(open_turns, is_idle=is_idle) if self.is_leader else self._receive_due()
 
-    def _receive_due(self) -> Sequence[tuple[int, Sequence[int]]] | None:
+    def _receive_due(self) -> Sequence[tuple[int, TurnReply]] | None:
         """Returns on another rank than the leader what the leader has found due; None while the leader waits."""
-        replies = self._channel.receive(self._leader)
-        if replies is None:
+        indices = self._channel.receive(self._leader)
+        if indices is None:
             return None
-        tokens = [row.tolist() for row in replies["responses"].rows()]
-        return list(zip(replies["places"].values.tolist(), tokens, strict=True))
+        replies = ReplyRequest.FromString(self._channel.receive_bytes(self._leader)).replies
+        return list(zip(indices["places"].values.tolist(), replies, strict=True))
 
-    def _find_due(self, open_turns: OpenTurns, *, is_idle: bool) -> Sequence[tuple[int, Sequence[int]]]:
+    def _find_due(self, open_turns: OpenTurns, *, is_idle: bool) -> Sequence[tuple[int, TurnReply]]:
         """Finds on the leader what is due, and tells the other ranks of its engine.
 
         While it waits, the others get None, so that they can report progress.
@@ -66,9 +67,9 @@ class Replica(RowGroup):
             for other in self._others:
                 self._channel.send_cancelled(other)
             raise
-        going_on = [(response.index, tokens) for response, tokens, _ in due]
         if self._others:
-            places = [[index] for index, _ in going_on]
-            responses = [tokens for _, tokens in going_on]
-            self._send(Batch.from_rows(places=places, responses=responses))
-        return going_on
+            self._send(Batch.from_rows(places=[[answered.response.index] for answered in due]))
+            replies = ReplyRequest(replies=[answered.reply for answered in due]).SerializeToString()
+            for other in self._others:
+                self._channel.send_bytes(replies, other)
+        return [(answered.response.index, answered.reply) for answered in due]

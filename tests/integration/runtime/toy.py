@@ -45,7 +45,7 @@ NUM_PARTS = 3
 ROWS_OF_PART = {1: [0, 1, 2], 2: [4], 3: [3, 5, 6]}  # one of two ranks has no row of part 2
 # Conversations: every turn of a response has the tokens of `turn_of`, and the turn MAX_TURNS is the last one.
 MAX_TURNS = 3
-REPLY_LIMITS = ReplyLimits(num_token_ids=1000, max_response_length=30)
+REPLY_LIMITS = ReplyLimits(num_token_ids=1000, max_response_length=30, max_context_length=20, takes_stop_texts=True)
 
 
 def turn_of(place: int, turn: int) -> list[int]:
@@ -273,7 +273,7 @@ class ToyRole:
 
 
 def _open_turns(_request: Any, shares: Sequence[Batch]) -> ReplyRouter:
-    return ReplyRouter(REPLY_LIMITS, [share["places"].values.tolist() for share in shares])
+    return ReplyRouter(REPLY_LIMITS, [dict.fromkeys(share["places"].values.tolist(), 1) for share in shares])
 
 
 def _with_places(batch: Batch) -> Batch:

@@ -15,7 +15,7 @@ from splitppo.batch import Batch, join_parts
 from splitppo.rpc.errors import InvalidArgument
 from splitppo.run_folder.metrics import check_declared
 from splitppo.v1 import conversation_pb2
-from tests.support.conversations import Script, ScriptedReplies, last, replies_of
+from tests.support.conversations import Script, ScriptedReplies, contexts_of, last, replies_of
 from tests.support.models import VOCABULARY
 from tests.support.roles import (
     N_SAMPLES,
@@ -34,10 +34,30 @@ LENGTH = 14
 NUM_ROWS = 4 * N_SAMPLES
 
 
-def request(*, num_parts: int = 0, max_turn_length: int = 4, reply_steps: int = 8, **changes: Any) -> Any:
-    conversation = conversation_pb2.Conversation(max_turn_length=max_turn_length, reply_steps=reply_steps)
+def request(
+    *,
+    num_parts: int = 0,
+    max_turn_length: int = 4,
+    reply_steps: int = 8,
+    max_context_length: int = 0,
+    first_turns: Sequence[conversation_pb2.FirstTurn] = (),
+    with_log_probs: bool = False,
+    **changes: Any,
+) -> Any:
+    conversation = conversation_pb2.Conversation(
+        max_turn_length=max_turn_length,
+        reply_steps=reply_steps,
+        max_context_length=max_context_length,
+        first_turns=first_turns,
+        with_log_probs=with_log_probs,
+    )
     changes = {"max_response_length": LENGTH, **changes}
     return generate_request(num_parts=num_parts, conversation=conversation, **changes)
+
+
+def first_turns(*places: int, **limits: Any) -> list[conversation_pb2.FirstTurn]:
+    made = conversation_pb2.TurnLimits(**limits)
+    return [conversation_pb2.FirstTurn(place=place, limits=made) for place in places]
 
 
 def talk(role: ActorRole, report: ScriptedReplies, **changes: Any) -> Batch:
@@ -72,7 +92,9 @@ def test_the_rows_have_a_mask_that_leaves_out_the_replies(model: Path, num_parts
 
     rows = talk(build_actor(model), report, num_parts=num_parts)
 
-    assert set(rows.columns) == {"prompts", "seeds", "responses", "rollout_log_probs", "response_mask"}
+    of_turns = {"response_mask", "segments"}
+    assert set(rows.columns) == {"prompts", "seeds", "responses", "rollout_log_probs", *of_turns}
+    assert not rows["segments"].values.size
     assert not report.parts
     assert {turn.place for turn in report.turns} == set(range(NUM_ROWS))
     assert max(turn.turn for turn in report.turns) == 3
@@ -84,6 +106,29 @@ def test_the_rows_have_a_mask_that_leaves_out_the_replies(model: Path, num_parts
     replies = rows["response_mask"].values == 0
     assert replies.any()
     assert not rows["rollout_log_probs"].values[replies].any()
+
+
+def test_contexts_that_begin_anew_are_told_in_a_column_and_are_no_sampled_tokens(model: Path) -> None:
+    report = ScriptedReplies(contexts_of(5, LENGTH, max_context_length=0))
+    limits = first_turns(*range(0, NUM_ROWS, 2), max_tokens=1)
+
+    rows = talk(build_actor(model), report, first_turns=limits, with_log_probs=True, num_parts=2)
+
+    assert {len(turn.tokens) for turn in report.turns if turn.turn == 1 and not turn.place % 2} == {1}
+    assert max(rows["segments"].lengths) >= 4
+    told: dict[int, list[float]] = {place: [] for place in range(NUM_ROWS)}
+    for turn in report.turns:
+        assert len(turn.log_probs) == len(turn.tokens)
+        told[turn.place] += turn.log_probs
+    for place, numbers in enumerate(rows["segments"].rows()):
+        mask = rows["response_mask"].rows()[place]
+        for start, length in numbers.reshape(-1, 2):
+            assert mask[start - 1]
+            assert not mask[start : start + length].any()
+            assert mask[start + length]
+        assert rows["rollout_log_probs"].rows()[place][mask == 1].tolist() == told[place]
+    streamed = join_parts(list(report.parts.values()))
+    assert streamed["segments"].values.tolist() == rows["segments"].values.tolist()
 
 
 def test_log_probs_of_sampled_tokens_are_those_of_the_training_forward(model: Path) -> None:
@@ -152,12 +197,13 @@ def test_the_limits_of_replies_are_those_of_the_model_and_the_request(model: Pat
     assert not messages.are_exchanged(generate_request())
     assert messages.are_exchanged(request())
 
-    router = messages.open(request(), [Batch.from_rows(places=[[0]])])
+    router = messages.open(request(max_context_length=12), [Batch.from_rows(prompts=[[5] * 6], places=[[0]])])
     router.from_rank(0, conversation_pb2.TurnsEnded(turns=[ended_turn(0, 1, [1])]).SerializeToString())
 
     for tokens, sentence in (
         ([len(VOCABULARY)], f"a token id outside of 0 to {len(VOCABULARY) - 1}"),
         ([1] * (LENGTH - 1), f"the response would have {LENGTH} tokens, expected fewer than {LENGTH}"),
+        ([1] * 5, "its context would have 12 tokens, expected fewer than 12"),
     ):
         reply = conversation_pb2.ReplyRequest(replies=[turn_reply(0, 1, tokens)])
         with pytest.raises(InvalidArgument, match=sentence):
@@ -169,9 +215,15 @@ def test_the_limits_of_replies_are_those_of_the_model_and_the_request(model: Pat
     [
         ({"max_turn_length": -1}, "conversation.max_turn_length must be 0 or positive, got -1"),
         ({"reply_steps": -2}, "conversation.reply_steps must be 0 or positive, got -2"),
+        ({"max_context_length": -3}, "conversation.max_context_length must be 0 or positive, got -3"),
+        ({"max_context_length": 1}, r"conversation.max_context_length \(1\) must be over the longest prompt"),
+        ({"first_turns": first_turns(0, 12)}, r"must name each of the places 0 to 11 at most once, got \[0, 12\]"),
+        ({"first_turns": first_turns(2, 2)}, r"must name each of the places 0 to 11 at most once, got \[2, 2\]"),
+        ({"first_turns": first_turns(3, max_tokens=-1)}, "the first turn of response 3: limits.max_tokens must be 0"),
+        ({"first_turns": first_turns(3, stop=[""])}, "the first turn of response 3: limits.stop must have at most 16"),
     ],
 )
-def test_limits_out_of_range_are_refused(model: Path, changes: dict[str, int], sentence: str) -> None:
+def test_limits_out_of_range_are_refused(model: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         talk(build_actor(model), scripted(), **changes)
 

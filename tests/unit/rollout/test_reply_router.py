@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,13 @@ from splitppo.v1 import conversation_pb2, worker_pb2
 from tests.fuzz.replies import LIMITS, Talk, impossible
 from tests.support.seeds import shifted
 
-LIMITS_OF_10 = ReplyLimits(num_token_ids=100, max_response_length=10)
+LIMITS_OF_10 = ReplyLimits(num_token_ids=100, max_response_length=10, max_context_length=0, takes_stop_texts=False)
+CONTEXTS_OF_8 = ReplyLimits(num_token_ids=100, max_response_length=20, max_context_length=8, takes_stop_texts=True)
 
 
-def four_responses() -> ReplyRouter:
-    """Places 0 and 2 are on rank 0, places 1 and 3 on rank 1."""
-    return ReplyRouter(LIMITS_OF_10, [[0, 2], [1, 3]])
+def four_responses(limits: ReplyLimits = LIMITS_OF_10) -> ReplyRouter:
+    """Places 0 and 2 are on rank 0, places 1 and 3 on rank 1; prompts have two tokens."""
+    return ReplyRouter(limits, [{0: 2, 2: 2}, {1: 2, 3: 2}])
 
 
 def end(
@@ -38,10 +40,21 @@ def send(
 
 
 def reply(
-    place: int, turn: int, tokens: list[int] | None = None, *, is_last: bool = False
+    place: int,
+    turn: int,
+    tokens: list[int] | None = None,
+    *,
+    is_last: bool = False,
+    begins_context: bool = False,
+    **limits: Any,
 ) -> conversation_pb2.TurnReply:
     tokens = [1] if tokens is None and not is_last else tokens
-    return conversation_pb2.TurnReply(place=place, turn=turn, tokens=tokens, is_last=is_last)
+    made = conversation_pb2.TurnReply(
+        place=place, turn=turn, tokens=tokens, is_last=is_last, begins_context=begins_context
+    )
+    if limits:
+        made.limits.CopyFrom(conversation_pb2.TurnLimits(**limits))
+    return made
 
 
 def test_replies_go_to_the_rank_that_has_the_row_and_turns_to_the_callers() -> None:
@@ -77,7 +90,15 @@ def test_a_reply_to_a_turn_that_has_one_is_ignored_also_if_it_is_another_one() -
         (reply(0, 1, [1], is_last=True), "must have tokens, or is_last and no tokens"),
         (reply(0, 1, [1, 100]), "a token id outside of 0 to 99"),
         (reply(0, 1, [-1]), "a token id outside of 0 to 99"),
-        (reply(0, 1, [1] * 8), "would have 10 tokens, expected fewer than 10"),
+        (reply(0, 1, [1] * 8), "the response would have 10 tokens, expected fewer than 10"),
+        (reply(0, 1, [1] * 8, begins_context=True), "the response would have 10 tokens, expected fewer than 10"),
+        (reply(0, 1, begins_context=True, is_last=True), "the reply to turn 1 of response 0 is_last, and says"),
+        (reply(0, 1, is_last=True, max_tokens=2), "the reply to turn 1 of response 0 is_last, and says"),
+        (reply(0, 1, [], begins_context=True), "must have tokens, or is_last and no tokens"),
+        (reply(0, 1, max_tokens=-1), "the turn after turn 1 of response 0: limits.max_tokens must be 0 or positive"),
+        (reply(0, 1, stop=["a"] * 17), "limits.stop must have at most 16 texts, none empty"),
+        (reply(0, 1, stop=["a", ""]), "limits.stop must have at most 16 texts, none empty"),
+        (reply(0, 1, stop=["a"]), "limits.stop needs a tokenizer"),
     ],
     ids=str,
 )
@@ -111,6 +132,20 @@ def test_the_tokens_of_turns_and_replies_before_count_in_the_length() -> None:
     send(router, [reply(0, 2, [1, 2])])
 
 
+def test_a_context_has_room_for_what_is_in_it_alone() -> None:
+    router = four_responses(CONTEXTS_OF_8)
+    end(router, 0, 1, num_tokens=3)
+    for wrong in (reply(0, 1, [1] * 3), reply(0, 1, [1] * 8, begins_context=True)):
+        with pytest.raises(InvalidArgument, match="of response 0 its context would have 8 tokens, expected fewer than"):
+            send(router, [wrong])
+    begins = reply(0, 1, [1] * 5, begins_context=True, max_tokens=2, stop=["END"])
+    assert send(router, [begins]) == {0: [begins]}
+    end(router, 0, 2, num_tokens=2)
+    with pytest.raises(InvalidArgument, match="of response 0 its context would have 8 tokens, expected fewer than 8"):
+        send(router, [reply(0, 2, [1])])
+    send(router, [reply(0, 2, [1], begins_context=True)])
+
+
 @pytest.mark.parametrize(
     ("place", "turn"), [(9, 1), (1, 2), (1, 0), (0, 2), (2, 2), (3, 2)], ids=lambda number: str(number)
 )
@@ -132,7 +167,7 @@ def test_a_turn_of_another_ranks_row_is_a_bug() -> None:
 
 def test_20_000_impossible_requests_change_nothing() -> None:
     talk = Talk()
-    router = ReplyRouter(LIMITS, [range(talk.num_places)])
+    router = ReplyRouter(LIMITS, [dict.fromkeys(range(talk.num_places), 1)])
     for ended, answer in talk.story():
         router.from_rank(0, ended.SerializeToString())
         send(router, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,8 +18,16 @@ from services.rollout.protocol import DecodingStep
 from services.rollout.stopping import StopRule
 from services.runtime.command import CommandCancelled
 from splitppo.batch import Batch
-from splitppo.v1.conversation_pb2 import Turn, TurnReply
-from tests.support.conversations import Script, ScriptedReplies, converse, last, replies_of, responses_of
+from splitppo.v1.conversation_pb2 import FirstTurn, Turn, TurnLimits, TurnReply
+from tests.support.conversations import (
+    Script,
+    ScriptedReplies,
+    contexts_of,
+    converse,
+    last,
+    replies_of,
+    responses_of,
+)
 from tests.support.models import VOCABULARY, save_tokenizer
 from tests.support.turns import ended_turn, turn_reply
 from tests.unit.rollout.hf_backend.test_backend import (
@@ -36,6 +45,7 @@ pytestmark = pytest.mark.slow
 
 STOP = [3, 7]
 LENGTH = 24
+CONTEXT = 14
 PROMPTS = random_prompts([5, 1, 9])
 SEEDS = [[10 * row + sample for sample in range(3)] for row in range(3)]
 # What a model says that goes from its last token back to 8 after a prompt that ends with 5 (6, and 7, which is a stop
@@ -81,6 +91,34 @@ def test_log_probs_of_whole_conversations_equal_those_of_a_plain_forward(family:
             logits = model(input_ids=ids).logits[0, -len(response.tokens) - 1 : -1].float()
         expected = logits.log_softmax(-1).gather(-1, ids[0, -len(response.tokens) :, None])[:, 0].numpy()
         np.testing.assert_allclose(response.log_probs, np.where(response.mask, expected, 0.0), atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_a_context_that_begins_anew_log_probs_are_those_of_a_forward_of_it_alone(family: str) -> None:
+    model = build(family)
+    report = ScriptedReplies(contexts_of(9, 60, CONTEXT))
+
+    responses = responses_of(
+        converse_with(model, report, max_response_length=60, max_context_length=CONTEXT, max_turn_length=8)
+    )
+
+    assert max(len(response.contexts) for response in responses) >= 4
+    is_full: list[bool] = []
+    for response in responses:
+        starts = [0, *(context.start for context in response.contexts)]
+        for segment, (start, stop) in enumerate(itertools.pairwise([*starts, len(response.tokens)])):
+            before = response.prompt if segment == 0 else ()
+            row = np.concatenate([before, response.tokens[start:stop]]).astype(np.int64)
+            assert len(row) <= CONTEXT
+            is_full.append(len(row) == CONTEXT)
+            with torch.no_grad():
+                log_probs = model(input_ids=torch.from_numpy(row)[None]).logits[0].float().log_softmax(-1)
+            num_before = len(row) - (stop - start)
+            # The first token of a later segment follows nothing; it is not sampled.
+            expected = [log_probs[max(i - 1, 0), row[i]].item() for i in range(num_before, len(row))]
+            mask = response.mask[start:stop]
+            np.testing.assert_allclose(response.log_probs[start:stop], np.where(mask, expected, 0.0), atol=2e-5)
+    assert any(is_full)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +238,34 @@ def test_a_stop_text_ends_the_turn_in_which_it_begins(tmp_path: Path) -> None:
 
     assert tokenizer.decode(response.tokens) == "bcdefghijkl"
     assert response.mask.tolist() == [1] * 3 + [0] * 3 + [1] * 5
+
+
+def test_a_turn_ends_by_limits_of_its_own_and_the_next_one_does_not(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    rollout = HfRollout(
+        lambda: nullcontext(saying({})),
+        stop_rule=StopRule([], ["st"], tokenizer),
+        max_batch_size=4,
+        device=torch.device("cpu"),
+    )
+    [start] = tokenizer("b")["input_ids"]
+    limits = [TurnLimits(max_tokens=2), TurnLimits(stop=["ef", "i"]), TurnLimits()]
+    report = ScriptedReplies(
+        lambda turn: TurnReply(
+            place=turn.place,
+            turn=turn.turn,
+            tokens=[start] if turn.turn < 4 else (),
+            is_last=turn.turn == 4,
+            limits=limits[turn.turn - 1] if turn.turn < 4 else None,
+            begins_context=turn.turn == 3,
+        )
+    )
+    rows = Batch.from_rows(prompts=[ending(start)], seeds=[[17]])
+    first = FirstTurn(place=0, limits=TurnLimits(stop=["x", "g"], max_tokens=9))
+    converse(rollout, rows, report, max_response_length=40, first_turns=[first])
+
+    assert [tokenizer.decode(turn.tokens) for turn in report.turns] == ["cdefg", "cd", "cdef", "cdefghijklmnopqrst"]
 
 
 def test_a_turn_is_sampled_with_the_numbers_of_its_positions_in_the_response() -> None:
