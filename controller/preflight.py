@@ -7,7 +7,8 @@ needs is loaded here: tokenizers and prompts.
 from dataclasses import dataclass
 from functools import partial
 
-from controller.conversations.checks import check_conversations, check_record, load_tools
+from controller.conversations.checks import check_conversations, load_tools
+from controller.conversations.trial import try_environments
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptSource, load_prompts, warn_of_no_template
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
@@ -179,5 +180,4 @@ async def try_inputs(config: Config, inputs: Inputs) -> str:
     """
     everything = PromptBatch.join(inputs.tables)
     scores = await try_reward_functions(config, inputs.tokenizer, everything, inputs.scored_sources(config))
-    val_rows = inputs.val_prompts.rows if inputs.val_prompts else ()
-    return scores + await check_record(config, inputs.tokenizer, inputs.prompts.table.rows, val_rows)
+    return scores + await try_environments(config, inputs.tokenizer, inputs.tables)

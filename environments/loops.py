@@ -69,7 +69,11 @@ class Environment:
             _take(chat, result)
             return () if result.done else (_user_message(result.text),)
 
-        reset = partial(environment.reset, **_taken(environment.reset, {"seed": chat.seed, **row}))
+        fields = {"seed": chat.seed, **row}
+        if missing := _missing(environment.reset, fields):
+            lacks = f"reset wants the field {missing!r}, which the row does not have"
+            raise EnvironmentFailed(f"{self.name}: {lacks}: it has {', '.join(fields)}")
+        reset = partial(environment.reset, **_taken(environment.reset, fields))
         told = await self._call(chat, "reset", reset)
         first = () if told is None else (_user_message(self._step_of("reset", told).text),)
         await _converse(
@@ -175,6 +179,14 @@ def _taken(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str,
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return {name: value for name, value in fields.items() if name != "self"}
     return {name: value for name, value in fields.items() if name in parameters}
+
+
+def _missing(function: Callable[..., Any], fields: Mapping[str, Any]) -> str:
+    """Returns the first parameter that a method needs by name, and that is no field; "" if there is none."""
+    parameters = inspect.signature(function).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [one.name for one in parameters if one.kind in named and one.default is inspect.Parameter.empty]
+    return next((name for name in needed if name not in fields), "")
 
 
 def _user_message(text: str) -> Message:

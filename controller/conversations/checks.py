@@ -19,7 +19,7 @@ from splitppo.config.subsections.multi_turn import TOOL_FORMATS, EnvironmentConf
 from splitppo.config_error import config_errors
 
 _FORMAT = "rollout.multi_turn.tool_format"
-_NUM_TRIED = 3  # rows of an environment with which it begins twice
+NUM_TRIED = 3  # rows of an environment with which it is tried
 
 
 def check_conversations(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
@@ -103,53 +103,6 @@ def check_schemas(schemas: Mapping[str, Tools], tokenizer: Tokenizer) -> None:
                 check_texts(tool, check)
 
 
-async def check_record(
-    config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], val_rows: Sequence[PromptRow] = ()
-) -> str:
-    """Tries all environments, and checks what `must_record` checks at the start of a run.
-
-    Returns a line about all environments. `rows` are those of the training prompts.
-
-    Raises:
-        ConfigError: an environment fails when it begins or is told an empty turn, or the run would be refused.
-    """
-    section = config.rollout.multi_turn
-    tool_format = tool_format_of(config, tokenizer)
-    if not section.environments:
-        return ""
-    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
-        await _try_each(processes, (*rows, *val_rows))
-        await must_record(section, processes, rows)
-        tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
-    each = (
-        f"{key}: {section.environments[key].label}" + (f" with the tools {', '.join(names)}" if names else "")
-        for key, names in tools.items()
-    )
-    written = f" (tool_format: {tool_format})" if any(tools.values()) else ""
-    return f"environments: {'; '.join(each)}{written}\n"
-
-
-async def _try_each(processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> None:
-    """Begins each environment with its first row, tells it an empty turn, and ends it; ConfigError: one fails."""
-    for row in {processes.key_of(row.data_source): row for row in reversed(rows)}.values():
-        episode = processes.begin(row.data_source, row.fields, seed=0)
-
-        def refuse_lost(answer: Answer, when: str, place: str = row.place) -> None:
-            if answer.lost:
-                raise ConfigError(f"{place}: the environment failed when it {when}: {answer.lost}")
-
-        try:
-            answer = await episode.start()
-            refuse_lost(answer, "began")
-            if not answer.is_over:
-                answer = await episode.say("", "stop")
-                refuse_lost(answer, "was told an empty turn")
-            if not answer.is_over:
-                refuse_lost(await episode.end(), "ended")  # so that the environment is closed
-        finally:
-            episode.abandon()
-
-
 async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses, rows: Sequence[PromptRow]) -> bool:
     """Decides whether the conversations of a run are recorded, by `record`.
 
@@ -178,7 +131,7 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
     by_environment: dict[str, list[PromptRow]] = {}
     for row in rows:
         by_environment.setdefault(processes.key_of(row.data_source), []).append(row)
-    tried = [(key, row) for key, own in by_environment.items() for row in own[:_NUM_TRIED]]
+    tried = [(key, row) for key, own in by_environment.items() for row in own[:NUM_TRIED]]
 
     async def answers_twice(row: PromptRow) -> Sequence[list[Answer]]:
         return await gather_calls(answers(row), answers(row))

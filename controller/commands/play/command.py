@@ -42,7 +42,7 @@ type the turns of the model, or with --model the policy says them. Nothing is tr
 
 @dataclass(frozen=True)
 class _Game:
-    """Everything that a conversation is held with: the configuration, what it loads, the row, and who types and sees it."""
+    """Everything that a conversation is held with: configuration and inputs, the row, who types, and who sees it."""
 
     config: Config
     inputs: Inputs

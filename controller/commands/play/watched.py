@@ -1,15 +1,14 @@
 """Lets a transcript see what passes between the policy and its environment; nothing is changed on the way."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from controller.commands.play.by_hand import HandPolicy
 from controller.commands.play.transcript import Transcript
 from controller.workers.clients import ActorClient
 from controller.workers.command import CommandReply
-from environments.messages import Answer
+from environments.messages import Answer, NoRoom
 from environments.pool import EnvironmentProcesses, Episode
-from environments.record import Replay
 from splitppo.batch import Batch
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import Slot
@@ -84,6 +83,13 @@ class WatchedEpisode(Episode):
             raise CannotPlay(f"the environment failed when it began: {answer.lost}")
         return answer
 
+    async def refuse(self, no_room: NoRoom) -> Answer:
+        """Says that the latest answer does not fit into the context, and returns the one that takes its place."""
+        self.transcript.line(
+            f"    [what follows has {no_room.num_tokens} tokens, and the context has room for {no_room.room.context}]"
+        )
+        return await super().refuse(no_room)
+
     async def _answer(self, *turns: Any) -> Answer:
         answer = await super()._answer(*turns)
         self.transcript.answer(answer)
@@ -95,8 +101,8 @@ class WatchedEnvironments(EnvironmentProcesses):
 
     transcript: Transcript
 
-    def begin(self, data_source: str, row: Mapping[str, Any], seed: int, replay: Replay | None = None) -> Episode:
+    def begin(self, *given: Any, **named: Any) -> Episode:
         """Returns a conversation that has not been started."""
-        episode = WatchedEpisode(self, self.key_of(data_source), row, seed, replay)
+        episode = WatchedEpisode(**vars(super().begin(*given, **named)))
         episode.transcript = self.transcript
         return episode

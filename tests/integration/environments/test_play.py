@@ -184,7 +184,7 @@ def test_a_coroutine_and_the_tokens_of_a_context(folder: Path) -> None:
     [
         ("", (), 2, "rollout.multi_turn.environments: expected an environment to play with, got none"),
         ("Riddle", ("--row", "3"), 2, "--row: expected 1 to 2, the number of training prompts, got 3"),
-        ("NoBoard", (), 1, "the environment failed when it began: NoBoard of {f}: reset: TypeError: NoBoard.reset()"),
+        ("NoBoard", (), 1, "the environment failed when it began: NoBoard of {f}: reset wants the field 'board'"),
         ("Breaks", (), 1, "the environment failed: Breaks of {f}, line 51: step: RuntimeError: out of cards"),
         ("Riddle", (), 1, "the input ended before the conversation was over"),
     ],

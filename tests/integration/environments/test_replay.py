@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from controller.conversations.checks import check_record, must_record
+from controller.conversations.checks import must_record
 from controller.data.prompt_files import PromptRow
-from controller.data.tokenizer import load_tokenizer
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
 from environments.record import Record, RecordedStep
 from splitppo.config import ConfigError
 from splitppo.config.subsections.code import CodeConfig
 from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
-from tests.support import models
-from tests.support.fake_services import make_config
 from tests.support.user_tools import call, contents, processes, write
 
 OWN = '''
@@ -162,10 +159,8 @@ async def test_environments_are_not_asked_where_it_does_not_matter(file: Path) -
 
 @pytest.mark.parametrize(("name", "what"), [("Dice", "texts"), ("Paid", "rewards")])
 async def test_record_false_is_refused_for_what_answers_otherwise(file: Path, name: str, what: str) -> None:
-    models.save_tokenizer(file.parent / "model")
-    config = make_config(file.parent / "run", rollout__multi_turn=section(file, name, record=False))
     with pytest.raises(ConfigError) as error:
-        await check_record(config, load_tokenizer(str(file.parent / "model")), rows())
+        await decided(section(file, name, record=False))
     assert str(error.value) == (
         f"rollout.multi_turn.record is false, but environments.default ({name} of {file}) gave other {what} for the"
         " same seed: a resumed run would differ"

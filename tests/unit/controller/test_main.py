@@ -178,6 +178,35 @@ def test_check_says_what_an_environment_raises_when_it_begins_and_closes_it(
 
 
 @pytest.mark.parametrize(
+    ("reset", "sentence"),
+    [
+        (
+            "*, board): pass",
+            "line 1: the environment failed when it began: Game of {file}: reset wants the field 'board', which the row"
+            " does not have: it has seed, data_source, ground_truth",
+        ),
+        (
+            "*, ground_truth): self.number = int(ground_truth)",
+            "line 3: the environment failed when it began: Game of {file}, line 2: reset: ValueError: invalid literal"
+            " for int() with base 10: 'three'",
+        ),
+    ],
+)
+def test_check_says_which_of_the_first_rows_an_environment_cannot_begin_with(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reset: str, sentence: str
+) -> None:
+    rows = [
+        {"prompt": "ab", "data_source": "x", "reward_model": {"ground_truth": truth}} for truth in ("1", "2", "three")
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    file = tmp_path / "mine.py"
+    file.write_text(f"class Game:\n    def reset(self, {reset}\n    def step(self, text): return text\n")
+    game = f"rollout.multi_turn.environments={{default: {{path: {file}, name: Game}}}}"
+    assert check(config_file, game, "data.train_batch_size=2") == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/train.jsonl, {sentence.format(file=file)}\n"
+
+
+@pytest.mark.parametrize(
     ("code", "sentence"),
     [
         (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from controller.conversations.checks import check_record
+from controller.conversations.trial import try_environments
 from controller.preflight import load_inputs
 from controller.run.folder import RunFolder
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
@@ -129,7 +129,7 @@ def test_prompts_and_the_check_name_the_tools_of_their_data_source(tmp_path: Pat
     table = inputs.prompts.table
 
     assert table.texts == ("guess abc", "abc", "abc", "guess abc")
-    told = asyncio.run(check_record(config, inputs.tokenizer, table.rows))
+    told = asyncio.run(try_environments(config, inputs.tokenizer, [table]))
     file = user_environments.__file__
     assert told == (
         f"environments: riddle: Riddle of {file} with the tools guess; default: Game of {file} (tool_format: hermes)\n"

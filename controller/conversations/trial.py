@@ -1,0 +1,109 @@
+"""Tries the environments of a run with their first rows, before any group starts: what `--check` says of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from controller.conversations.checks import NUM_TRIED, must_record, tool_format_of
+from controller.conversations.environments import Environments
+from controller.data.prompts import PromptBatch
+from controller.data.tokenizer import Tokenizer
+from controller.data.turn_tokens import TurnTokens
+from controller.workers.concurrency import gather_calls
+from environments.messages import Answer
+from environments.pool import EnvironmentProcesses
+from splitppo.config import Config, ConfigError
+
+_SHOWN_CHARACTERS = 200  # of a message that an agent asks with
+
+
+async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequence[PromptBatch]) -> str:
+    """Tries each environment with its first rows, and checks what `must_record` checks at the start of a run.
+
+    Returns lines about all environments. `tables` are all prompts: those for training, and maybe those for validation.
+
+    Raises:
+        ConfigError: an environment fails when it begins, is told an empty turn or ends; what it begins with is no
+            prompt; or the run would be refused.
+    """
+    section = config.rollout.multi_turn
+    tool_format = tool_format_of(config, tokenizer)
+    if not section.environments:
+        return ""
+    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
+        turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
+        environments = Environments(config, processes, tokenizer, turn_tokens)
+        tried = [prompt for table in tables for prompt in _first_prompts(processes, table)]
+        asked = [_or_raise(one) for one in await gather_calls(*(_tried(environments, prompt) for prompt in tried))]
+        await must_record(section, processes, tables[0].rows)
+        tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
+    each = (
+        f"{key}: {section.environments[key].label}" + (f" with the tools {', '.join(names)}" if names else "")
+        for key, names in tools.items()
+    )
+    written = f" (tool_format: {tool_format})" if any(tools.values()) else ""
+    return "".join([f"environments: {'; '.join(each)}{written}\n", *asked])
+
+
+def _first_prompts(processes: EnvironmentProcesses, table: PromptBatch) -> list[PromptBatch]:
+    """Returns the first prompts of each environment in a table, each as a batch of one."""
+    places: dict[str, list[int]] = {}
+    for place, row in enumerate(table.rows):
+        places.setdefault(processes.key_of(row.data_source), []).append(place)
+    return [table.take(np.array([place])) for own in places.values() for place in own[:NUM_TRIED]]
+
+
+async def _tried(environments: Environments, prompt: PromptBatch) -> str | ConfigError:
+    """Returns what `_try` returns or raises: of several environments that fail, the first in order is told."""
+    try:
+        return await _try(environments, prompt)
+    except ConfigError as error:
+        return error
+
+
+def _or_raise(asked: str | ConfigError) -> str:
+    if isinstance(asked, ConfigError):
+        raise asked
+    return asked
+
+
+async def _try(environments: Environments, prompt: PromptBatch) -> str:
+    """Begins the environment of a prompt, tells it an empty turn, and ends it.
+
+    Returns a line that says what it asked, if it began with messages of its own in the place of the prompt; else "".
+
+    Raises:
+        ConfigError: it fails, or what it begins with is no prompt.
+    """
+    [row] = prompt.rows
+    episode = environments.processes.begin(row.data_source, row.fields, seed=0)
+
+    def refuse_lost(answer: Answer, when: str) -> None:
+        if answer.lost:
+            raise ConfigError(f"{row.place}: the environment failed when it {when}: {answer.lost}")
+
+    try:
+        first = await episode.start()
+        refuse_lost(first, "began")
+        begun, [refused] = environments.with_beginnings(prompt, [first])
+        if refused:
+            raise ConfigError(refused)
+        answer = first
+        if not answer.is_over:
+            answer = await episode.say("", "stop")
+            refuse_lost(answer, "was told an empty turn")
+        if not answer.is_over:
+            refuse_lost(await episode.end(), "ended")  # so that the environment is closed
+    finally:
+        episode.abandon()
+    return _asked(row.place, first, int(begun.prompts.lengths[0])) if first.begins_context else ""
+
+
+def _asked(place: str, answer: Answer, num_tokens: int) -> str:
+    """Returns a line about the messages that an environment begins with in the place of the prompt."""
+    roles = ", ".join(message["role"] for message in answer.messages)
+    last = str(answer.messages[-1]["content"])
+    text = last if len(last) <= _SHOWN_CHARACTERS else f"{last[:_SHOWN_CHARACTERS]}..."
+    names = ", ".join(tool["function"]["name"] for tool in answer.tools or ())
+    tools = f", with the tools {names}" if names else ""
+    return f"  {place}: asks first, in {num_tokens} tokens (messages: {roles}{tools}): {text!r}\n"
