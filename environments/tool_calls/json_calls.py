@@ -52,7 +52,7 @@ def call_of(written: Any) -> ToolCall:
     arguments = written.get("arguments", written.get("parameters", {}))
     if not isinstance(arguments, dict):
         return bad_call("its arguments are no JSON object")
-    if _is_deep(arguments, _MAX_DEPTH):
+    if is_deep(arguments, _MAX_DEPTH):
         return bad_call(f"its arguments are nested more than {_MAX_DEPTH} deep")
     # The text of a JSON string may name half of a character, which nothing can encode.
     try:
@@ -62,9 +62,10 @@ def call_of(written: Any) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _is_deep(value: Any, depth: int) -> bool:
+def is_deep(value: Any, depth: int) -> bool:
+    """Returns True if objects and lists are nested more than so deep in a value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return not depth or any(_is_deep(one, depth - 1) for one in inner)
+    return not depth or any(is_deep(one, depth - 1) for one in inner)
 
 
 def _refused(constant: str) -> None:

@@ -1,0 +1,199 @@
+"""The routes of the endpoint: finds the conversation of a key, reads the request, and writes what comes of it."""
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from environments.gateway import chat_completions
+from environments.gateway.dialogue import Exchange
+from environments.gateway.keys import Keys
+from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request, object_of
+from rewards.returned import score_and_fields
+
+log = logging.getLogger(__name__)
+
+HAS_KEY = "has_key"  # in a request's state: what is called when a request with a living key has been read
+MAX_BODY_BYTES = 16 << 20
+_LARGE_BYTES = 1 << 20  # of a body: so large ones are read a few at a time
+_MAX_LARGE = 8
+_CLOSED = 499  # the status of an answer that nobody reads
+_BODY_S = 30.0  # until a body is there
+_NO_KEY = Refused(401, "invalid_api_key", "no conversation that goes on has this key; expected endpoint.api_key")
+
+
+class Api(Protocol):
+    """An API that programs speak: a module that reads its requests, and writes its answers and errors."""
+
+    def read(self, fields: Mapping[str, Any]) -> Question: ...
+    def write(self, answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]: ...
+    def stream(self, answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]: ...
+    def error(self, refused: Refused) -> Mapping[str, Any]: ...
+
+
+def make_app(keys: Keys) -> ASGIApp:
+    """Returns the endpoint for these keys, which may come and go."""
+    large = asyncio.Semaphore(_MAX_LARGE)
+
+    def route(path: str, answer: Callable[[Request], Awaitable[Response]], api: Api, method: str = "POST") -> Route:
+        return Route(path, partial(_refusing, answer, api), methods=[method])
+
+    chat = partial(_answer, keys, chat_completions, large)
+    routes = [
+        route("/v1/chat/completions", chat, chat_completions),
+        route("/v1/models", partial(_models, keys), chat_completions, "GET"),
+        route("/v1/reward", partial(_reward, keys, large), chat_completions),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+
+
+async def _refusing(answer: Callable[[Request], Awaitable[Response]], api: Api, request: Request) -> Response:
+    """Answers a request, or says in the words of the API why not."""
+    try:
+        return await answer(request)
+    except Refused as refused:
+        return _error(api, refused)
+
+
+async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Request) -> Response:
+    """Answers a request with what the policy says, at the latest when its connection breaks."""
+    dialogue = keys.dialogues.get(_key_of(request))
+    if dialogue is None:
+        raise _NO_KEY
+    fields = object_of(await _body(request, large))
+    question = api.read(fields)
+    _count_ignored(keys.ignored, question)
+    exchange = dialogue.take(question, is_retry=_is_retry(request))
+    _busy(request)
+    listener = object()
+    exchange.listeners.add(listener)
+    is_told = False
+    try:
+        outcome = await _outcome(exchange, request)
+        is_told = outcome is not None
+    finally:
+        exchange.leave(listener, is_told=is_told)
+    if outcome is None:
+        return Response(status_code=_CLOSED)
+    return _response(api, outcome, fields)
+
+
+async def _outcome(exchange: Exchange, request: Request) -> Outcome | None:
+    """Waits for the outcome; None: the connection broke before it was there."""
+    broken = asyncio.create_task(_until_broken(request))
+    waits: list[asyncio.Future[Any]] = [exchange.outcome, broken]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # the end of a connection may be known at the same moment
+        return None if broken.done() else exchange.outcome.result()
+    finally:
+        broken.cancel()
+
+
+async def _until_broken(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _response(api: Api, outcome: Outcome, fields: Mapping[str, Any]) -> Response:
+    """Writes an outcome; a stream is written at once, because the whole turn is there."""
+    if isinstance(outcome, Refused):
+        return _error(api, outcome)
+    if fields.get("stream"):
+        return Response(b"".join(api.stream(outcome, fields)), media_type="text/event-stream")
+    return Response(json.dumps(api.write(outcome, fields)), media_type="application/json")
+
+
+def _error(api: Api, refused: Refused) -> Response:
+    headers = {"x-should-retry": "false"} if refused.status == 500 else {}
+    if refused.status == 408:
+        headers["connection"] = "close"
+    return Response(json.dumps(api.error(refused)), refused.status, headers, "application/json")
+
+
+async def _body(request: Request, large: asyncio.Semaphore) -> bytes:
+    """Reads a body, of which all but a few large ones are small; Refused: it is too large, or does not come."""
+    too_large = Refused(413, "request_too_large", f"expected a body of at most {MAX_BODY_BYTES >> 20} MiB")
+    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    is_large = False
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+                if len(body) > _LARGE_BYTES and not is_large:
+                    await large.acquire()
+                    is_large = True
+        return bytes(body)
+    except TimeoutError as error:
+        raise Refused(408, "request_timeout", f"the body was not there after {_BODY_S:g} s") from error
+    finally:
+        if is_large:
+            large.release()
+
+
+def _key_of(request: Request) -> str:
+    """Returns the key of a request: OpenAI's clients and Anthropic's have places of their own for it."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _is_retry(request: Request) -> bool:
+    """Returns True if the client says that it asks again."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return count.isdecimal() and count.strip("0") != ""
+
+
+def _busy(request: Request) -> None:
+    """Tells the connection that it is one of a program that waits for an answer."""
+    has_key = request.scope.get("state", {}).get(HAS_KEY)
+    if has_key is not None:
+        has_key()
+
+
+def _count_ignored(ignored: Counter[str], question: Question) -> None:
+    for name in question.ignored:
+        if not ignored[name]:
+            log.info("requests of agents set %s, which is ignored: the configuration of the run decides", name)
+        ignored[name] += 1
+
+
+async def _models(keys: Keys, request: Request) -> Response:
+    if _key_of(request) not in keys.dialogues:
+        raise _NO_KEY
+    models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "splitppo"}]
+    return Response(json.dumps({"object": "list", "data": models}), media_type="application/json")
+
+
+async def _reward(keys: Keys, large: asyncio.Semaphore, request: Request) -> Response:
+    """Takes a reward: a JSON object with `score`."""
+    take = keys.rewards.get(_key_of(request))
+    if take is None:
+        raise Refused(401, "invalid_api_key", "no conversation that goes on has this key; expected the key of rewards")
+    fields = object_of(await _body(request, large))
+    try:
+        score_and_fields(fields, "the program")
+    except (TypeError, ValueError) as error:
+        raise bad_request(str(error)) from error
+    take(fields)
+    return Response(b'{"ok": true}', media_type="application/json")
+
+
+async def _no_such_page(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    expected = "POST /v1/chat/completions, /v1/messages or /v1/responses, or GET /v1/models"
+    refused = Refused(error.status_code, "not_found", f"there is no such page or method; expected {expected}")
+    return _error(chat_completions, refused)

@@ -1,0 +1,184 @@
+"""The requests of one conversation: which of them are repeats, and the others asked of the policy, one at a time."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from environments.chat import Chat, ContextFull, ConversationOver, Turn
+from environments.gateway.history import History
+from environments.gateway.questions import Answered, Outcome, Question, Refused, bad_request
+from environments.tools import reason_of
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING = 64  # requests of one conversation that wait for the policy
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A question of the program's, and what comes of it.
+
+    Attributes:
+        listeners: the open connections that wait for the outcome.
+        is_told: True if the outcome was written to one of them.
+    """
+
+    question: Question
+    outcome: "asyncio.Future[Outcome]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    listeners: set[object] = field(default_factory=set)
+    is_told: bool = False
+
+    @property
+    def is_owed(self) -> bool:
+        """True if no program has the outcome, or waits for it: its connection broke, or it was started again."""
+        return not self.is_told and not self.listeners
+
+    def leave(self, listener: object, *, is_told: bool) -> None:
+        """Takes leave of a listener; of what a program that has been started again was told before, nothing counts."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+            self.is_told |= is_told
+
+
+class Dialogue:
+    """All that a program asks in one conversation, in the order in which its requests arrive.
+
+    A request that has arrived is asked, also if its connection breaks meanwhile: what the policy is asked depends on
+    the requests alone, not on how long the program waited.
+
+    Attributes:
+        began: set as soon as the first question is asked of the policy.
+        is_over: set if the policy has no further turn, or `failure` is set.
+        failure: what the conversation failed by; None: it has not.
+    """
+
+    def __init__(self, chat: Chat, name: str) -> None:
+        self.began = asyncio.Event()
+        self.is_over = asyncio.Event()
+        self.failure: Exception | None = None
+        self._chat = chat
+        self._name = name
+        self._history = History()
+        self._exchanges: dict[bytes, list[Exchange]] = {}  # by the key of the question, in order of arrival
+        self._waiting: deque[Exchange] = deque()
+        self._asking: asyncio.Task[None] | None = None
+        self._num_overlapping = 0
+        self._why_over = "the conversation has ended"
+
+    def take(self, question: Question, *, is_retry: bool) -> Exchange:
+        """Takes a request: returns the exchange that it repeats, or a new one that is asked when its turn comes.
+
+        Whoever waits for the outcome is one of its `listeners`, from now on.
+
+        It repeats an equal request whose answer no program has. A client that says that it tries again (`is_retry`)
+        means the latest equal request, if each of them was answered. Any other equal request is another question.
+
+        Raises:
+            Refused: the conversation is over, or too many requests wait.
+        """
+        equal = self._exchanges.setdefault(question.key, [])
+        owed = next((one for one in equal if one.is_owed), None)
+        if owed is not None:
+            return owed
+        if is_retry and equal:
+            return equal[-1]
+        if self.is_over.is_set():
+            raise self._over()
+        if len(self._waiting) >= _MAX_WAITING:
+            raise Refused(429, "too_many_requests", f"{_MAX_WAITING} requests of this conversation wait already")
+        exchange = Exchange(question)
+        equal.append(exchange)
+        self._waiting.append(exchange)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_all())
+        else:
+            self._count_overlapping()
+        return exchange
+
+    def restarted(self) -> None:
+        """The program was started again: its requests get the answers to the equal ones of before, in order."""
+        for equal in self._exchanges.values():
+            for exchange in equal:
+                exchange.is_told = False
+                exchange.listeners.clear()
+
+    def close(self) -> None:
+        """Ends the conversation; requests that wait are refused."""
+        self.is_over.set()
+        if self._asking is not None:
+            self._asking.cancel()
+        self._refuse_waiting()
+
+    async def _ask_all(self) -> None:
+        """Asks the questions that wait, one after the other."""
+        while self._waiting:
+            exchange = self._waiting[0]
+            try:
+                outcome: Outcome = await self._ask(exchange.question)
+            except ContextFull as full:
+                outcome = Refused(400, "context_length_exceeded", f"prompt is too long: {full}")
+            except ValueError as error:
+                outcome = bad_request(str(error))
+            except ConversationOver:
+                self._end("the policy has no further turn in this conversation")
+                break
+            except Exception as error:  # noqa: BLE001 - a parser of the user's may raise anything
+                self.failure = error
+                self._end(f"the conversation failed: {reason_of(error)}")
+                break
+            self._waiting.popleft()
+            exchange.outcome.set_result(outcome)
+
+    async def _ask(self, question: Question) -> Answered:
+        """Asks one question where it belongs, and returns the answer."""
+        place = self._history.place(question)
+        if place.why:
+            log.info("%s: a context begins: %s", self._name, place.why)
+        self.began.set()
+        if place.after is None:
+            turn = await self._chat.restart(*place.messages, tools=question.tools, limits=question.limits)
+        else:
+            after = place.after if place.why else None  # None: the latest turn
+            turn = await self._chat.turn(*place.messages, after=after, limits=question.limits)
+        answered = read_turn(self._chat, turn, question)
+        self._history.add(question, answered)
+        return answered
+
+    def _count_overlapping(self) -> None:
+        """Counts a request that arrived before the one before it was answered."""
+        if not self._num_overlapping:
+            log.info("%s: requests overlap; they are asked in the order in which they arrive", self._name)
+        self._num_overlapping += 1
+        self._chat.note(num_overlapping=self._num_overlapping)
+
+    def _end(self, why: str) -> None:
+        self._why_over = why
+        self.is_over.set()
+        self._refuse_waiting()
+
+    def _over(self) -> Refused:
+        return Refused(403, "conversation_over", self._why_over)
+
+    def _refuse_waiting(self) -> None:
+        while self._waiting:
+            exchange = self._waiting.popleft()
+            if not exchange.outcome.done():
+                exchange.outcome.set_result(self._over())
+
+
+def read_turn(chat: Chat, turn: Turn, question: Question) -> Answered:
+    """Returns what the program is told of the turn that answered a question.
+
+    If the request has no tools, or one of the calls is broken, the turn is text; so it is for scorers, then.
+    """
+    num_bad_calls = sum(bool(call.error) for call in turn.calls) if question.reads_calls else 0
+    if turn.calls and question.reads_calls and not num_bad_calls:
+        return Answered(turn, chat.pending.text, turn.calls)
+    num_calls = len(turn.calls) if question.reads_calls else 0
+    chat.pending = replace(chat.pending, text="", calls=(), num_calls=num_calls, num_bad_calls=num_bad_calls)
+    found = [(turn.text.find(stop), stop) for stop in question.limits.stop if stop in turn.text]
+    if not found:
+        return Answered(turn, turn.text)
+    end, stop = min(found)
+    return Answered(turn, turn.text[:end], stop=stop)
