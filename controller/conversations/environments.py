@@ -46,15 +46,14 @@ class Environments:
         return conversation_pb2.Conversation(
             max_turn_length=limits.max_turn_length or 0,
             reply_steps=limits.reply_steps,
-            max_context_length=getattr(limits, "max_context_length", None) or 0,
+            max_context_length=limits.max_context_length or 0,
             with_log_probs=any(environment.path is not None for environment in limits.environments.values()),
         )
 
     @property
     def max_context_length(self) -> int:
         """The most tokens that a context may have, those sampled in it included."""
-        longest: int = getattr(self.config, "longest_context", self.config.data.longest_row)
-        return longest
+        return self.config.longest_context
 
     def with_beginnings(self, asked: PromptBatch, beginnings: Sequence[Answer]) -> tuple[PromptBatch, Sequence[str]]:
         """Adds the texts by which environments begin to the prompts; a context by which one begins replaces its prompt.

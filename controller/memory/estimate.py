@@ -60,7 +60,8 @@ def estimate_group(
     (a micro-batch of an update, with its forward pass), "optimizer step" and "at rest" (between commands, if something
     is offloaded, or if a rollout group samples on the critic's GPUs). A checkpoint may be written during any of them:
     `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have the maximum length
-    that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores in memory.
+    that data.max_prompt_length and max_response_length allow, or contexts rollout.multi_turn.max_context_length.
+    Attention is taken to keep no scores in memory.
 
     Args:
         config: the configuration of the run.

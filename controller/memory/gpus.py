@@ -176,7 +176,7 @@ def _smaller_micro_batches(config: Config, role: RoleName, section: str, compute
     rows = computed.ppo_micro_batch_size_per_gpu
     budget = computed.ppo_max_token_len_per_gpu
     together = sequence_ranks(config, role)
-    longest = config.data.longest_row
+    longest = config.longest_context
     if rows is not None and rows > 1:
         return f"lower {section}.ppo_micro_batch_size_per_gpu"
     if rows is None and budget * together > longest:

@@ -87,15 +87,20 @@ def sequence_ranks(config: Config, role: RoleName) -> int:
     return config.trained_model_of(role).ulysses_sequence_parallel_size if role in config.trained_roles else 1
 
 
-def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> MicroBatch:
+def micro_batch_of(
+    config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int, *, keeps_rows: bool = False
+) -> MicroBatch:
     """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts.
 
-    With S ranks that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens.
+    A response with several contexts is a row for each of them, of at most `longest_context` tokens; those of one
+    response have no more tokens than one row of full length. With `keeps_rows` they share a micro-batch. With S ranks
+    that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens.
     """
     service = config.services.of(role)
-    longest = config.data.longest_row
+    longest = config.data.longest_row if keeps_rows else config.longest_context
     together = sequence_ranks(config, role)
-    rows = ceil(prompts * config.rollout.n * together / service.num_processes)
+    responses = ceil(prompts * config.rollout.n * together / service.num_processes)
+    rows = ceil(responses * config.data.longest_row / longest)
     budget = computed.ppo_max_token_len_per_gpu * together
     fixed = computed.ppo_micro_batch_size_per_gpu
     packed = computed.use_remove_padding is not False
@@ -106,9 +111,9 @@ def micro_batch_of(config: Config, role: RoleName, computed: ComputedModelConfig
     else:
         tokens = min(max(1, budget // longest), rows) * longest
     own = ceil(tokens / together)
-    most = config.data.max_response_length
-    responses = max(ceil(own * most / longest), min(own, most))  # a part of one row may have responses alone
-    return MicroBatch(own, responses, is_only_one=tokens >= rows * longest)
+    most = min(config.data.max_response_length, longest)
+    response_tokens = max(ceil(own * most / longest), min(own, most))  # a part of one row may have responses alone
+    return MicroBatch(own, response_tokens, is_only_one=tokens >= rows * longest)
 
 
 def forward_only(model: ModelShape, batch: MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:

@@ -95,7 +95,7 @@ def _prefill(group: Group, gathered: Terms) -> Terms:
 
 
 def _decoding(group: Group, gathered: Terms) -> Terms:
-    """Returns the memory of a rank while it samples token by token: KV cache of rows of full length, and logits.
+    """Returns the memory of a rank while it samples token by token: KV cache of contexts of full length, and logits.
 
     There are rows x V logits, with `_sampling_bytes` bytes for each.
     """
@@ -103,7 +103,7 @@ def _decoding(group: Group, gathered: Terms) -> Terms:
     bytes_each = compute_bytes(group.config.actor)
     return replace(
         gathered,
-        kv_cache=kv_cache_bytes(group.model, rows, group.config.data.longest_row, bytes_each),
+        kv_cache=kv_cache_bytes(group.model, rows, group.config.longest_context, bytes_each),
         logits=rows * group.model.vocabulary * _sampling_bytes(group.config),
     )
 

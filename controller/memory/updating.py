@@ -17,7 +17,8 @@ from splitppo.machine.memory_limits import MAX_FILE_BYTES, MOMENT_BUCKET_BYTES, 
 def backward_pass(group: Group, kept: Kept, trained: TrainedModelConfig) -> Terms:
     """Returns the memory of a rank in the forward and backward pass of a micro-batch, at its peak (`backward`)."""
     assert trained.ppo_mini_batch_size is not None, "load resolves it"
-    micro_batch = micro_batch_of(group.config, group.role, trained, trained.ppo_mini_batch_size)
+    keeps_rows = group.role == "actor" and group.config.actor.policy_loss.looks_at_rows
+    micro_batch = micro_batch_of(group.config, group.role, trained, trained.ppo_mini_batch_size, keeps_rows=keeps_rows)
     gathered = training_gathered(group.model, compute_bytes(trained)) if group.gathers_trained else 0
     moments = backward(
         group.model,

@@ -81,12 +81,12 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
     if key != "critic.model" and (folder := Path(model).expanduser()).is_dir():  # a value model has no output layer
         check_tied_weights(folder, entries, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
-    longest = config.data.longest_row
+    longest = config.longest_context
     if longest > sizes.get("max_position_embeddings", longest):
         raise ConfigError(
-            f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than data.max_prompt_length +"
-            f" data.max_response_length ({longest} tokens); lower one of them, or"
-            f" raise it in {key.partition('.')[0]}.override_config"
+            f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than"
+            f" {config.longest_context_keys} ({longest} tokens); lower the latter, or raise it in"
+            f" {key.partition('.')[0]}.override_config"
         )
     return sizes
 
@@ -94,12 +94,11 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
 def _check_rope(config: Config) -> None:
     """Raises ConfigError if a response may become so long that the policy would rotate its first tokens otherwise."""
     switch = rope_switch({**read_description(config.actor.model, "actor.model"), **config.actor.override_config})
-    longest = config.data.longest_row
+    longest = config.longest_context
     if switch is not None and longest > switch:
         raise ConfigError(
             f"actor.model has longrope, whose factors change for rows of over {switch} tokens: a token would be sampled"
-            f" with other factors than those it is learned with; lower data.max_prompt_length or"
-            f" data.max_response_length, which add up to {longest}"
+            f" with other factors than those it is learned with; lower {config.longest_context_keys} ({longest})"
         )
 
 

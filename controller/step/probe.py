@@ -30,7 +30,8 @@ class Probe:
         self._step = step
         self._slot = Slot(kind=SLOT_KIND_EVALUATION, step=step.base_step, part=_PART)
         params = sampling_params(config.rollout, config.data)
-        params.max_response_length = min(_NUM_TOKENS, params.max_response_length)
+        room = config.longest_context - config.data.max_prompt_length
+        params.max_response_length = min(_NUM_TOKENS, params.max_response_length, room)
         some = prompts.take(np.arange(min(_NUM_PROMPTS, prompts.num_prompts)))
         self._asked = Asked(
             prompts=some,

@@ -115,7 +115,7 @@ def _check_top_k(config: Config) -> None:
 def _check_vllm(config: Config) -> None:
     """Raises ConfigError if vLLM's engines cannot share the ranks of a group, or take shorter rows than the run has."""
     vllm = config.rollout.vllm
-    longest = config.data.longest_row
+    longest = config.longest_context
     for role in config.sampling_roles:
         ranks = config.services.of(role).num_processes
         if ranks % vllm.tensor_model_parallel_size:
@@ -126,8 +126,8 @@ def _check_vllm(config: Config) -> None:
             )
     if vllm.max_model_len is not None and vllm.max_model_len < longest:
         raise ConfigError(
-            f"rollout.vllm.max_model_len ({vllm.max_model_len}) must hold data.max_prompt_length +"
-            f" data.max_response_length ({longest}) tokens; raise rollout.vllm.max_model_len"
+            f"rollout.vllm.max_model_len ({vllm.max_model_len}) must hold {config.longest_context_keys}"
+            f" ({longest}) tokens; raise rollout.vllm.max_model_len"
         )
 
 
@@ -139,7 +139,7 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
     """
     model = config.trained_model_of(role)
     prompts = config.data.train_batch_size
-    longest = config.data.longest_row
+    longest = config.longest_context
     num_ranks = config.services.of(role).num_processes
     mini_batch = model.ppo_mini_batch_size
     assert mini_batch is not None, "load resolves it"
@@ -159,9 +159,8 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
         )
     if fixed is None and budget * together < longest:
         raise ConfigError(
-            f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of data.max_prompt_length +"
-            f" data.max_response_length ({longest}) tokens; raise it, or {role}.ulysses_sequence_parallel_size, so that"
-            " ranks divide rows"
+            f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of {config.longest_context_keys}"
+            f" ({longest}) tokens; raise it, or {role}.ulysses_sequence_parallel_size, so that ranks divide rows"
         )
     rows = mini_batch * config.rollout.n
     if rows < num_shares:

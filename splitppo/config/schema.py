@@ -60,6 +60,23 @@ class Config(Section):
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
 
     @property
+    def longest_context(self) -> int:
+        """The largest number of tokens that a model computes as one row: a context with all that follows in it.
+
+        A response has one context, its prompt; a conversation may have several, which are rows of their own for models.
+        """
+        conversations = self.rollout.multi_turn
+        most = conversations.max_context_length if conversations.environments else None
+        return min(most or self.data.longest_row, self.data.longest_row)
+
+    @property
+    def longest_context_keys(self) -> str:
+        """The dotted names of the configuration keys that decide `longest_context`."""
+        if self.longest_context < self.data.longest_row:
+            return "rollout.multi_turn.max_context_length"
+        return "data.max_prompt_length + data.max_response_length"
+
+    @property
     def uses_critic(self) -> bool:
         """True if the run has a worker group for a critic, because the estimator of advantages needs values."""
         return "values_BT" in self.algorithm.needs

@@ -36,6 +36,7 @@ def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
     if role in ("actor", "rollout"):
         sections["rollout"] = _shaping(config, "rollout")
         sections["data.tokenizer"] = config.data.tokenizer
+        sections["rollout.multi_turn.max_context_length"] = config.rollout.multi_turn.max_context_length
     if role == "actor":
         sections["reference"] = config.reference_host == role
     elif config.reference_host == role:

@@ -6,6 +6,7 @@ config.yaml, a role, and for an actor names of scenarios, for a rollout group th
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -200,32 +201,34 @@ def contexts(actor: Actor) -> dict[str, Any]:
         sampling = {"temperature": temperature, "max_response_length": CONTEXTS_LENGTH}
         rows, rollouts = actor.generate(prompts, report=report, conversation=conversation, **sampling)
         expected = actor.converses(prompts, rows, by_policy, 0, **limits, **sampling)
-        drawn = temperature == 1.0
         facts = {
             "vllm": [lists(rollouts), rollouts["segments"].values.tolist()],
             "hf": [lists(expected), expected["segments"].values.tolist()],
             "turns": turns_of(report),
             "hf_turns": turns_of(by_policy),
-            "log_prob_diff": max(differences(actor, rollouts)) if drawn and rows else 0.0,
+            "log_prob_diff": largest_difference(actor, rollouts) if temperature == 1.0 else 0.0,
         }
         found.append(facts)
     return {"rows": rows, "runs": found}
 
 
-def differences(actor: Actor, rollouts: Batch) -> list[float]:
-    """How far log-probs of sampled tokens are from those of the policy, which computes each segment as a row."""
+def largest_difference(actor: Actor, rollouts: Batch) -> float:
+    """How far log-probs of sampled tokens are from those of the policy, with each segment as a row. Collective."""
     rows = zip(*(rollouts[name].rows() for name in SEGMENT_COLUMNS), strict=True)
-    differ = []
+    contexts: list[Any] = []
+    following: list[Any] = []
+    sampled: list[Any] = []
     for prompt, response, segments, mask, log_probs in rows:
-        starts = [0, *segments[::2], len(response)]
-        for number, start in enumerate(starts[:-1]):
-            before = prompt if number == 0 else response[start : start + segments[2 * number - 1]]
-            begin = start if number == 0 else start + len(before)
-            stop = starts[number + 1]
-            computed = actor.log_probs(Batch.from_rows(prompts=[before], responses=[response[begin:stop]]))
-            diff = np.abs(computed - log_probs[begin:stop])[mask[begin:stop] == 1]
-            differ.append(float(diff.max()))
-    return differ
+        starts = [0, *segments[::2].tolist(), len(response)]
+        num_context_tokens = [0, *segments[1::2].tolist()]
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            begin = start + num_context_tokens[number]
+            contexts.append(response[start:begin] if number else prompt)
+            following.append(response[begin:stop])
+            sampled.append(np.where(mask[begin:stop], log_probs[begin:stop], np.nan))
+    computed = actor.log_probs(Batch.from_rows(prompts=contexts, responses=following))
+    diff = np.abs(computed - np.concatenate([*sampled, np.empty(0)]))
+    return float(np.nanmax(diff, initial=0.0))
 
 
 def turns_of(report: ScriptedReplies) -> list[Any]:

@@ -35,8 +35,8 @@ that the backend `hf` decodes. Else the group ends with one sentence, before any
 * **Sampling** with vLLM is held to the trainer by the check of the first step
   ([rollout_correction.md](rollout_correction.md#the-check)).
 * **longrope** (Phi-3): rows of more tokens than `original_max_position_embeddings` are rotated by other factors, and
-  computed apart from shorter ones. They cannot be sampled, so `data.max_prompt_length + data.max_response_length` must
-  not exceed that number; `--check` says so.
+  computed apart from shorter ones. They cannot be sampled, so `data.max_prompt_length + data.max_response_length`,
+  or `rollout.multi_turn.max_context_length`, must not exceed that number; `--check` says so.
 * **Attention sinks** and other additions to attention (gpt_oss): the model keeps its own attention, and rows are
   padded. `use_remove_padding: true` and `ulysses_sequence_parallel_size` are refused.
 

@@ -29,7 +29,8 @@ def part_shares(num_parts: int, response_share: float = 0.0) -> list[float]:
 def response_share(config: Config) -> float:
     """Estimates the share of response tokens in all tokens of a step.
 
-    Prompts are taken to have data.max_prompt_length tokens, and responses half of data.max_response_length.
+    Prompts are taken to have data.max_prompt_length tokens, and responses half of data.max_response_length, in which
+    replies and contexts of conversations count.
     """
     prompt = config.data.max_prompt_length
     response = config.data.max_response_length / 2

@@ -35,7 +35,7 @@ class Transcript:
     def __init__(self, config: Config, tokenizer: Tokenizer, *, shows_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._shows_tokens = shows_tokens
-        self._limits = (config.data.longest_row, config.data.max_response_length)
+        self._limits = (config.longest_context, config.data.max_response_length)
         self._context: list[Piece] = []
         self._num_response = 0  # tokens, likewise:
         self._num_sampled = 0

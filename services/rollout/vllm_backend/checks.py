@@ -25,8 +25,8 @@ def check_model(config: Config) -> None:
 
 
 def max_model_len(config: Config) -> int:
-    """Returns the largest number of tokens, prompt and response together, that the vLLM engine is built for."""
-    return config.rollout.vllm.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+    """Returns the largest number of tokens, a context with what is sampled in it, that the vLLM engine is built for."""
+    return config.rollout.vllm.max_model_len or config.longest_context
 
 
 def kv_cache_bytes(config: Config) -> int | None:

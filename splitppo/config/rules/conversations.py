@@ -26,6 +26,17 @@ def programs_end_in_time(config: Config) -> None:
         )
 
 
+def contexts_have_room_for_a_prompt(config: Config) -> None:
+    """Checks that `rollout.multi_turn.max_context_length` leaves room for a turn behind the longest prompt."""
+    limit = config.rollout.multi_turn.max_context_length
+    longest_prompt = config.data.max_prompt_length
+    if config.rollout.multi_turn.environments and limit is not None and limit <= longest_prompt:
+        raise ValueError(
+            f"rollout.multi_turn.max_context_length ({limit}) must exceed data.max_prompt_length ({longest_prompt}): a"
+            " context holds the prompt and the turns that follow"
+        )
+
+
 def turns_have_no_forced_length(config: Config) -> None:
     """Checks that `debug.response_lengths`, with which nothing but its length ends a response, is off."""
     if config.rollout.multi_turn.environments and config.debug.response_lengths is not None:

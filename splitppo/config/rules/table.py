@@ -20,6 +20,7 @@ RULES = (
     sampling.overlong_buffer_fits,
     conversations.replies_come_in_time,
     conversations.programs_end_in_time,
+    conversations.contexts_have_room_for_a_prompt,
     conversations.turns_have_no_forced_length,
     placement.groups_share_no_gpu,
     placement.gpus_in_turns_are_given_back,

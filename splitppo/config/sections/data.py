@@ -130,5 +130,5 @@ class DataConfig(Section):
 
     @property
     def longest_row(self) -> int:
-        """The largest number of tokens in a prompt and its response together."""
+        """The largest number of tokens in a prompt and its response together, with all contexts of a conversation."""
         return self.max_prompt_length + self.max_response_length

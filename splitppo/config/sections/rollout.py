@@ -33,8 +33,8 @@ class VllmConfig(Section):
     hold further engines."""
 
     max_model_len: PositiveInt | None = None
-    """The largest number of tokens in a prompt with its response. null: data.max_prompt_length +
-    data.max_response_length."""
+    """The largest number of tokens in a prompt with its response, or in a context of a conversation. null:
+    rollout.multi_turn.max_context_length, or if that is null data.max_prompt_length + data.max_response_length."""
 
     max_num_seqs: PositiveInt = 256
     """The largest number of responses that one engine decodes at the same time."""

@@ -10,6 +10,7 @@ from splitppo.config.section import (
     IS_WORK,
     MAY_CHANGE,
     CountOrAuto,
+    Key,
     NumberOrAuto,
     OneOrMany,
     PositiveInt,
@@ -120,6 +121,12 @@ class MultiTurnConfig(Section):
     max_turn_length: Annotated[PositiveInt | None, IS_WORK] = None
     """The largest number of tokens that the model samples in a turn. null: data.max_response_length, which bounds the
     whole conversation, replies of tools and environments included."""
+
+    max_context_length: Annotated[PositiveInt | None, Key(is_work=True, shapes_worker=True)] = None
+    """The largest number of tokens in a context: the prompt, or the messages with which a conversation begins a context
+    anew, and all turns and replies that follow in it. It must exceed data.max_prompt_length. Models hold a context at a
+    time, and data.max_response_length bounds the conversation with all of its contexts. null: data.max_prompt_length +
+    data.max_response_length."""
 
     max_observation_length: Annotated[int, IS_WORK] = Field(1024, ge=1, le=MAX_OBSERVATION_LENGTH)
     """The largest number of tokens of what follows a turn. A longer text is cut in its middle."""

@@ -25,6 +25,8 @@ LOSS_MODES = (
     "dro",
     "reinforce",
 )
+# Losses of which each token's depends on all tokens of its response.
+LOSSES_OF_ROWS = ("gspo", "geo_mean")
 # Losses that select tokens of the whole mini-batch, by the old log-probs.
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 # Losses whose papers take the mean over tokens, then over sequences.
@@ -93,6 +95,17 @@ class PolicyLossConfig(Section):
     def needs_old_log_probs(self) -> bool:
         """True if the loss reads old log-probs even if the policy has not changed since it sampled the responses."""
         return self.loss_mode in COVARIANCE_LOSSES
+
+    @property
+    def looks_at_rows(self) -> bool:
+        """True if the loss of a token depends on other tokens of its response, so that all share a micro-batch.
+
+        The loss of a user may, so it does.
+        """
+        is_own = self.loss_mode not in LOSS_MODES
+        has_sequence_weights = self.loss_mode == "reinforce" and self.reinforce_is == "sequence"
+        rejects_rows = any(rejection.over != "token" for rejection in self.rejections)
+        return is_own or self.loss_mode in LOSSES_OF_ROWS or has_sequence_weights or rejects_rows
 
     @property
     def reinforce_bounds(self) -> tuple[float | None, float]:

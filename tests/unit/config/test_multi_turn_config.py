@@ -9,6 +9,7 @@ import pytest
 from splitppo.config import dump_config, load_config
 from splitppo.config.keys import may_change, step_work
 from splitppo.config.resolve import REPLY_STEPS, resolve_run
+from splitppo.config.worker_digest import worker_digest
 from splitppo.machine.cores import PermittedCores
 from tests.support.configs import load, mistake
 
@@ -16,8 +17,8 @@ SECTION = "rollout.multi_turn"
 TOOLS = f"{SECTION}.environments.math={{tools: [my_tools.py:lookup]}}"
 GAME = f"{SECTION}.environments.default={{path: guess.py, name: Guess, kwargs: {{top: 31}}}}"
 KNOWN = (
-    "known here: environments, mcp_servers, mcp_tools, tool_format, max_turns, max_turn_length, max_observation_length,"
-    " max_parallel_calls, timeout_s, num_workers, max_error_rate, reply_steps, record"
+    "known here: environments, mcp_servers, mcp_tools, tool_format, max_turns, max_turn_length, max_context_length,"
+    " max_observation_length, max_parallel_calls, timeout_s, num_workers, max_error_rate, reply_steps, record"
 )
 
 
@@ -89,6 +90,21 @@ KNOWN = (
         ),
         ((f"{SECTION}.reply_steps=-1",), f"key '{SECTION}.reply_steps': expected auto, or a number of at least 0"),
         ((f"{SECTION}.max_observation_length=9000",), "input should be less than or equal to 8192, got 9000"),
+        (
+            (TOOLS, f"{SECTION}.max_context_length=512"),
+            f"{SECTION}.max_context_length (512) must exceed data.max_prompt_length (512): a context holds the prompt"
+            " and the turns that follow",
+        ),
+        (
+            (TOOLS, f"{SECTION}.max_context_length=700", "actor.ppo_max_token_len_per_gpu=699"),
+            f"actor.ppo_max_token_len_per_gpu (699) must hold one row of {SECTION}.max_context_length (700) tokens;"
+            " raise it, or actor.ulysses_sequence_parallel_size, so that ranks divide rows",
+        ),
+        (
+            (TOOLS, f"{SECTION}.max_context_length=700", "rollout.backend=vllm", "rollout.vllm.max_model_len=699"),
+            f"rollout.vllm.max_model_len (699) must hold {SECTION}.max_context_length (700) tokens; raise"
+            " rollout.vllm.max_model_len",
+        ),
         ((f"{SECTION}.max_turns=0",), f"key '{SECTION}.max_turns': input should be greater than or equal to 1, got 0"),
     ],
 )
@@ -102,6 +118,26 @@ def test_without_environments_other_keys_are_free(tmp_path: Path) -> None:
 
 def test_the_longest_turn_may_be_longer_than_the_longest_response(tmp_path: Path) -> None:
     assert load(tmp_path, TOOLS, f"{SECTION}.max_turn_length=4096").rollout.multi_turn.max_turn_length == 4096
+
+
+def test_what_a_model_holds_at_once_is_a_context_and_never_more_than_a_response_with_its_prompt(
+    tmp_path: Path,
+) -> None:
+    def longest(*overrides: str) -> int:
+        return load(tmp_path, *overrides).longest_context
+
+    assert longest() == longest(TOOLS) == 1024
+    assert longest(TOOLS, f"{SECTION}.max_context_length=700") == 700
+    assert longest(TOOLS, f"{SECTION}.max_context_length=7000") == 1024
+    assert longest(f"{SECTION}.max_context_length=100") == 1024  # there are no conversations
+
+
+def test_workers_of_another_length_of_contexts_are_refused_where_they_sample(tmp_path: Path) -> None:
+    limit = f"{SECTION}.max_context_length=700"
+    plain = load(tmp_path, TOOLS, "services.rollout.num_processes=1", "rollout.share=0.5")
+    limited = load(tmp_path, TOOLS, limit, "services.rollout.num_processes=1", "rollout.share=0.5")
+    refused = {role for role in limited.roles if worker_digest(plain, role) != worker_digest(limited, role)}
+    assert refused == {"actor", "rollout"}
 
 
 def test_a_data_source_has_its_environment_or_that_of_all_others(tmp_path: Path) -> None:

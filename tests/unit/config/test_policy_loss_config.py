@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from splitppo.config import ActorConfig, dump_config
-from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES, SEQUENCE_LOSSES
+from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES, SEQUENCE_LOSSES, PolicyLossConfig
 from tests.support.configs import load, mistake
 from tools.docs import descriptions
 
@@ -37,6 +38,24 @@ def test_losses_that_select_tokens_need_old_log_probs_even_on_policy(tmp_path: P
 
     assert load(tmp_path, named, own).needs_old_log_probs is (loss_mode in COVARIANCE_LOSSES)
     assert not load(tmp_path, named).needs_old_log_probs  # the rollout backend's are the old ones
+
+
+@pytest.mark.parametrize(
+    ("section", "looks"),
+    [
+        ("{}", False),
+        ("{loss_mode: clip_cov}", False),
+        ("{loss_mode: gspo}", True),
+        ("{loss_mode: geo_mean}", True),
+        ("{loss_mode: mine, custom_path: mine.py}", True),
+        ("{loss_mode: reinforce, reinforce_is: token}", False),
+        ("{loss_mode: reinforce, reinforce_is: sequence}", True),
+        ("{rollout_rs: token_k1, rollout_rs_threshold: 2}", False),
+        ("{rollout_rs: 'token_k1,seq_sum_k1', rollout_rs_threshold: 2}", True),
+    ],
+)
+def test_losses_with_sums_over_a_response_keep_it_in_one_micro_batch(section: str, looks: bool) -> None:
+    assert PolicyLossConfig.model_validate(yaml.safe_load(section)).looks_at_rows is looks
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "null"])

@@ -280,3 +280,25 @@ def test_a_dynamic_micro_batch_fills_its_budget(tmp_path: Path, packed: bool, to
     budget = {"critic__ppo_micro_batch_size_per_gpu": None, "critic__ppo_max_token_len_per_gpu": 25}
     values = phases(config(tmp_path, **budget, critic__use_remove_padding=packed), "critic")["values"]
     assert values.activations == 4 * tokens * (2 * 8 + 3 * 16)
+
+
+def test_a_response_of_several_contexts_needs_the_memory_of_its_longest_one(tmp_path: Path) -> None:
+    """Rows of 6 + 24 tokens with contexts of 10: what computes has one of them, or as many as the budget holds."""
+    conversation = {
+        "data__max_response_length": 24,
+        "rollout__multi_turn__environments": {"default": {"tools": ["mine.py:tool"]}},
+        "rollout__multi_turn__max_context_length": 10,
+    }
+    gspo = {"actor__policy_loss__loss_mode": "gspo"}
+    plain = phases(config(tmp_path))
+    contexts = phases(config(tmp_path, **conversation))
+    whole_rows = phases(config(tmp_path, **conversation, **gspo))
+    assert contexts["backward"].activations - plain["backward"].activations == 4 * 6 * 8  # hidden states of responses
+    assert contexts["log-probs"].activations == plain["log-probs"].activations
+    assert contexts["generate"] == plain["generate"]
+    one_row = phases(config(tmp_path, data__max_response_length=24))
+    assert whole_rows["backward"] == one_row["backward"]
+    assert whole_rows["log-probs"] == contexts["log-probs"]
+    budget = {"actor__ppo_micro_batch_size_per_gpu": None, "actor__ppo_max_token_len_per_gpu": 25}
+    packed = phases(config(tmp_path, **conversation, **budget))["backward"]
+    assert contexts["backward"].activations < packed.activations < one_row["backward"].activations
