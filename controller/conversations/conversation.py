@@ -184,6 +184,8 @@ def conversation_metrics(
     for name, values in numbers.items():
         metrics |= {f"{name}/mean": float(np.mean(values))}
         metrics |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+    if segments is not None:
+        metrics["num_contexts/returned"] = float(sum(one.num_returned for one in own))
     metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
     metrics["environment/num_truncated"] = float(sum(one.is_truncated for one in own))
     return metrics | {"environment/num_lost": float(sum(bool(one.lost) for one in own))}
