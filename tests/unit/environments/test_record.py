@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from environments.messages import Answer, Said
+from environments.messages import Answer, NoRoom, Room, Said
 from environments.record import Record, RecordedStep
 from splitppo.config import ConfigError
 from tests.support.disks import fill, mounted
@@ -53,6 +55,22 @@ def test_what_was_recorded_is_found_again_as_it_was(tmp_path: Path) -> None:
     assert len((tmp_path / "episodes" / "3.jsonl").read_text().splitlines()) == 1
 
 
+def test_what_was_recorded_before_there_were_contexts_is_found_again(tmp_path: Path) -> None:
+    """Its digests are of texts alone."""
+    digests = [sha256(None)]
+    for turn in TURNS:
+        digests.append(sha256([digests[-1], turn and [turn.text, turn.ended_by]]))
+    new = ("begins_context", "tools", "after_turn", "limits")
+    answers = [{name: value for name, value in asdict(one).items() if name not in new} for one in ANSWERS]
+    line = {"response": NAMES[0], "turns": digests, "answers": answers}
+    (tmp_path / "3.jsonl").write_text(json.dumps({**line, "sha256": sha256(line)}) + "\n")
+    assert play(Record(tmp_path).at_step(3, NAMES)) == [True] * 4
+
+
+def sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 def test_samples_of_a_prompt_and_steps_are_not_confused(tmp_path: Path) -> None:
     record = Record(tmp_path)
     step = record.at_step(3, NAMES)
@@ -66,7 +84,8 @@ def test_another_turn_is_answered_anew_and_the_turns_before_it_are_not(tmp_path:
     step = Record(tmp_path).at_step(3, NAMES)
     play(step)
     assert step.replay(0).find(TURNS[:1]) == ANSWERS[1]
-    for other in (Said("stand", "stop"), Said("stan", "length"), None):
+    with_room = (Said("stand", "length", Room(3, 4)), Said("stand", "length", num_tokens=2))
+    for other in (Said("stand", "stop"), Said("stan", "length"), *with_room, NoRoom(Room(3, 4), 5), None):
         assert step.replay(0).find((TURNS[0], other)) is None
     assert step.replay(0).find((TURNS[1], TURNS[0])) is None
     replay, over = step.replay(0), Answer(is_over=True, reward=2.0)
