@@ -22,8 +22,9 @@ class Sample:
     ground_truth: Any  # the row's `reward_model.ground_truth`
     extra_info: Any = None
     prompt: str = ""  # as the policy reads it; for the log and for a judge
-    messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
+    messages: Sequence[Mapping[str, Any]] = ()  # the prompt, or what the last context began with; for a judge
     last_turn: str = ""  # the last turn of a conversation; of one turn: the response
+    last_context: str | None = None  # what the response says in its last context; None: it has one
     scorer: str = ""  # the scorer that is asked, a name of the registry; set by the manager
     number: int = 0  # of the response among those that share a limit of failures; set by the manager
     token_spans: Sequence[Span] = ()  # the part of `response` that each response token stands for; together all of it

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,13 @@ class EnvironmentsFailed(Exception):
     """Environments failed for too many conversations; the message is one sentence."""
 
 
+class LastContext(NamedTuple):
+    """The chat messages of a context: those by which it began, in the place of a prompt, and those after them."""
+
+    beginning: Sequence[Mapping[str, Any]]
+    following: Sequence[Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """The facts about one conversation that is over.
@@ -32,7 +39,7 @@ class Conversation:
         end_score: the score that the environment gave at the end, for the whole conversation.
         extra: further fields from the environment, which become metrics like those of scorers.
         messages: the chat messages after the prompt, those of the policy included; one with "begins_context" is the
-            first of a context that began anew, which is whole from there on.
+            first of a context that began anew, after which the policy saw nothing that was before.
         num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
             `num_tool_errors` raised, `num_timeouts` took too long; `num_crashes` of those that raised ended their
             process.
@@ -43,6 +50,8 @@ class Conversation:
         beginning: the text by which the environment began, which the prompt ends with.
         own_prompt: the messages of the context by which the environment began, in the place of the row's prompt; empty
             if it began with none.
+        last_beginning: the tokens of the response, and the messages, up to the end of those by which its last context
+            began; (0, 0): it has one context.
         num_returned: how many of the later contexts go back to an earlier turn.
         ended_by: what ended the conversation: "environment"; "turns", the largest number of turns; "length", no room.
         is_rewarded: True if the environment gave a reward or a score, also one of 0.
@@ -64,6 +73,7 @@ class Conversation:
     lost: str = ""
     beginning: str = ""
     own_prompt: Sequence[Mapping[str, Any]] = ()
+    last_beginning: Sequence[int] = (0, 0)
     num_returned: int = 0
     ended_by: str = "environment"
     is_rewarded: bool = True
@@ -72,6 +82,16 @@ class Conversation:
         """Returns a data row with the prompt that this conversation had."""
         prompt = [dict(message) for message in self.own_prompt] or row.prompt
         return replace(row, prompt=prompt, observation=self.beginning)
+
+    @property
+    def last_context(self) -> "LastContext | None":
+        """The messages of the last context; None if it is that of the row's prompt."""
+        _, end = self.last_beginning
+        if not end:
+            return LastContext(self.own_prompt, self.messages) if self.own_prompt else None
+        begin = max(place for place in range(end) if self.messages[place].get("begins_context"))
+        first = {name: value for name, value in self.messages[begin].items() if name != "begins_context"}
+        return LastContext((first, *self.messages[begin + 1 : end]), self.messages[end:])
 
     @property
     def num_turns(self) -> int:

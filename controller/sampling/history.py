@@ -62,7 +62,10 @@ class History:
         prompt_messages: the prompt as chat messages.
         tokens: token ids of the response.
         messages: those of the response; the first one of a later context has "begins_context", and from there on they
-            are whole: a context that goes back to an earlier turn repeats the messages up to it, the prompt's included.
+            are whole: a context that goes back to an earlier turn begins with the messages up to it, the prompt's
+            included.
+        last_beginning: the tokens and messages of the response up to the end of those by which its latest context
+            began; (0, 0): that of the prompt.
         num_returned: how many later contexts go back to an earlier turn.
     """
 
@@ -70,6 +73,7 @@ class History:
     prompt_messages: Sequence[Message]
     tokens: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    last_beginning: tuple[int, int] = (0, 0)
     num_returned: int = 0
     _contexts: list[_Context] = field(default_factory=list)
     _turns: list[_Turn] = field(default_factory=list)
@@ -106,6 +110,8 @@ class History:
             messages[0] |= {"begins_context": True}
         self.tokens += reply.tokens
         self.messages += messages
+        if reply.begins_context:
+            self.last_beginning = len(self.tokens), len(self.messages)
 
     def last_token_of(self, turn: int) -> int:
         """Returns the last token of a turn, from 1."""

@@ -36,6 +36,8 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, SLOT_KIND_SHARE, Slot
 T = TypeVar("T")
 # What a later update needs of rollouts that the actor's group has not sampled itself.
 UPDATE_COLUMNS = ("responses", "rollout_log_probs", "seeds")
+# What the responses of conversations have besides: which tokens were sampled, and where contexts begin.
+CONVERSATION_COLUMNS = ("response_mask", "segments")
 
 
 @dataclass(frozen=True, eq=False)

@@ -177,6 +177,7 @@ class _Said:
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
             beginning=self.about.observation,
             own_prompt=tuple(as_messages(self.about.prompt)) if has_own_prompt else (),
+            last_beginning=self.history.last_beginning,
             num_returned=self.history.num_returned,
             ended_by="length" if self.is_truncated else self.ended_by,
             is_rewarded=any(answer.reward is not None or answer.final is not None for answer in self.answers),

@@ -5,7 +5,7 @@ For the reward model, responses and prompts are encoded again; a service compute
 
 import asyncio
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.conversations.conversation import Conversation
-from controller.data.chat_template import as_messages
+from controller.data.chat_template import Messages, as_messages
+from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer, as_answer
 from controller.data.token_spans import TokenSpans
@@ -60,12 +61,28 @@ class Scorer:
     ) -> Batch:
         """Encodes prompts and responses as the column reward_tokens for the reward model; one prompt per response."""
         assert self.reward_tokenizer is not None
+        rows = prompts.rows
         if conversations:
-            which = self.reward_tokenizer.conversation
-            said = [as_answer(talk.last_turn) if which == "last_turn" else talk.messages for talk in conversations]
+            pairs = zip(rows, conversations, strict=True)
+            rows, said = zip(*(self._scored_turns(row, talk) for row, talk in pairs), strict=True)
         else:
-            said = [as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows())]
-        return await asyncio.to_thread(self.reward_tokenizer.encode, prompts.rows, said)
+            said = tuple(as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows()))
+        return await asyncio.to_thread(self.reward_tokenizer.encode, rows, said)
+
+    def _scored_turns(self, row: PromptRow, talk: Conversation) -> tuple[PromptRow, Messages]:
+        """Returns the prompt and the messages of a conversation that the reward model reads: those of its last context.
+
+        What an environment said in the place of the prompt is among the messages.
+        """
+        assert self.reward_tokenizer is not None
+        context = talk.last_context
+        reads_last_turn = self.reward_tokenizer.conversation == "last_turn"
+        following = talk.messages if context is None else context.following
+        said = as_answer(talk.last_turn) if reads_last_turn else following
+        if context is None:
+            return row, said
+        no_prompt = replace(row, prompt="" if isinstance(row.prompt, str) else [], observation="")
+        return no_prompt, [*context.beginning, *said]
 
     def samples(
         self, prompts: PromptBatch, rollouts: Batch, conversations: Sequence[Conversation] = ()
@@ -89,12 +106,18 @@ class Scorer:
                     **({"ended_by": self._ended_by(ids, text)} if talk is None else talk.facts),
                 },
                 prompt=prompt,
-                messages=as_messages(row.begun_prompt),
+                messages=_before_response(row, talk),
                 last_turn=text if talk is None else talk.last_turn,
+                last_context=self._last_context(ids, talk),
                 token_spans=TokenSpans(self.tokenizer, ids, text),
             )
             for row, prompt, ids, text, talk in rows
         ]
+
+    def _last_context(self, ids: NDArray[Any], talk: Conversation | None) -> str | None:
+        """Returns what a response says in its last context; None if it has one."""
+        begin = 0 if talk is None else talk.last_beginning[0]
+        return self.tokenizer.decode(ids[begin:].tolist()) if begin else None
 
     def _has_eos(self, ids: NDArray[Any]) -> bool:
         return len(ids) > 0 and int(ids[-1]) in self.tokenizer.eos_token_ids
@@ -157,6 +180,12 @@ class Scorer:
             conversations=objects(talks),
             texts=objects(Text(sample.prompt, sample.response, sample.ground_truth) for sample in samples),
         )
+
+
+def _before_response(row: PromptRow, talk: Conversation | None) -> Messages:
+    """Returns the messages before what is scored: the prompt, or those by which the last context began."""
+    context = None if talk is None else talk.last_context
+    return as_messages(row.begun_prompt) if context is None else context.beginning
 
 
 def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:

@@ -70,11 +70,12 @@ class RowsSentOnce:
     async def send(self, host: WorkerClient, teacher: TeacherConfig, part: Part) -> None:
         """Sends prompts and responses of one part to a group, or waits until another call has sent them.
 
-        If there are several teachers, each row has the number of its own.
+        Those of conversations have their segments, also where no row of the part has any: all parts of a batch have the
+        same columns. If there are several teachers, each row has the number of its own.
         """
         async with self._sending:
             if part.slot.part not in self._sent:
-                names = ("prompts", "responses", "places")
+                names = ("prompts", "responses", "segments", "places")
                 rows = part.rollouts.select(name for name in names if name in part.rollouts)
                 numbers = teachers_of_rows(teacher, [row.data_source for row in part.prompts.rows])
                 await host.put_batch(part.slot, rows.merge(numbers))

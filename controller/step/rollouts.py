@@ -19,7 +19,7 @@ from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
 from controller.run.end import RunEnd
 from controller.sampling.keep import Groups, KeptGroups, keep_differing
-from controller.sampling.stream import UPDATE_COLUMNS, Asked, GrowingList, Part, in_order, sample
+from controller.sampling.stream import CONVERSATION_COLUMNS, UPDATE_COLUMNS, Asked, GrowingList, Part, in_order, sample
 from controller.sampling.talk import Talk
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts, Origin
@@ -64,7 +64,7 @@ class SampledRollouts:
             params=params,
             slot=slot,
             num_parts=num_parts,
-            columns=columns if environments is None else (*columns, "response_mask"),
+            columns=columns if environments is None else (*columns, *CONVERSATION_COLUMNS),
             talk=Talk.about(environments, prompts_B, config.run.seed, step.number, names),
         )
         self.slot = slot
@@ -128,7 +128,8 @@ class KeptRollouts:
         self.on_actor = asyncio.Event()
         self.prompts = self.groups.prompts
         self.scores: Scores | None = self.groups.scores
-        self._kept = rollouts.select(name for name in ("prompts", "responses", "response_mask") if name in rollouts)
+        names = ("prompts", "responses", *CONVERSATION_COLUMNS)
+        self._kept = rollouts.select(name for name in names if name in rollouts)
         self.parts = GrowingList([self._only_part()], is_complete=True)
 
     def _only_part(self) -> Part:

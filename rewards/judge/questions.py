@@ -53,6 +53,8 @@ class Questions:
     def ask(self, sample: Sample) -> bytes:
         """Writes the JSON body of a request to the judge about a sample; ValueError if the template does not work."""
         fields = {name: getattr(sample, name) for name in _FIELDS}
+        if sample.last_context is not None:
+            fields["response"] = sample.last_context
         if self._config.conversation == "last_turn":
             fields["response"] = sample.last_turn
         try:

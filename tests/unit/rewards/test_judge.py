@@ -223,6 +223,9 @@ def test_of_a_conversation_the_whole_or_the_last_turn_is_asked_about(tmp_path: P
 
     assert asked() == "up, wall, down"
     assert asked(conversation="last_turn") == "down"
+    sample = replace(sample, last_context="wall, down")
+    assert asked() == "wall, down"
+    assert asked(conversation="last_turn") == "down"
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.conversations.conversation import Conversation
-from controller.conversations.environments import Environments
 from controller.ppo.scores import objects
 from controller.sampling.keep import Groups
 from controller.step.rollouts import KeptRollouts
 from environments.messages import Answer, NoRoom, Room, Said, TurnLimits
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place, Unavailable
-from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 from tests.support.scores import make_scores
 from tests.support.talking import Speak, TalkingRollout
 from tests.unit.controller.sampling.test_talk import Run, says, user
@@ -40,20 +37,10 @@ def run_of(folder: Path, converse: Any, speak: Speak, **changes: Any) -> Run:
     return Run(folder, converse, speak, template=TEMPLATE, **keys)
 
 
-def narrow(run: Run, max_context_length: int) -> Run:
-    """Gives the contexts of a run fewer tokens."""
-
-    class Narrow(Environments):
-        @property
-        def max_context_length(self) -> int:
-            return max_context_length
-
-    own = run.step.sampling.environments
-    assert own is not None
-    run.change()
-    narrowed = Narrow(own.config, own.processes, own.tokenizer, own.turn_tokens)
-    object.__setattr__(run.step.sampling, "environments", narrowed)
-    return run
+def narrow(folder: Path, converse: Any, speak: Speak, **changes: Any) -> Run:
+    """A run whose contexts have at most 14 tokens."""
+    keys = {"data__max_prompt_length": 10, "rollout__multi_turn__max_context_length": 14, **changes}
+    return run_of(folder, converse, speak, **keys)
 
 
 def texts_of(run: Run, response: Sequence[int], segments: Sequence[int]) -> list[str]:
@@ -63,13 +50,6 @@ def texts_of(run: Run, response: Sequence[int], segments: Sequence[int]) -> list
     return [
         backend.decode([*map(int, response[start:end])], skip_special_tokens=False) for start, end in pairwise(starts)
     ]
-
-
-async def sampled(run: Run) -> tuple[Batch, list[Conversation]]:
-    """Samples; returns the rollouts with the column `segments`, and the conversations, by prompt, then sample."""
-    rollouts, conversations = await run.rollouts()
-    slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
-    return rollouts.merge(await run.actor.get_batch(slot, ["segments"])), conversations
 
 
 def letters(place: int, turn: int, so_far: Sequence[int]) -> Sequence[int]:
@@ -86,7 +66,7 @@ async def test_a_context_that_begins_anew_is_in_the_response_and_masked(tmp_path
         yield OVER
 
     run = run_of(tmp_path, compacting, letters)
-    rollouts, conversations = await sampled(run)
+    rollouts, conversations = await run.rollouts()
     context = "s:s<eos>u:u<eos>a:"
     for response, mask, segments, one in zip(
         *(rollouts[name].rows() for name in ("responses", "response_mask", "segments")), conversations, strict=True
@@ -118,7 +98,7 @@ async def test_a_return_to_an_earlier_turn_begins_a_context_of_the_same_tokens(t
         yield OVER
 
     run = run_of(tmp_path, returning, letters, rollout__multi_turn__max_turns=9, data__max_response_length=200)
-    rollouts, conversations = await sampled(run)
+    rollouts, conversations = await run.rollouts()
     response, segments, prompt = (rollouts[name].rows()[0] for name in ("responses", "segments", "prompts"))
     prompt_text = run.tokenizer.decode(prompt.tolist())
     assert texts_of(run, response, segments.tolist()) == [
@@ -146,7 +126,7 @@ async def test_an_environment_knows_the_tokens_of_a_turn_and_what_is_left(tmp_pa
         told.append((yield Answer(messages=user("q" * 6), begins_context=True)))
         yield OVER
 
-    run = narrow(run_of(tmp_path, asking, lambda place, turn, so_far: [3 + turn] * turn), 14)
+    run = narrow(tmp_path, asking, lambda place, turn, so_far: [3 + turn] * turn)
     await run.rollouts()
     assert set(told) == {
         Said("b", "length", Room(14 - 5, 80 - 1), num_context_tokens=4, num_tokens=1),
@@ -165,7 +145,7 @@ async def test_a_response_that_is_full_has_not_ended_by_its_context(tmp_path: Pa
         told.append((yield Answer()))
         yield OVER
 
-    run = narrow(run_of(tmp_path, silent, says(*[4] * 40), data__max_response_length=10), 14)
+    run = narrow(tmp_path, silent, says(*[4] * 40), data__max_response_length=10)
     await run.rollouts()
     assert {said.ended_by for said in told if isinstance(said, Said)} == {"length"}
 
@@ -199,8 +179,8 @@ async def test_what_has_no_room_in_its_context_is_not_said_and_another_answer_ta
         told.append((yield Answer(messages=user("s"))))
         yield OVER
 
-    run = narrow(run_of(tmp_path, pressed, letters), 14)
-    rollouts, conversations = await sampled(run)
+    run = narrow(tmp_path, pressed, letters)
+    rollouts, conversations = await run.rollouts()
     no_room = [NoRoom(Room(8, 78), 9), NoRoom(Room(14, 78), 15), NoRoom(Room(8, 78), 8)]
     assert [told[1:4] for told in told_to_each] == [no_room] * 4
     assert texts_of(run, rollouts["responses"].rows()[0], []) == ["a<eos>sb<eos>"]
@@ -220,7 +200,7 @@ async def test_an_environment_that_ends_because_there_is_no_room_has_its_rewards
         yield Answer(messages=user("p" * 20), reward=1.0)
         yield OVER
 
-    _, conversations = await narrow(run_of(tmp_path, careless, letters), 14).rollouts()
+    _, conversations = await narrow(tmp_path, careless, letters).rollouts()
     assert {(one.turn_rewards, one.end_score, one.is_truncated, one.ended_by, one.lost) for one in conversations} == {
         ((1.0,), 1.0, True, "length", "")
     }
@@ -232,7 +212,7 @@ async def test_an_environment_that_asks_for_what_has_no_room_again_and_again_has
             pass
         yield OVER
 
-    _, conversations = await narrow(run_of(tmp_path, stubborn, letters), 14).rollouts()
+    _, conversations = await narrow(tmp_path, stubborn, letters).rollouts()
     assert {one.lost for one in conversations} == {"16 answers to turn 1 did not fit into the context"}
 
 
@@ -293,7 +273,7 @@ def restarting(messages: Sequence[Mapping[str, Any]], **fields: Any) -> Any:
 async def test_a_context_as_the_first_word_replaces_the_prompt(tmp_path: Path) -> None:
     limits = TurnLimits(max_tokens=3)
     run = run_of(tmp_path, restarting([{"role": "system", "content": "s"}, *user("u")], limits=limits), letters)
-    rollouts, conversations = await sampled(run)
+    rollouts, conversations = await run.rollouts()
     context = "s:s<eos>u:u<eos>a:"
     for prompt, response, segments in zip(
         *(rollouts[name].rows() for name in ("prompts", "responses", "segments")), strict=True

@@ -163,6 +163,33 @@ async def test_a_conversation_is_scored_whole_or_its_last_turn_alone(tokenizer: 
     assert [sample.last_turn for sample in reward.samples] == ["ab", "b"]
 
 
+async def test_of_several_contexts_reward_model_and_judge_read_the_last_one(tokenizer: Tokenizer) -> None:
+    beginning = (
+        {"role": "user", "content": "<eos>", "begins_context": True},
+        {"role": "assistant", "content": "b"},
+    )
+    turn = {"role": "assistant", "content": "a"}
+    talks = [
+        Conversation(messages=(turn, *beginning, turn), last_turn="a", last_beginning=(3, 3)),
+        Conversation(messages=(turn,), last_turn="a", own_prompt=({"role": "user", "content": "<eos>b"},)),
+    ]
+    reward = LengthReward()
+    reward.extras = [{}, {}]
+    prompts, rollouts = make_table().take(np.array([0, 1])), Batch.from_rows(responses=[[1, 0, 2, 1], [1]])
+    spelt = tokenizer.backend.encode("?" * 5).ids  # its letters are none that this tokenizer knows
+    for part, read in {"all": [*spelt, 2, 1], "last_turn": [*spelt, 2, 1]}.items():
+        scorer = Scorer(tokenizer, reward, RewardTokenizer(tokenizer, None, part))  # type: ignore[arg-type]
+        rows = await scorer.reward_rows(prompts, rollouts, talks)
+        assert [row.tolist() for row in rows["reward_tokens"].rows()] == [read, [*spelt, 2, 1]]
+    await scorer.score(prompts, rollouts, talks, num_examine=0)
+    assert [(sample.response, sample.last_context) for sample in reward.samples] == [("a?ba", "a"), ("a", None)]
+    assert [[message["content"] for message in sample.messages] for sample in reward.samples] == [
+        ["<eos>", "b"],
+        ["<eos>b"],
+    ]
+    assert [len(sample.extra_info["messages"]) for sample in reward.samples] == [4, 1]
+
+
 class PlacingReward(LengthReward):
     """Half of every score is on the tokens, but for a response without any."""
 
