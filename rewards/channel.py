@@ -3,20 +3,16 @@
 Scoring processes import this module, so it imports nothing heavy.
 """
 
-import ctypes
 import mmap
-import os
 import pickle
 import pkgutil
 import signal
 import socket
-import sys
 from contextlib import suppress
 
-from splitppo.machine.children.parent import end_with, signal_at_end_of_parent
+from splitppo.machine.children.parent import signal_at_end_of_parent
 
 LENGTH_BYTES = 8
-_PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
 
 
 def framed(content: bytes) -> bytes:
@@ -71,14 +67,3 @@ def work(serve: str, connection: int, memory: int, controller_pid: int) -> None:
     with suppress(EOFError, ConnectionError):
         arguments = pickle.loads(channel.receive())  # noqa: S301 - of the controller
         pkgutil.resolve_name(serve)(channel, *arguments)
-
-
-def run_with(parent_pid: int) -> None:
-    """Runs the program that the arguments of this process name; it ends, with all that it started, with the parent."""
-    from splitppo.machine.children.tree import descendants, kill  # heavy, and needed only here
-
-    signal.signal(signal.SIGTERM, lambda *_: (kill(descendants(os.getpid())), os._exit(1)))
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
-    end_with(parent_pid, signal.SIGTERM)
-    os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:])  # noqa: S606
-    signal.raise_signal(signal.SIGTERM)  # ends what the program has left

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shlex
 import shutil
-import sys
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from environments.loops import EnvironmentFailed
 from environments.tools import Tool, message_of
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
 from splitppo.config_error import ConfigError
+from splitppo.machine.children.supervisor import supervised
 
 
 class Server:
@@ -40,9 +40,8 @@ class Server:
         url = filled(own.url or "", f"{self._key}.url")
         headers = {header: filled(value, f"{self._key}.headers") for header, value in own.headers.items()}
         http = Http(headers=headers, timeout=None, limits=httpx2.Limits())  # no limits
-        call = f"import sys; sys.path[:] = {sys.path!r}; from rewards.channel import run_with; run_with({os.getpid()})"
-        arguments = ["-P", "-c", call, *own.command]
-        child = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+        program, *arguments = supervised(own.command, os.getpid())
+        child = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
         self._dial = partial(streamable_http_client, url, http_client=http) if own.url else partial(stdio_client, child)
         self._signs = (CONNECTION_CLOSED, INVALID_REQUEST) if own.url else (CONNECTION_CLOSED,)
         self._session: tuple[asyncio.Future[Client], asyncio.Event] | None = None

@@ -1,0 +1,76 @@
+"""A process that runs a program, and ends with it all that the program has started, in whatever group or session.
+
+    parent                    supervisor (`run_with`)             program
+    starts it  ------------>  adopts what loses its parent  --->  starts what it likes
+    SIGTERM, or its end --->  kills all of these, and ends
+
+It needs the standard library, and psutil only if the program has left something running.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from splitppo.machine.children.ending import exit_status_of
+from splitppo.machine.children.parent import end_with
+
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
+_KILL_LIMIT_S = 5.0
+_PAUSE_S = 0.005
+
+
+def supervised(command: tuple[str, ...], parent_pid: int) -> list[str]:
+    """Returns the command line of a supervisor that runs a command, and ends with this parent."""
+    call = f"from splitppo.machine.children.supervisor import run_with; run_with({parent_pid})"
+    return [sys.executable, "-P", "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}", *command]
+
+
+def run_with(parent_pid: int) -> NoReturn:
+    """Runs the program that the arguments of this process name, and ends with its exit status, as a shell's.
+
+    SIGTERM ends both at once, and so does the end of the parent.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: _end(1))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
+    end_with(parent_pid, signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own ways with them would be inherited
+        signal.signal(number, signal.SIG_DFL)
+    _end(exit_status_of(os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:])))  # noqa: S606
+
+
+def _end(status: int) -> NoReturn:
+    """Kills all that has been started and still runs, then ends this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline_s = time.monotonic() + _KILL_LIMIT_S
+    while _has_children() and time.monotonic() < deadline_s:
+        _kill_descendants()
+        time.sleep(_PAUSE_S)
+    os._exit(status)
+
+
+def _has_children() -> bool:
+    """Returns whether a child still runs; takes the exit codes of those that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _kill_descendants() -> None:
+    """Stops all that runs, so that it starts nothing more, and kills it."""
+    import psutil  # late: slow to import, and mostly there is nothing to kill
+
+    from splitppo.machine.children.tree import descendants, kill
+
+    victims = descendants(os.getpid())
+    for victim in victims:
+        try:
+            victim.suspend()
+        except psutil.Error:
+            continue
+    kill(victims)
