@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -108,6 +109,7 @@ class Chat:
         max_parallel_calls: the largest number of calls of one turn that should be made.
         runner: runs functions of the user's; `run` is the easy way to it.
         has_begun: True if the coroutine has asked for a turn.
+        around: surrounds each question to the model, from when it is asked until it is answered.
         pending: what has been given for the latest turn, and is told with the next messages.
     """
 
@@ -117,6 +119,7 @@ class Chat:
     _exchange: Callable[[Answer], Awaitable[Turn]]
     pending: Answer = field(default_factory=Answer)
     has_begun: bool = False
+    around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     _num_turns: int = 0
 
     async def turn(self, *messages: Message, after: Turn | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:
@@ -164,7 +167,8 @@ class Chat:
         self.has_begun = True
         told = replace(self.pending, **answer)
         self.pending = Answer()
-        turn = await self._exchange(told)
+        async with self.around():
+            turn = await self._exchange(told)
         self._num_turns += 1
         return turn
 

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from environments.adapters.python import load_python
 from environments.adapters.verl_tools import load_verl_tools
@@ -21,6 +21,9 @@ from splitppo.config.subsections.multi_turn import MCP_TOOLS, EnvironmentConfig,
 from splitppo.config_error import ConfigError, config_errors
 from splitppo.our_commands import missing_package
 from splitppo.user_file import callable_of, import_file
+
+if TYPE_CHECKING:  # it needs packages of an extra
+    from environments.programs.agents import Agents
 
 Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
 ToolsOfServers = Mapping[str, Sequence[Tool]]  # of MCP servers, by their names
@@ -67,11 +70,30 @@ async def load_servers(config: MultiTurnConfig) -> ToolsOfServers:
     return {name: await server(name, config).tools() for name in sorted(config.servers)}
 
 
-def load_environments(setup: Setup, servers: ToolsOfServers) -> dict[str, Loaded]:
+async def load_agents(config: MultiTurnConfig) -> "Agents | None":
+    """Opens the chat API that agents call, in the running event loop; None if no environment is an agent.
+
+    Raises:
+        ConfigError: packages are missing, or the API cannot listen where it should.
+    """
+    if not any(environment.is_agent for environment in config.environments.values()):
+        return None
+    agents = _package("environments.programs.agents", f"{_KEY}.gateway")
+    opened: Agents = await agents.Agents.open(config)
+    return opened
+
+
+def load_environments(setup: Setup, servers: ToolsOfServers, agents: "Agents | None") -> dict[str, Loaded]:
     """Loads all environments, with the tools of MCP servers; ConfigError says in one sentence what is wrong where."""
     named = partial(_tools_named, setup.code, servers)
-    configs = setup.config.environments
-    return {name: _load(f"{_KEY}.environments.{name}", configs[name], named, setup.is_start) for name in configs}
+    loaded = {}
+    for name, config in setup.config.environments.items():
+        key = f"{_KEY}.environments.{name}"
+        if agents is not None and config.is_agent:
+            loaded[name] = _load_agent(key, config, agents)
+        else:
+            loaded[name] = _load(key, config, named, setup.is_start)
+    return loaded
 
 
 def load_parser(tool_format: str | None) -> Parse:
@@ -124,10 +146,26 @@ def _load_adapter(label: str, name: str, kwargs: Mapping[str, Any], is_start: bo
     return Loaded(name, Environment(partial(adapter, **kwargs), name, {}).converse)
 
 
+def _load_agent(key: str, config: EnvironmentConfig, agents: "Agents") -> Loaded:
+    """Loads an agent: a function of the user's, or a program; ConfigError: there is none."""
+    if config.agent is None:
+        return Loaded(config.label, agents.command(key, config).converse)
+    function = _load_function(f"{key}.agent", config.agent)
+    with config_errors(TypeError, before=f"key '{key}.agent': {config.agent}: expected run(endpoint, row): "):
+        inspect.signature(function).bind("endpoint", "row")
+    path = Path(config.agent.rpartition(":")[0])
+    return Loaded(config.label, agents.function(function, config.agent, path).converse, path=path)
+
+
 def _adapter(name: str, label: str) -> ModuleType:
     """Imports an adapter; ConfigError names the extra that has its packages, if they are missing."""
+    return _package(f"environments.adapters.{name}", label)
+
+
+def _package(module: str, label: str) -> ModuleType:
+    """Imports a module of ours; ConfigError names the extra that has the packages it needs, if they are missing."""
     try:
-        return import_module(f"environments.adapters.{name}")
+        return import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{label}: {missing_package(error.name)}") from error
 

@@ -85,6 +85,7 @@ class Answer:
         text: the turn up to its first call.
         calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
+        agent_error: why an agent failed after an answer of the policy, which may be the cause; empty if none did.
         lost: the reason why the environment failed, one sentence; empty if it did not.
         timed_out_calls: the calls (from 1) that took too long, so that they are not made again.
     """
@@ -106,6 +107,7 @@ class Answer:
     text: str = ""
     calls: tuple[Mapping[str, Any], ...] = ()
     tool_error: str = ""
+    agent_error: str = ""
     lost: str = ""
     timed_out_calls: tuple[int, ...] = ()
 

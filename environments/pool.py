@@ -36,7 +36,7 @@ class EnvironmentProcesses:
         config: the section `rollout.multi_turn`.
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
         output: the file that gets what the user's code prints; None: the controller's error output.
-        code: the section `reward.code`: the processes share its sandboxes.
+        code: the section `reward.code`: the processes share its sandboxes, as they share `gateway.max_agents`.
 
     Raises:
         ConfigError: on entering: a file of the user's cannot be used; one sentence.
@@ -48,6 +48,8 @@ class EnvironmentProcesses:
         workers = config.num_workers
         self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
         code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes(code) // self._num_workers)})
+        max_agents = max(1, config.gateway.max_agents // self._num_workers)
+        config = config.changed("gateway", {"max_agents": max_agents})
         self._setup = Setup(config, tool_format, output, code)
         self._template = Template(SERVE)
         self._processes = [self._new_process()]
@@ -100,12 +102,24 @@ class EnvironmentProcesses:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
         return self._schemas.get(self.key_of(data_source), ())
 
-    def begin(self, data_source: str, row: Mapping[str, Any], seed: int, replay: Replay | None = None) -> "Episode":
+    def begin(
+        self,
+        data_source: str,
+        row: Mapping[str, Any],
+        seed: int,
+        replay: Replay | None = None,
+        *,
+        prompt: object = None,
+    ) -> "Episode":
         """Returns a conversation that has not been started, about a row: data_source, ground_truth and others.
 
-        `replay`: answers that were recorded; None: nothing is recorded.
+        `replay`: answers that were recorded; None: nothing is recorded. `prompt`, that of the row, is a field of the
+        row for an agent, which makes its own messages.
         """
-        return Episode(self, self.key_of(data_source), row, seed, replay)
+        key = self.key_of(data_source)
+        if self._setup.config.environments[key].is_agent:
+            row = {**row, "prompt": prompt}
+        return Episode(self, key, row, seed, replay)
 
     def key_of(self, data_source: str) -> str:
         """Returns the key of `rollout.multi_turn.environments` under which a data source has its environment."""

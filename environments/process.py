@@ -22,7 +22,7 @@ from types import coroutine
 from typing import Any
 
 from environments.chat import Chat, ContextFull, ConversationOver, TookTooLong, ToolCall, Turn
-from environments.loading import Loaded, Parse, load_environments, load_parser, load_servers
+from environments.loading import Loaded, Parse, load_agents, load_environments, load_parser, load_servers
 from environments.loops import EnvironmentFailed
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Schemas, Setup
 from environments.output import bounded_output
@@ -50,10 +50,11 @@ def serve(channel: Channel, setup: Setup) -> None:
     os.dup2(2 if setup.output is None else bounded_output(setup.output), 1)
     os.dup2(1, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    with asyncio.Runner() as runner:  # sessions with servers live in its loop
+    with asyncio.Runner() as runner:  # sessions with servers, and what agents call, live in its loop
         try:
             servers = runner.run(load_servers(setup.config))
-            environments = load_environments(setup, servers)
+            agents = runner.run(load_agents(setup.config))
+            environments = load_environments(setup, servers, agents)
             parse = load_parser(setup.tool_format)
         except ConfigError as error:
             return channel.send(pickle.dumps(error))

@@ -121,7 +121,7 @@ async def must_record(section: MultiTurnConfig, processes: EnvironmentProcesses,
 
     async def answers(row: PromptRow) -> list[Answer]:
         """Begins a row's environment and tells it an empty turn; returns its answers, which may end with the first."""
-        episode = processes.begin(row.data_source, row.fields, seed=0)
+        episode = processes.begin(row.data_source, row.fields, seed=0, prompt=row.prompt)
         first = await episode.start()
         try:
             return [first] if first.is_over else [first, await episode.say("", "stop")]

@@ -11,6 +11,7 @@ from controller.data.prompt_files import PromptRow
 from controller.ppo.scores import Objects, Scores
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
+from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Conversation:
             `num_tool_errors` raised, `num_timeouts` took too long; `num_crashes` of those that raised ended their
             process.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
+        agent_error: why an agent failed after an answer of the policy, which may be the cause; empty if none did.
         last_turn: the policy's last turn as text, calls of tools included.
         is_truncated: True if the conversation did not fit into the response.
         lost: why the environment failed, as a sentence; empty if it did not fail.
@@ -68,6 +70,7 @@ class Conversation:
     num_timeouts: int = 0
     num_crashes: int = 0
     tool_error: str = ""
+    agent_error: str = ""
     last_turn: str = ""
     is_truncated: bool = False
     lost: str = ""
@@ -143,14 +146,17 @@ def without_lost(scores: Scores) -> Scores:
     return scores if is_kept_B.all() else replace(scores, scores=np.where(is_kept_B, scores.scores, np.float32(0.0)))
 
 
-def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
-    """Checks that environments failed for at most this share of responses; `whose` names these, e.g. "step 3".
+def check_lost(scores: Scores, config: MultiTurnConfig, whose: str) -> None:
+    """Checks that environments failed for no larger share of responses than `max_error_rate` allows.
 
-    Logs the first failure, and that of a tool if so large a share of the calls failed.
+    Logs the first failure, and that of a tool if so large a share of the calls failed. `whose` names the responses,
+    e.g. "step 3".
 
     Raises:
-        EnvironmentsFailed: environments failed for more responses.
+        EnvironmentsFailed: environments failed for more responses, or every agent has failed.
     """
+    _check_agents(scores, config, whose)
+    max_error_rate = config.max_error_rate
     talks = [(place, one) for place, one in zip(scores.places, scores.conversations, strict=True) if one is not None]
     num_calls = sum(one.num_calls for _, one in talks)
     if (num_failed := sum(one.num_tool_errors + one.num_timeouts for _, one in talks)) > max_error_rate * num_calls:
@@ -165,6 +171,31 @@ def check_lost(scores: Scores, max_error_rate: float, whose: str) -> None:
         allowed = f"rollout.multi_turn.max_error_rate ({max_error_rate:g})"
         raise EnvironmentsFailed(f"{what}, more than {allowed} allows; first {place}: {why}")
     log.warning("%s; first %s: %s", what, place, why)
+
+
+def _check_agents(scores: Scores, config: MultiTurnConfig, whose: str) -> None:
+    """Logs how many agents failed after an answer of the policy.
+
+    Raises:
+        EnvironmentsFailed: all of them did; it is not the policy that a missing package, for instance, comes from.
+    """
+
+    def is_of_agent(source: str) -> bool:
+        environment = config.environment_of(source)
+        return environment is not None and environment.is_agent
+
+    talks = zip(scores.places, scores.data_sources, scores.conversations, strict=True)
+    agents = [(place, one) for place, source, one in talks if one is not None and is_of_agent(source) and not one.lost]
+    failed = [(place, one.agent_error) for place, one in agents if one.agent_error]
+    if not failed:
+        return
+    place, why = failed[0]
+    what = (
+        f"{len(failed)} of {len(agents)} agents of {whose} failed after an answer of the policy; first {place}: {why}"
+    )
+    if len(failed) == len(agents):
+        raise EnvironmentsFailed(what)
+    log.warning("%s", what)
 
 
 def warn_of_no_rewards(scores: Scores, others: Collection[str], whose: str) -> None:
@@ -204,9 +235,8 @@ def conversation_metrics(
     for name, values in numbers.items():
         metrics |= {f"{name}/mean": float(np.mean(values))}
         metrics |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
-    if segments is not None:
-        metrics["num_contexts/returned"] = float(sum(one.num_returned for one in own))
     metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
+    metrics["environment/num_agent_errors"] = float(sum(bool(one.agent_error) for one in own))
     metrics["environment/num_truncated"] = float(sum(one.is_truncated for one in own))
     return metrics | {"environment/num_lost": float(sum(bool(one.lost) for one in own))}
 

@@ -76,7 +76,7 @@ async def _try(environments: Environments, prompt: PromptBatch) -> str:
         ConfigError: it fails, or what it begins with is no prompt.
     """
     [row] = prompt.rows
-    episode = environments.processes.begin(row.data_source, row.fields, seed=0)
+    episode = environments.processes.begin(row.data_source, row.fields, seed=0, prompt=row.prompt)
 
     def refuse_lost(answer: Answer, when: str) -> None:
         if answer.lost:

@@ -173,6 +173,7 @@ class _Said:
             messages=tuple(self.history.messages),
             is_truncated=self.is_truncated,
             tool_error=next((answer.tool_error for answer in self.answers if answer.tool_error), ""),
+            agent_error=next((answer.agent_error for answer in self.answers if answer.agent_error), ""),
             last_turn=self.last_turn,
             lost=next((answer.lost for answer in self.answers if answer.lost), ""),
             beginning=self.about.observation,
@@ -428,7 +429,7 @@ class Talk:
         if self._record is not None:
             environment = self._environments.config.rollout.multi_turn.environment_of(row.data_source)
             replay = self._record.replay(place, [str(environment), row.prompt, row.fields, seed])
-        episode = self._environments.processes.begin(row.data_source, row.fields, seed, replay)
+        episode = self._environments.processes.begin(row.data_source, row.fields, seed, replay, prompt=row.prompt)
         try:
             answer = await self._times.note(episode.start())
         except BaseException:

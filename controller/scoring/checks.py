@@ -32,13 +32,15 @@ def check_scoring(config: Config, rows: Iterable[PromptRow], *, trained: Set[str
         scored: the data sources that reward functions score.
 
     Raises:
-        ConfigError: a data source with nothing but tools has no reward, a scorer cannot be used, dynamic sampling
-            compares what no scorer gives, or a row lacks its ground truth.
+        ConfigError: a data source with nothing but tools or a program has no reward, a scorer cannot be used, dynamic
+            sampling compares what no scorer gives, or a row lacks its ground truth.
     """
     multi_turn = config.rollout.multi_turn
     for source in sorted(scored):
-        if (own := multi_turn.environment_of(source)) and own.tools:
-            with config_errors(ValueError, before="tools alone give no reward: "):
+        own = multi_turn.environment_of(source)
+        if own is not None and not own.gives_rewards:
+            what = "tools alone give" if own.tools else "a command whose reward is null gives"
+            with config_errors(ValueError, before=f"{what} no reward: "):
                 terms_of(config.reward, source)
     check_scorers(config.reward, scored)
     if not multi_turn.environments:

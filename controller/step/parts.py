@@ -181,7 +181,7 @@ class PartCalls:
         scores = Scores.join(parts).take(order_of(self.rollouts.parts.items))
         if earlier is None:
             check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
-            check_lost(scores, config.rollout.multi_turn.max_error_rate, f"step {self.step.number}")
+            check_lost(scores, config.rollout.multi_turn, f"step {self.step.number}")
             if not (config.teacher.only or self.is_baseline) and self.step.workers.reward_model is None:
                 warn_of_no_rewards(scores, self.step.scorer.data_sources, f"step {self.step.number}")
         return scores

@@ -64,7 +64,7 @@ class Evaluator:
             parts.append(scores)
         scores = Scores.join(parts)
         check_failures(scores, max_error_rate, f"the validation of step {step}")
-        check_lost(scores, self.config.rollout.multi_turn.max_error_rate, f"the validation of step {step}")
+        check_lost(scores, self.config.rollout.multi_turn, f"the validation of step {step}")
         accuracy = accuracy_by_source(scores)
         metrics = validation_metrics(scores)
         turns = conversation_metrics(scores.conversations).items()

@@ -299,12 +299,6 @@ METRICS: Mapping[str, Sequence[Metric]] = {
             "rollout.multi_turn",
         ),
         Metric(
-            "num_contexts/returned",
-            "contexts",
-            "of all responses that go back to an earlier turn",
-            "rollout.multi_turn",
-        ),
-        Metric(
             "response_length/contexts/{mean,max,min}",
             "tokens",
             "of a response's later contexts, as far as they were not sampled",
@@ -319,6 +313,12 @@ METRICS: Mapping[str, Sequence[Metric]] = {
         ),
         Metric(
             "environment/num_crashes", "calls", "of those that raised: that ended their process", "rollout.multi_turn"
+        ),
+        Metric(
+            "environment/num_agent_errors",
+            "conversations",
+            "whose agent raised, hung or exited with an error after an answer of the policy",
+            "rollout.multi_turn",
         ),
         Metric(
             "environment/num_truncated",

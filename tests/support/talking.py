@@ -189,7 +189,13 @@ class FunctionEnvironments(EnvironmentProcesses):
         return ()
 
     def begin(
-        self, data_source: str, row: Mapping[str, Any], seed: int, replay: Replay | None = None
+        self,
+        data_source: str,
+        row: Mapping[str, Any],
+        seed: int,
+        replay: Replay | None = None,
+        *,
+        prompt: object = None,
     ) -> FunctionEpisode:
         self.begun.append((data_source, row, seed))
         self.episodes.append(FunctionEpisode(self._converse(row, seed), replay))

@@ -1,8 +1,10 @@
 """The configuration section `rollout.multi_turn`: conversations of several turns with tools and environments."""
 
 import re
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +21,7 @@ from splitppo.config.section import (
     SwitchOrAuto,
     expected,
 )
+from splitppo.config.subsections.gateway import GatewayConfig
 from splitppo.config.subsections.mcp_server import McpServerConfig
 from splitppo.config_error import did_you_mean
 
@@ -45,13 +48,19 @@ def _is_tool_format(text: str) -> bool:
 
 
 ToolName = Annotated[str, expected("file.py:function, python, mcp:SERVER, or a file of verl's", _is_tool)]
+AgentName = Annotated[str, expected("file.py:function", is_file_and_name)]
+Command = Annotated[tuple[str, ...], expected("a program and its arguments, as a list of texts")]
+AgentReward = Annotated[
+    Literal["return", "output", "endpoint"] | None,
+    expected("return (of an agent), output or endpoint (of a command), or null"),
+]
 ToolFormat = Annotated[str, expected(f"auto, {', '.join(TOOL_FORMATS)}, or file.py:function", _is_tool_format)]
 
 
 class EnvironmentConfig(Section):
-    """The environment that the model talks with: one of your own, a built-in one, or tools.
+    """The environment that the model talks with: one of your own, a built-in one, tools, or an agent program.
 
-    Either `name`, with `path` if it is your own, or `tools` must be given.
+    One of `name`, with `path` if it is your own, `tools`, `agent` and `command` must be given.
     """
 
     path: Path | None = None
@@ -69,27 +78,71 @@ class EnvironmentConfig(Section):
     sandboxes; tools for verl, as its file.yaml of classes, or file.py of functions with its decorator; tools of
     `mcp_servers`, as mcp:SERVER for all of a server, or mcp:SERVER/TOOL."""
 
+    agent: AgentName | None = None
+    """An agent of yours that calls a chat API, as file.py:function: async def run(endpoint, row), or a plain function,
+    which runs in a thread. It may return a number, or a dict with score."""
+
+    command: Command = ()
+    """An agent that is a program, with its arguments. Each conversation has a process of its own, which gets the row on
+    its standard input, and in environment variables where the chat API is."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    """The environment variables of `command`, beside the few that it has anyway. $NAME in a value is the value of a
+    variable of the controller, which is stored nowhere; $$ is a dollar sign."""
+
+    reward: AgentReward = None
+    """The only way in which an agent gives rewards. return: what the function returns. output: the last line that the
+    program prints, a JSON object with score. endpoint: POST /v1/reward, with a key that the program finds in its row.
+    null: return for a function; a program gives none, the scorers of the data source do."""
+
     @property
     def label(self) -> str:
         """The name of the environment in errors."""
+        if self.is_agent:
+            return self.agent or shlex.join(self.command)
         return ", ".join(self.tools) or " of ".join(str(part) for part in (self.name, self.path) if part is not None)
+
+    @property
+    def is_agent(self) -> bool:
+        """True if it is an agent, which makes its own messages and calls a chat API."""
+        return self.agent is not None or bool(self.command)
+
+    @property
+    def gives_rewards(self) -> bool:
+        """True unless all rewards come from the scorers of the data source."""
+        return not self.tools and not (self.command and self.reward is None)
 
     @property
     def is_remote(self) -> bool:
         """True if a server answers, or a part of it, so that nothing here says that it answers the same again."""
         return (self.path is None and self.name == "openenv") or any(tool.startswith("mcp:") for tool in self.tools)
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Leaves out keys of agents without a value: by the rest, earlier releases name an environment in a record."""
+        of_agents = ("agent", "command", "env", "reward")
+        return [(key, value) for key, value in super().__repr_args__() if value or key not in of_agents]
+
     def _check_keys(self) -> None:
-        """Raises ValueError unless exactly one environment is given: a built-in one, a user's own, or tools."""
+        """Raises ValueError unless exactly one environment is given, with the keys that are its own."""
         if self.path is not None and self.name is None:
             raise ValueError("path and name belong together: expected both, or neither")
-        if (self.name is None) == (not self.tools):
-            raise ValueError("expected either name, with path if it is your own, or tools")
+        given = [kind for kind in ("name", "tools", "agent", "command") if getattr(self, kind)]
+        if len(given) != 1:
+            raise ValueError(
+                "expected one of name, with path if it is your own, tools, agent and command, got"
+                f" {' and '.join(given) or 'none'}"
+            )
         if self.path is None and self.name not in (None, *ADAPTERS):
             hint = did_you_mean(str(self.name), ADAPTERS)
             raise ValueError(f"name: expected {' or '.join(ADAPTERS)}, or a path beside it, got {self.name!r}{hint}")
         if self.kwargs and self.name is None:
             raise ValueError("kwargs: they are those of a class, and there is no name")
+        if self.env and not self.command:
+            raise ValueError("env: they are variables of a command, and there is none")
+        ways = {"agent": ("return",), "command": ("output", "endpoint")}.get(given[0], ())
+        if self.reward is not None and self.reward not in ways:
+            whose = f"of {given[0]} are {' and '.join((*ways, 'null'))}" if ways else "are of agent and command alone"
+            raise ValueError(f"reward: got {self.reward}; the ways {whose}")
         if twice := [tool for tool in self.tools if self.tools.count(tool) > 1]:
             raise ValueError(
                 f"tools: expected each tool once, {twice[0]} stands there {self.tools.count(twice[0])} times"
@@ -101,8 +154,12 @@ class MultiTurnConfig(Section):
 
     environments: Annotated[dict[str, EnvironmentConfig], IS_WORK] = Field(default_factory=dict)
     """The environment that the model talks with, by data_source, and under `default` for all others: {path, name,
-    kwargs} of an environment of your own, {name, kwargs} of a built-in one, or {tools: [file.py:function, python,
-    mcp:SERVER]}. Empty: a response has one turn."""
+    kwargs} of an environment of your own, {name, kwargs} of a built-in one, {tools: [file.py:function, python,
+    mcp:SERVER]}, or an agent that calls a chat API: {agent: file.py:function} or {command: [PROGRAM, ARGUMENT, ...]}.
+    Empty: a response has one turn."""
+
+    gateway: Annotated[GatewayConfig, MAY_CHANGE] = GatewayConfig()
+    """The chat API that agents call."""
 
     mcp_servers: Annotated[dict[str, McpServerConfig], MAY_CHANGE] = Field(default_factory=dict)
     """MCP servers, by the names that `tools` has for them: {url, headers} or {command: [PROGRAM, ARGUMENT, ...]}."""
@@ -135,7 +192,8 @@ class MultiTurnConfig(Section):
     """The largest number of calls of one turn that are made. The model is told of those beyond it."""
 
     timeout_s: Annotated[float, MAY_CHANGE] = Field(60.0, gt=0.0)
-    """The largest number of seconds that a tool, or an answer of an environment, may take."""
+    """The largest number of seconds that a tool, or an answer of an environment, may take; also that an agent may take
+    to begin, and between an answer of the policy and its next request."""
 
     num_workers: Annotated[NumberOrAuto, MAY_CHANGE] = "auto"
     """The number of processes that environments and tools run in. auto: half of the cores, at least 1 and at most 8."""

@@ -9,6 +9,7 @@ import pytest
 from splitppo.config import dump_config, load_config
 from splitppo.config.keys import may_change, step_work
 from splitppo.config.resolve import REPLY_STEPS, resolve_run
+from splitppo.config.subsections.multi_turn import EnvironmentConfig
 from splitppo.config.worker_digest import worker_digest
 from splitppo.machine.cores import PermittedCores
 from tests.support.configs import load, mistake
@@ -17,8 +18,9 @@ SECTION = "rollout.multi_turn"
 TOOLS = f"{SECTION}.environments.math={{tools: [my_tools.py:lookup]}}"
 GAME = f"{SECTION}.environments.default={{path: guess.py, name: Guess, kwargs: {{top: 31}}}}"
 KNOWN = (
-    "known here: environments, mcp_servers, mcp_tools, tool_format, max_turns, max_turn_length, max_context_length,"
-    " max_observation_length, max_parallel_calls, timeout_s, num_workers, max_error_rate, reply_steps, record"
+    "known here: environments, gateway, mcp_servers, mcp_tools, tool_format, max_turns, max_turn_length,"
+    " max_context_length, max_observation_length, max_parallel_calls, timeout_s, num_workers, max_error_rate,"
+    " reply_steps, record"
 )
 
 
@@ -73,16 +75,43 @@ KNOWN = (
         ),
         (
             (f"{SECTION}.environments.math={{path: a.py, name: A, tools: a.py:b}}",),
-            f"key '{SECTION}.environments.math': expected either name, with path if it is your own, or tools",
+            "expected one of name, with path if it is your own, tools, agent and command, got name and tools",
         ),
         (
             (f"{SECTION}.environments.math={{}}",),
-            f"key '{SECTION}.environments.math': expected either name, with path if it is your own, or tools",
+            "expected one of name, with path if it is your own, tools, agent and command, got none",
         ),
         (
             (f"{SECTION}.environments.math={{tools: a.py:b, kwargs: {{a: 1}}}}",),
             f"key '{SECTION}.environments.math.kwargs': they are those of a class, and there is no name",
         ),
+        (
+            (f"{SECTION}.environments.math={{agent: run}}",),
+            f"key '{SECTION}.environments.math.agent': expected file.py:function, got 'run'",
+        ),
+        (
+            (f"{SECTION}.environments.math={{command: node agent.js}}",),
+            f"key '{SECTION}.environments.math.command': expected a program and its arguments, as a list of texts, got"
+            " 'node agent.js'",
+        ),
+        (
+            (f"{SECTION}.environments.math={{agent: a.py:b, env: {{A: b}}}}",),
+            f"key '{SECTION}.environments.math.env': they are variables of a command, and there is none",
+        ),
+        (
+            (f"{SECTION}.environments.math={{agent: a.py:b, reward: output}}",),
+            f"key '{SECTION}.environments.math.reward': got output; the ways of agent are return and null",
+        ),
+        (
+            (f"{SECTION}.environments.math={{tools: a.py:b, reward: output}}",),
+            f"key '{SECTION}.environments.math.reward': got output; the ways are of agent and command alone",
+        ),
+        (
+            (f"{SECTION}.environments.math={{command: [a], reward: print}}",),
+            f"key '{SECTION}.environments.math.reward': expected return (of an agent), output or endpoint (of a"
+            " command), or null, got 'print'",
+        ),
+        ((f"{SECTION}.gateway.max_agents=0",), "input should be greater than or equal to 1, got 0"),
         (
             (f"{SECTION}.tool_format=herms",),
             f"key '{SECTION}.tool_format': expected auto, hermes, qwen3_coder, llama3_json, or file.py:function, got"
@@ -110,6 +139,11 @@ KNOWN = (
 )
 def test_what_cannot_be_held_is_refused(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:
     assert mistake(tmp_path, *overrides).startswith(sentence) or mistake(tmp_path, *overrides).endswith(sentence)
+
+
+def test_the_name_of_an_environment_in_a_record_has_no_keys_of_agents() -> None:
+    assert str(EnvironmentConfig(name="openenv")) == "path=None name='openenv' kwargs={} tools=()"
+    assert str(EnvironmentConfig(command=("a",))) == "path=None name=None kwargs={} tools=() command=('a',)"
 
 
 def test_without_environments_other_keys_are_free(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
-from controller.ppo.scores import objects
+from controller.ppo.scores import Scores, objects
 from controller.sampling.keep import Groups
 from controller.sampling.stream import SamplingGroups
 from controller.step.context import StepContext
@@ -38,6 +38,7 @@ from controller.workers.worker_groups import Workers
 from environments.messages import Answer
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
+from splitppo.config.subsections.multi_turn import MultiTurnConfig
 from splitppo.rpc.errors import Place, Unavailable
 from splitppo.run_folder.metrics import check_declared
 from tests.support import models
@@ -268,10 +269,34 @@ def test_tools_of_which_many_calls_fail_are_named_once(caplog: pytest.LogCapture
     good, bad = Conversation(num_calls=2), Conversation(num_calls=2, num_timeouts=1, tool_error="add: timed out")
     scores = make_scores(np.zeros(2, np.float32), conversations=objects([good, bad]), places=objects("ab"))
     with caplog.at_level("WARNING"):
-        check_lost(scores, 0.25, "step 3")
+        check_lost(scores, MultiTurnConfig(max_error_rate=0.25), "step 3")
         assert caplog.messages == []
-        check_lost(scores, 0.2, "step 3")
+        check_lost(scores, MultiTurnConfig(max_error_rate=0.2), "step 3")
     assert caplog.messages == ["tools failed in 1 of 4 calls of step 3; first b: add: timed out"]
+
+
+def test_agents_that_fail_after_an_answer_are_counted_and_end_the_run_if_all_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    good, bad, lost = Conversation(), Conversation(agent_error="run: no"), Conversation(lost="it broke")
+    config = MultiTurnConfig.model_validate(
+        {"environments": {"a": {"agent": "mine.py:run"}, "default": {"name": "openenv"}}, "max_error_rate": 1.0}
+    )
+
+    def scores(*talks: Conversation) -> Scores:
+        names = objects(f"row {number}" for number in range(len(talks)))
+        sources = objects("abaaa"[: len(talks)])
+        zeros = np.zeros(len(talks), np.float32)
+        return make_scores(zeros, conversations=objects(talks), places=names, data_sources=sources)
+
+    with caplog.at_level("WARNING"):
+        check_lost(scores(bad, good, bad, good), config, "step 3")
+    assert caplog.messages == [
+        "2 of 3 agents of step 3 failed after an answer of the policy; first row 0: run: no",
+    ]
+    assert conversation_metrics(objects([bad, good, bad]))["environment/num_agent_errors"] == 2.0
+    with pytest.raises(EnvironmentsFailed, match=r"2 of 2 agents of step 3 failed after an answer .* row 0: run: no"):
+        check_lost(scores(bad, good, bad, lost), config, "step 3")
 
 
 def test_a_source_whose_environments_never_give_a_reward_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -315,14 +340,14 @@ async def test_of_a_lost_conversation_nothing_is_learned(
     assert [one.added_to(Scored(5.0), 8).total for one in conversations] == [0.0, 0.0, 6.0, 6.0]
     scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations), places=objects("abcd"))
     with caplog.at_level("WARNING"):
-        check_lost(scores, 0.5, "step 3")
+        check_lost(scores, MultiTurnConfig(max_error_rate=0.5), "step 3")
     assert caplog.messages == ["the environment failed in 2 of 4 conversations of step 3; first a: it broke"]
     assert without_lost(replace(scores, scores=np.ones(4, np.float32))).scores.tolist() == [0, 0, 1, 1]
     rows = list(rollout_rows(scores))
     assert [row["environment_error"] for row in rows] == ["it broke"] * 2 + [""] * 2
     assert [message["role"] for message in rows[3]["messages"]] == ["assistant", "user"] * 2 + ["assistant"]
     with pytest.raises(EnvironmentsFailed) as failed:
-        check_lost(scores, 0.4, "step 3")
+        check_lost(scores, MultiTurnConfig(max_error_rate=0.4), "step 3")
     assert str(failed.value) == (
         "the environment failed in 2 of 4 conversations of step 3, more than rollout.multi_turn.max_error_rate (0.4)"
         " allows; first a: it broke"
@@ -431,12 +456,12 @@ async def test_environments_that_have_begun_end_if_others_cannot_begin(tmp_path:
 
 
 def test_metrics_are_declared() -> None:
-    one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1, num_returned=1)
+    one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1)
     mask = Column.from_rows([[1, 1, 0, 1], [1]], np.dtype(np.uint8))
     segments = Column.from_rows([[], [1, 3, 8, 4]], np.dtype(np.int32))
     metrics = conversation_metrics(objects([one, one]), mask, segments)
     check_declared(metrics)
-    assert [metrics[f"num_contexts/{name}"] for name in ("mean", "max", "min", "returned")] == [2.0, 3.0, 1.0, 2.0]
+    assert [metrics[f"num_contexts/{name}"] for name in ("mean", "max", "min")] == [2.0, 3.0, 1.0]
     assert [metrics[f"response_length/contexts/{name}"] for name in ("mean", "max", "min")] == [3.5, 7.0, 0.0]
     assert metrics["num_turns/mean"] == 1.0
     assert metrics["response_length/sampled/max"] == 3.0

@@ -1,0 +1,288 @@
+"""A conversation with an agent: it gets an endpoint and a row, asks the policy there, and ends; what it is worth.
+
+    RunningConversation      agent's conversation                    agent
+    converse(chat, row) -->  gateway.session(chat), start   ------>  run(endpoint, row), or a process
+                             Chat.turn, Chat.restart  <-- HTTP ----  chat.completions.create(messages)
+    score            <-----  its rewards, or its error  <---------   returns, raises, exits, hangs
+
+An agent that fails before the policy has answered is a failure of the environment. Afterwards the policy may be the
+cause: the conversation has the rewards that the agent has given so far.
+"""
+
+import asyncio
+import errno
+import json
+import shlex
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from environments.adapters.variables import filled, without_secrets
+from environments.chat import Chat, ContextFull
+from environments.gateway.session import Gateway, Session
+from environments.loops import EnvironmentFailed
+from environments.messages import NO_CALL
+from environments.programs.places import Place, Places
+from environments.programs.program import Program, TooMuchOutput
+from environments.programs.variables import variables_of
+from environments.tools import reason_of
+from rewards.returned import score_and_fields
+from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
+from splitppo.config_error import ConfigError
+from splitppo.machine.children.ending import how_it_ended
+from splitppo.user_file import line_in
+
+_NUM_PORTS = 100  # that are tried, from the configured one on
+_LAST_PORT = 65_535
+
+
+class Agents:
+    """Holds what all agents of an environment process share: the gateway that they call, and places of programs."""
+
+    def __init__(self, gateway: Gateway, config: MultiTurnConfig) -> None:
+        self.gateway = gateway
+        self.places = Places(config.gateway.max_agents)
+        self.limit_s = config.timeout_s
+
+    @classmethod
+    async def open(cls, config: MultiTurnConfig) -> "Agents":
+        """Opens the gateway, at the first free port from the configured one on; ConfigError: it cannot listen there."""
+        own = config.gateway
+        last = own.port if own.port == 0 else min(own.port + _NUM_PORTS - 1, _LAST_PORT)
+        for port in range(own.port, last):
+            try:
+                return cls(await Gateway.open(own.host, port), config)
+            except ConfigError as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                    raise
+        return cls(await Gateway.open(own.host, last), config)
+
+    def function(self, function: Callable[..., Any], name: str, path: Path) -> "FunctionAgent":
+        """Returns the agent that is a function of the user's, from this file."""
+        return FunctionAgent(function, name, path, self)
+
+    def command(self, key: str, config: EnvironmentConfig) -> "CommandAgent":
+        """Returns the agent that is a program; ConfigError names the key if there is none, or a variable is missing."""
+        if shutil.which(config.command[0]) is None:
+            raise ConfigError(f"key '{key}.command': there is no program {config.command[0]!r}")
+        variables = {name: filled(value, f"{key}.env.{name}") for name, value in config.env.items()}
+        return CommandAgent(config, variables, self)
+
+
+@dataclass(frozen=True)
+class FunctionAgent:
+    """An agent that is a function of the user's, async or not.
+
+    Attributes:
+        function: gets the endpoint and the row.
+        name: the function and its file, for errors.
+        path: the file.
+        agents: what it shares with others.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    path: Path
+    agents: Agents
+
+    async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
+        """Calls the function, and returns its rewards."""
+        session = self.agents.gateway.session(chat)
+        questions = Questions(chat, session)
+        run = partial(self.function, session.endpoint, {**row, "seed": chat.seed})
+        try:
+            returned = await chat.runner(NO_CALL, run)
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            return questions.worth(None, f"{self.name}{line_in(self.path, error)}", reason_of(error))
+        else:
+            return questions.worth(returned, self.name)
+        finally:
+            session.close()
+
+
+@dataclass(frozen=True)
+class CommandAgent:
+    """An agent that is a program, a process for each conversation; see `EnvironmentConfig` for its settings."""
+
+    config: EnvironmentConfig
+    variables: Mapping[str, str]
+    agents: Agents
+
+    async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
+        """Runs the program to its end, and returns its rewards."""
+        session = self.agents.gateway.session(chat)
+        given = {**row, "seed": chat.seed}
+        if self.config.reward == "endpoint":
+            session.accepts_rewards = True
+            given["reward_key"] = session.reward_key
+        try:
+            return await _ProgramTalk(self, chat, session, given).hold()
+        finally:
+            session.close()
+
+
+class Questions:
+    """Counts what an agent asks the policy, and says what the agent's end is worth.
+
+    Attributes:
+        num_open: the questions without an answer.
+        num_answered: those that the policy has answered.
+    """
+
+    def __init__(self, chat: Chat, session: Session) -> None:
+        self.num_open = 0
+        self.num_answered = 0
+        self._chat = chat
+        self._session = session
+        self._is_refused = False  # the latest question had no room in the context
+        chat.around = self.question
+
+    @asynccontextmanager
+    async def question(self) -> AsyncIterator[None]:
+        """Surrounds a question to the policy."""
+        self.num_open += 1
+        self._is_refused = False
+        try:
+            yield
+            self.num_answered += 1
+        except ContextFull:
+            self._is_refused = True
+            raise
+        finally:
+            self.num_open -= 1
+
+    def worth(self, rewards: Any, name: str, error: str = "") -> Any:
+        """Returns the rewards that an agent has given: None, a number, or a dict with score.
+
+        `error` says why it has failed; empty: it has not. Rewards of another kind are a failure, too. It is none if the
+        agent ends because it was told that the policy says no more, or that there is no room.
+
+        Raises:
+            EnvironmentFailed: it has failed before the policy has answered, so the policy cannot be the cause; or the
+                gateway has failed.
+        """
+        if self._session.failure is not None:
+            raise EnvironmentFailed(f"{name}: {reason_of(self._session.failure)}")
+        if self._session.is_over.is_set() or self._is_refused:
+            error = ""
+        if mistake := _mistake_in(rewards):
+            rewards = None
+            error = error or mistake
+        if error:
+            reason = without_secrets(f"{name}: {error}")
+            if not self.num_answered:
+                raise EnvironmentFailed(reason)
+            self._chat.pending = replace(self._chat.pending, agent_error=reason)
+        return rewards
+
+
+def _mistake_in(rewards: Any) -> str:
+    """Returns what is wrong with the rewards of an agent; empty if nothing is."""
+    if rewards is not None:
+        try:
+            score_and_fields(rewards, "the agent")
+        except (TypeError, ValueError) as error:
+            return str(error)
+    return ""
+
+
+class _ProgramTalk(Questions):
+    """One conversation with a program, which may be ended while it waits for the policy, and started again."""
+
+    def __init__(self, agent: CommandAgent, chat: Chat, session: Session, given: Mapping[str, Any]) -> None:
+        super().__init__(chat, session)
+        self._agent = agent
+        self._given = (json.dumps(given, default=str) + "\n").encode()
+        self._variables = variables_of(session.endpoint, agent.variables)
+        self._must_leave = asyncio.Event()
+        self._is_answered = asyncio.Event()  # there is no question without an answer
+        self._running: tuple[Place, asyncio.Timeout] | None = None  # while a program runs
+
+    @asynccontextmanager
+    async def question(self) -> AsyncIterator[None]:
+        """Surrounds a question to the policy: meanwhile the time of the program stands still."""
+        try:
+            async with super().question():
+                self._is_answered.clear()
+                self._show_waiting()
+                yield
+        finally:
+            if not self.num_open:
+                self._is_answered.set()
+            self._show_waiting()
+
+    async def hold(self) -> Any:
+        """Runs the program until it ends, and returns its rewards."""
+        while True:
+            async with self._agent.agents.places.place(self._must_leave.set) as place:
+                program = await Program.start(
+                    self._agent.config.command, self._variables, self._given, self._session.endpoint.api_key
+                )
+                try:
+                    error = await self._ends(program, place)
+                finally:
+                    await program.end()
+            if error is not None:
+                return self._rewards(program, error)
+            await self._is_answered.wait()
+            self._session.restarted()
+
+    async def _ends(self, program: Program, place: Place) -> str | None:
+        """Waits for the end of a program; returns why it has failed, empty if it has not, None if it made room."""
+        self._must_leave.clear()
+        leaving = asyncio.create_task(self._must_leave.wait())
+        ending = asyncio.create_task(program.exit_code())
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._running = place, limit
+                self._show_waiting()
+                await asyncio.wait([leaving, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                return None
+            if code := ending.result():
+                return f"it {how_it_ended(code)}: {program.last_errors}"
+        except TimeoutError:
+            limit_s = self._agent.agents.limit_s
+            return f"it took longer than {limit_s:g} s until its next request: {program.last_errors}"
+        except TooMuchOutput as error:
+            return str(error)
+        finally:
+            self._running = None
+            leaving.cancel()
+            ending.cancel()
+        return ""
+
+    def _show_waiting(self) -> None:
+        """Lets the time limit stand still, and the place be given away, while the program waits for the policy."""
+        if self._running is None:
+            return
+        place, limit = self._running
+        if limit.expired():
+            return
+        now_s = asyncio.get_running_loop().time()
+        limit.reschedule(None if self.num_open else now_s + self._agent.agents.limit_s)
+        self._agent.agents.places.set_idle(place, is_idle=self.num_open > 0)
+
+    def _rewards(self, program: Program, error: str) -> Any:
+        """Returns the rewards of a program that has ended, by the way that the configuration names."""
+        rewards = None
+        if self._agent.config.reward == "endpoint":
+            rewards = self._session.posted
+        elif self._agent.config.reward == "output":
+            rewards = _printed(program.last_printed)
+        if not error and not self.num_answered:
+            error = f"it ended without an answer to a request: {program.last_errors}"
+        return self.worth(rewards, shlex.join(self._agent.config.command), error)
+
+
+def _printed(line: str) -> Any:
+    """Returns what the last line of a program says if it is a JSON object with score; a bare number is text."""
+    try:
+        printed = json.loads(line)
+    except ValueError:
+        return None
+    return printed if isinstance(printed, dict) and "score" in printed else None
