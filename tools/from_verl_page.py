@@ -60,7 +60,9 @@ that do not fit together, give one sentence and exit code 2.
   `tools_kwargs` of a row ([environments-adapters.md](environments-adapters.md#tools-for-verl)). Rewards of tools count
   here. Of agent loops, `tool_agent` is what the tools do; for another one, and for interactions, name an environment of
   your own in `rollout.multi_turn.environments` and drop verl's key. `data_source` chooses the environment, not
-  `agent_name`.
+  `agent_name`. An agent loop that returns several outputs, of which the last one gets the reward, is here one
+  conversation with several contexts ([environments.md](environments.md)): `data.max_response_length` bounds all of them
+  together, and a `max_model_len` under prompt and response becomes `rollout.multi_turn.max_context_length`.
 
 ## Which input is best
 

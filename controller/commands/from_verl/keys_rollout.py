@@ -6,6 +6,7 @@ from typing import Any
 
 from controller.commands.from_verl.keys_engines import OF_MTP, OF_QAT
 from controller.commands.from_verl.row import (
+    Noted,
     NotNeeded,
     NotSupported,
     Row,
@@ -24,6 +25,7 @@ _LENGTHS = "not needed if data has the same length, else not supported"
 _TOP_K = "0: every token; in verl -1"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _PARSER = "a parser of your own: rollout.multi_turn.tool_format, as file.py:function"
+_SHORT_ENGINE = "with several turns, and less than prompt and response: rollout.multi_turn.max_context_length"
 _TEMPLATE_TOKENS = 32  # of a chat template, around the texts of tools
 _OTHER_ENGINES = (
     "sglang.attention_backend,sglang.chunked_prefill_size,sglang.disable_overlap_schedule,sglang.disable_radix_cache,"
@@ -97,12 +99,22 @@ def _vllm_rows(vllm: Section) -> Iterator[Row]:
     divisor = "a divisor of the GPUs that sample"
     yield vllm.changed(size, size, divisor, _with_vllm(lambda _, run: run.groups.tensor_parallel), 2)
     yield from vllm.all_taken(_vllm_only, gpu_memory_utilization=0.5, max_num_seqs=256, max_num_batched_tokens=8192)
-    yield from vllm.all_taken(_vllm_only, max_model_len=None, enforce_eager=False)
+    yield vllm.taken("max_model_len", None, _with_vllm(_max_model_len), note=_SHORT_ENGINE)
+    yield vllm.taken("enforce_eager", False, _vllm_only)
     yield from vllm.all_taken(_vllm_only, enable_chunked_prefill=True, enable_prefix_caching=True)
     sleep = "2: gives memory back while it does not generate; 0: keeps it"
     level = _with_vllm(lambda value, _: 2 if value else 0)
     hybrid = "${actor_rollout_ref.hybrid_engine}"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, level, hybrid)
+
+
+def _max_model_len(value: Any, run: VerlRun) -> Any:
+    """Returns the length of the engine; one that cuts conversations off is the limit of a context."""
+    length = None if value is None else int(num_of(value, "max_model_len"))
+    if length is None or not run.has_turns or length >= run.longest_row:
+        return length
+    cut = "a turn ends where the context is full, and the conversation goes on if its environment begins another"
+    return Noted(length, cut, "rollout.multi_turn.max_context_length")
 
 
 def _validation_rows(validation: Section) -> Iterator[Row]:
@@ -189,7 +201,9 @@ def _turn_rows(rollout: Section, turns: Section) -> Iterator[Row]:
     yield turns.not_needed(checks, "what was sampled is never encoded anew")
     yield rollout.checked("agent.default_agent_loop", f"tool_agent is {of_tools}", _turns_by_tools)
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
-    yield rollout.unsupported(agents, ENVIRONMENTS)
+    contexts = "several outputs of an agent loop are contexts of one conversation (chat.restart)"
+    bounds = "data.max_response_length bounds all of them together, rollout.multi_turn.max_context_length each"
+    yield rollout.unsupported(agents, f"{ENVIRONMENTS}; {contexts}: {bounds}")
     yield rollout.not_needed("agent.num_workers", "the ranks that have the engine sample")
 
 
@@ -246,7 +260,9 @@ def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.not_needed(
         "engine_kwargs.vllm.{enable_lora,max_loras,max_lora_rank,max_cpu_loras,fully_sharded_loras}", merged
     )
-    yield vllm.renamed("engine_kwargs.vllm.max_model_len", "max_model_len", convert=_vllm_only)
+    yield vllm.renamed(
+        "engine_kwargs.vllm.max_model_len", "max_model_len", convert=_with_vllm(_max_model_len), note=_SHORT_ENGINE
+    )
     yield rollout.unsupported("engine_kwargs{,.**}", "rollout.vllm has the options of vLLM that can be set")
 
 

@@ -89,7 +89,7 @@ class _Trained:
         """Returns the tokens of a micro-batch of a rank: as in verl, but enough for the part of the longest row."""
         if not self._of(run, "use_dynamic_bsz"):
             raise NotNeeded("only with use_dynamic_bsz")
-        longest = -(-run.longest_row // self._sequence_ranks(run))
+        longest = -(-run.longest_context // self._sequence_ranks(run))
         return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), longest)
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:

@@ -53,6 +53,14 @@ class VerlRun:
         return self._count("data.max_prompt_length") + self._count("data.max_response_length")
 
     @property
+    def longest_context(self) -> int:
+        """The number of tokens of the longest row: in conversations with vLLM no more than the engine takes."""
+        rollout = "actor_rollout_ref.rollout"
+        engine = self.value(f"{rollout}.max_model_len") or self.value(f"{rollout}.engine_kwargs.vllm.max_model_len")
+        is_limit = engine and self.has_turns and self.uses_vllm
+        return min(self.longest_row, int(engine)) if is_limit else self.longest_row
+
+    @property
     def uses_vllm(self) -> bool:
         return str(self.value("actor_rollout_ref.rollout.name")) != "hf"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.verl_launch import ROLLOUT, config_of, finding, translated
+from tests.support.verl_launch import ACTOR, ROLLOUT, config_of, finding, translated
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +38,18 @@ def test_limits_are_taken(tmp_path: Path, overrides: tuple[str, ...], name: str,
     given = (ON, TOOLS, *(f"{TURNS}.{override}" for override in overrides))
     multi_turn = config_of(tmp_path, *given).rollout.multi_turn
     assert getattr(multi_turn, name) == expected
+
+
+@pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.vllm.max_model_len"])
+def test_an_engine_that_is_shorter_than_a_conversation_is_the_limit_of_a_context(tmp_path: Path, key: str) -> None:
+    lengths = (f"+{ROLLOUT}.{key}=4096", "data.max_response_length=20000", f"{ACTOR}.use_dynamic_bsz=True")
+    config = config_of(tmp_path, TOOLS, *lengths)
+    assert (config.rollout.multi_turn.max_context_length, config.rollout.vllm.max_model_len) == (4096, None)
+    assert config.actor.ppo_max_token_len_per_gpu == 16384
+    longer = config_of(tmp_path, TOOLS, f"+{ROLLOUT}.{key}=30000", *lengths[1:])
+    assert (longer.rollout.multi_turn.max_context_length, longer.rollout.vllm.max_model_len) == (None, 30000)
+    note = translated(tmp_path, TOOLS, *lengths).comments["rollout.multi_turn.max_context_length"]
+    assert note.startswith("a turn ends where the context is full")
 
 
 def test_a_length_in_characters_is_explained(tmp_path: Path) -> None:
