@@ -175,8 +175,9 @@ def read_turn(chat: Chat, turn: Turn, question: Question) -> Answered:
     num_bad_calls = sum(bool(call.error) for call in turn.calls) if question.reads_calls else 0
     if turn.calls and question.reads_calls and not num_bad_calls:
         return Answered(turn, chat.pending.text, turn.calls)
-    num_calls = len(turn.calls) if question.reads_calls else 0
-    chat.pending = replace(chat.pending, text="", calls=(), num_calls=num_calls, num_bad_calls=num_bad_calls)
+    if turn.calls:
+        num_calls = len(turn.calls) if question.reads_calls else 0
+        chat.pending = replace(chat.pending, text="", calls=(), num_calls=num_calls, num_bad_calls=num_bad_calls)
     found = [(turn.text.find(stop), stop) for stop in question.limits.stop if stop in turn.text]
     if not found:
         return Answered(turn, turn.text)
