@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from environments.gateway import chat_completions
+from environments.gateway import anthropic_messages, chat_completions, responses
 from environments.gateway.dialogue import Exchange
 from environments.gateway.keys import Keys
 from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request, object_of
@@ -48,9 +48,14 @@ def make_app(keys: Keys) -> ASGIApp:
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], api: Api, method: str = "POST") -> Route:
         return Route(path, partial(_refusing, answer, api), methods=[method])
 
-    chat = partial(_answer, keys, chat_completions, large)
+    apis: Mapping[str, Api] = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/messages": anthropic_messages,
+        "/v1/v1/messages": anthropic_messages,  # Anthropic's clients add /v1 to the address that they are given
+        "/v1/responses": responses,
+    }
     routes = [
-        route("/v1/chat/completions", chat, chat_completions),
+        *(route(path, partial(_answer, keys, api, large), api) for path, api in apis.items()),
         route("/v1/models", partial(_models, keys), chat_completions, "GET"),
         route("/v1/reward", partial(_reward, keys, large), chat_completions),
     ]

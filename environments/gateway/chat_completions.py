@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from environments.gateway.questions import (
-    MODEL,
     Answered,
     Question,
     Refused,
@@ -15,6 +14,7 @@ from environments.gateway.questions import (
     canonical,
     limits_of,
     list_of,
+    model_of,
     name_of,
     set_parameters,
     system_message,
@@ -41,6 +41,7 @@ _IGNORED = (
     "top_k",
     "top_logprobs",
     "top_p",
+    "verbosity",
 )
 _TEXT_PARTS = ("text", "refusal")
 
@@ -173,12 +174,6 @@ def error(refused: Refused) -> Mapping[str, Any]:
 def _head(answered: Answered, fields: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     number = answered.turn.number
     return {"id": f"chatcmpl-{number:06d}", "object": kind, "created": int(time.time()), "model": model_of(fields)}
-
-
-def model_of(fields: Mapping[str, Any]) -> str:
-    """Returns the name of the model that a request asks for: any will do."""
-    model = fields.get("model")
-    return model if isinstance(model, str) else MODEL
 
 
 def _reason_of(answered: Answered) -> str:

@@ -253,6 +253,12 @@ def set_parameters(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str
     return tuple(name for name in names if fields.get(name) is not None)
 
 
+def model_of(fields: Mapping[str, Any]) -> str:
+    """Returns the name of the model that a request asks for: any will do."""
+    model = fields.get("model")
+    return model if isinstance(model, str) else MODEL
+
+
 def canonical(value: Any) -> str:
     """Returns JSON that is the same for equal values."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
