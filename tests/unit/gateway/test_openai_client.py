@@ -45,7 +45,7 @@ async def test_the_first_request_is_the_prompt_and_the_next_one_follows_its_turn
         second = await asked.chat.completions.create(model="any", messages=messages)
     assert policy.answers == [
         Answer(messages=({"role": "system", "content": "Be kind."}, USER), begins_context=True, tools=()),
-        Answer(messages=({"role": "user", "content": "and 4?"},)),
+        Answer(messages=({"role": "user", "content": "and 4?"},), text="turn 1"),
     ]
     assert [answer.choices[0].message.content for answer in (first, second)] == ["turn 1", "turn 2"]
     assert second.choices[0].finish_reason == "stop"
