@@ -4,6 +4,7 @@ import heapq
 import operator
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 EQUAL_COST_TOKENS = 4096
 
 
-def attention_cost(lengths: NDArray[np.int32]) -> NDArray[np.float64]:
+def attention_cost(lengths: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Returns the cost of a forward pass for each row, in units of one token through the linear layers.
 
     cost = L + L^2 / EQUAL_COST_TOKENS

@@ -68,6 +68,7 @@ COLUMNS: Mapping[str, ColumnSpec] = {
     "recorded": ColumnSpec(_UINT8, "one_per_row", "1 if the update returns what the row's last forward computes"),
     "update_log_probs": ColumnSpec(_FLOAT32, "per_row", "log-probs of that forward; none for rows not recorded"),
     "update_entropy": ColumnSpec(_FLOAT32, "per_row", "entropies of that forward, likewise"),
+    "segment_of": ColumnSpec(_INT32, "one_per_row", "number of the row that a segment belongs to", is_sent=False),
     "mini_batches": ColumnSpec(_INT32, "per_row", "index of the row's mini-batch in each PPO epoch", is_sent=False),
     "selected_tokens": ColumnSpec(
         _UINT8, "several_per_token", "for each PPO epoch 1 if the loss selects the token", is_sent=False

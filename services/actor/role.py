@@ -16,7 +16,8 @@ from torch import Tensor
 from services.actor.loss_terms import coefficients_of, terms_of
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.distillation import check_columns, loss_columns
-from services.actor.losses.registry import find_policy_loss, try_policy_loss
+from services.actor.losses.registry import find_policy_loss, looks_at_rows, try_policy_loss
+from services.engine.batching.row_checks import check_one_rotation
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.device_thread import device_thread
 from services.engine.exchange import Publisher, saved_buffers
@@ -118,6 +119,7 @@ class ActorRole(TrainedRole):
         return Rows(
             columns=("prompts", "responses"),
             optional_columns=(
+                "segments",
                 "advantages",
                 "response_mask",
                 "old_log_probs",
@@ -160,7 +162,15 @@ class ActorRole(TrainedRole):
         stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
         loss = actor_loss(config, teacher)
         outputs = tuple(_RECORDED.values()) if "recorded" in batch else ()
-        updated = self.train(request, batch, loss, progress, stop_above=stop_above, outputs=outputs)
+        updated = self.train(
+            request,
+            batch,
+            loss,
+            progress,
+            stop_above=stop_above,
+            outputs=outputs,
+            keeps_rows=looks_at_rows(config),
+        )
         metrics = {**updated.metrics, **memory_metrics(self._context.device), **coefficients}
         if "recorded" not in batch:
             return Outcome(metrics=metrics)
@@ -227,6 +237,9 @@ class ActorRole(TrainedRole):
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         batch = self.prepare_update(request, batch)
+        if looks_at_rows(config):
+            because = f"loss_mode {config.policy_loss.loss_mode} looks at whole rows"
+            check_one_rotation(batch, self._engine.model, because)
         if teacher is not None:
             check_columns(batch, teacher, self._engine.model)
         if loss.prepare is None:

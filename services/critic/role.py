@@ -59,7 +59,7 @@ class CriticRole(TrainedRole):
         learned_from = ("prompts", "responses", "values", "returns")
         update_rows = Rows(
             columns=learned_from,
-            optional_columns=("response_mask",),
+            optional_columns=("segments", "response_mask"),
             prepare=self.prepare_update,
             shard=shard_by_mini_batch,
         )

@@ -1,6 +1,6 @@
 """Computes the model FLOPs utilisation (MFU): the share of the devices' peak that an update or forward pass used.
 
-    forward = 2 * (N_body * tokens + N_head * response tokens) + 4 * L * H * d * sum over rows of tokens^2
+    forward = 2 * (N_body * tokens + N_head * response tokens) + 4 * L * H * d * sum over segments of tokens^2
     FLOPs = 3 * forward - 2 * (frozen part of N_body * tokens + frozen part of N_head * response tokens)
     MFU = FLOPs / (seconds * sum over devices of their peak)
 
@@ -8,7 +8,8 @@ Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension
 4 * L * H * d per pair of positions forward, twice that backward, but for frozen weights (beside adapters), which get no
 gradient, once. Pairs that a causal mask or a window hides are counted too; what is computed again (gradient
 checkpointing), padding and look-ups of embeddings are not counted. The head counts where it is computed, at response
-tokens. Of E stacked experts, k of which compute a token, k / E of the weights count.
+tokens. Of E stacked experts, k of which compute a token, k / E of the weights count. A row has one segment for each of
+its contexts.
 """
 
 import math
@@ -28,6 +29,7 @@ from services.engine.batching.packing import row_lengths
 from services.engine.model.layer_attributes import of_all_layers, of_each_layer
 from splitppo.batch import Batch
 from splitppo.config import TrainedModelConfig
+from splitppo.segments import Segments
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -67,14 +69,19 @@ class FlopsMeter:
         self._num_copies = config.ulysses_sequence_parallel_size  # ranks that share this one's rows
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
-        """Counts the FLOPs of the gradients of mini-batches with this rank's rows; NaN for an unknown model shape."""
+        """Counts the FLOPs of the gradients of mini-batches with this rank's rows; NaN for an unknown model shape.
+
+        The rows have one context each.
+        """
         parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows]) / self._num_copies
 
     def forward_flops(self, batch: Batch) -> float:
-        """Counts the FLOPs of a forward pass over this rank's rows; NaN for an unknown model shape."""
-        return forward_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / self._num_copies
+        """Counts the FLOPs of a forward pass over this rank's rows, segment by segment; NaN for an unknown shape."""
+        segments = Segments.of(batch)
+        response_lengths = segments.ends - segments.begins - segments.contexts
+        return forward_flops(self._shape, segments.lengths(batch["prompts"]), response_lengths) / self._num_copies
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
         """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.
@@ -121,7 +128,7 @@ def dense_shape(model: Any) -> DenseShape:
     )
 
 
-def forward_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+def forward_flops(shape: DenseShape, lengths: NDArray[Any], response_lengths: NDArray[Any]) -> float:
     """Counts the FLOPs of one forward pass over rows of these lengths; NaN for an unknown shape.
 
     `lengths` count the tokens of prompt and response together.
@@ -132,7 +139,7 @@ def forward_flops(shape: DenseShape, lengths: NDArray[np.int32], response_length
     return float(2.0 * weights + 4.0 * shape.attention_width * (tokens**2).sum())
 
 
-def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+def train_flops(shape: DenseShape, lengths: NDArray[Any], response_lengths: NDArray[Any]) -> float:
     """Counts the FLOPs of one forward and one backward pass, for the arguments of `forward_flops`.
 
     The backward pass takes twice the FLOPs of the forward pass: one half for gradients of inputs, one for those of

@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 
 from services.engine.batching.mini_batches import agree_on_micro_batches
 from services.engine.batching.packing import MicroBatchLimits, collate, row_lengths
+from services.engine.batching.segments import SegmentRows
 from services.engine.model.forward import Forward
 from services.engine.model.layer_attributes import of_each_layer
 from services.engine.model.loading import supports_packing
@@ -85,10 +86,13 @@ def compute_columns(
 ) -> dict[str, Column]:
     """Computes the named outputs of `forward` per response token of each row, without gradient; all ranks call it.
 
-    An output of several values per token becomes a column with as many values per token.
+    An output of several values per token becomes a column with as many values per token. Rows with several contexts are
+    computed segment by segment, and the tokens of contexts that begin in a response have 0.
 
     Rows without response tokens are not computed: their results are empty.
     """
+    segments = SegmentRows.of(batch)
+    batch = segments.batch
     rows = np.flatnonzero(batch["responses"].lengths)
     [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)
     results: dict[str, list[Tensor]] = {name: [] for name in outputs}
@@ -109,5 +113,6 @@ def compute_columns(
         values = torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.float32)
         width = values[0].size if len(values) else 1
         values = values.reshape(-1).astype(np.int32 if values.dtype.kind == "i" else np.float32)
-        columns[name] = Column(values, in_order * np.int32(width)).take(np.argsort(order))
+        of_segments = Column(values, in_order * np.int32(width)).take(np.argsort(order))
+        columns[name] = segments.put_back(of_segments)
     return columns

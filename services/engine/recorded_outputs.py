@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitppo.batch import Batch, Column
+from services.engine.batching.segments import SegmentRows
+from splitppo.batch import Column
 
 
 class RecordedOutputs:
@@ -19,32 +20,35 @@ class RecordedOutputs:
     A row that goes through several forwards has the outputs of the last one. Without the column no row is kept.
     """
 
-    def __init__(self, names: Sequence[str], batch: Batch) -> None:
+    def __init__(self, names: Sequence[str], segments: SegmentRows) -> None:
         self._names = names
-        self._lengths = batch["responses"].lengths
-        self._rows = set[int]()
-        if names and "recorded" in batch:
-            self._rows.update(np.flatnonzero(batch["recorded"].values).tolist())
+        self._segments = segments
+        self._lengths = segments.batch["responses"].lengths
+        self._recorded = set[int]()  # segments
+        if names and "recorded" in segments.batch:
+            self._recorded.update(np.flatnonzero(segments.batch["recorded"].values).tolist())
         self._outputs: dict[int, list[Tensor]] = {}  # on the device, which nothing waits for before the end
 
-    def add(self, rows: NDArray[np.int64], outputs: Mapping[str, Tensor]) -> None:
-        """Keeps the outputs of a micro-batch's rows, [N] each; without rows they are those of a dummy."""
-        if not self._rows or not len(rows):
+    def add(self, segments: NDArray[np.int64], outputs: Mapping[str, Tensor]) -> None:
+        """Keeps the outputs of a micro-batch's segments, [N] each; without segments they are those of a dummy."""
+        if not self._recorded or not len(segments):
             return
-        lengths = self._lengths[rows].tolist()
+        lengths = self._lengths[segments].tolist()
         parts = zip(*(torch.split(outputs[name].detach(), lengths) for name in self._names), strict=True)
-        for row, of_row in zip(rows.tolist(), parts, strict=True):
-            if row in self._rows:
-                self._outputs[row] = list(of_row)
+        for segment, of_segment in zip(segments.tolist(), parts, strict=True):
+            if segment in self._recorded:
+                self._outputs[segment] = list(of_segment)
 
     def columns(self) -> dict[str, Column]:
         """Returns a float32 column for each name; rows that are not recorded, or that no forward had, are empty."""
-        rows = sorted(self._outputs)
+        computed = sorted(self._outputs)
         lengths = np.zeros_like(self._lengths)
-        lengths[rows] = self._lengths[rows]
+        lengths[computed] = self._lengths[computed]
+        rows = np.zeros(len(self._segments.response_lengths), np.bool_)
+        rows[self._segments.rows[computed]] = True
         columns = {}
         for place, name in enumerate(self._names):
-            parts = [self._outputs[row][place] for row in rows]
+            parts = [self._outputs[segment][place] for segment in computed]
             values = torch.cat(parts).float().cpu().numpy() if parts else np.empty(0, np.float32)
-            columns[name] = Column(values, lengths)
+            columns[name] = self._segments.put_back(Column(values, lengths), rows)
         return columns

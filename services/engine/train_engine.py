@@ -22,6 +22,7 @@ from torch import Tensor
 
 from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
 from services.engine.batching.packing import ResponseTokens, collate, row_lengths
+from services.engine.batching.segments import SegmentRows
 from services.engine.checkpoint import Checkpointer
 from services.engine.compilation import compile_model
 from services.engine.flops import FlopsMeter
@@ -152,12 +153,14 @@ class TrainEngine:
         total_steps: int = 0,
         stop_above: MetricLimit | None = None,
         outputs: Sequence[str] = (),
+        keeps_rows: bool = False,
     ) -> Updated:
         """Trains the model on all mini-batches of all epochs of one RL step, in the order of column `mini_batches`.
 
         Without the column all rows are one mini-batch. Each mini-batch is one optimizer step, or none if no
         token in it counts on any rank (momentum and weights stay unchanged). The update ends before the first step in
-        whose mini-batch a metric is over `stop_above`.
+        whose mini-batch a metric is over `stop_above`. Rows with several contexts are computed segment by segment; with
+        `keeps_rows` the loss sees all segments of a row together.
         `total_steps`, the number of steps of the run, sets the learning rate together with the configuration.
 
         Returns:
@@ -166,7 +169,9 @@ class TrainEngine:
         """
         started_s = time.perf_counter()
         meter = self.flops_meter
-        planned = self.plan_update(batch)
+        segments = SegmentRows.of(batch)
+        batch = segments.batch
+        planned = self.plan_update(batch, keeps_rows=keeps_rows)
         mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
         steps = UpdateSteps(num_empty=len(planned) - len(mini_batches))
         if steps.num_empty:
@@ -175,7 +180,7 @@ class TrainEngine:
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done = itertools.count(1)
         computed = list[MiniBatch]()
-        recorded = RecordedOutputs(outputs, batch)
+        recorded = RecordedOutputs(outputs, segments)
 
         def report() -> None:
             progress(next(done), num_micro_batches, "update")
@@ -202,9 +207,14 @@ class TrainEngine:
         self.num_updates += 1  # last: an update that fails before it counts for nothing
         return updated
 
-    def plan_update(self, batch: Batch) -> list[MiniBatch]:
-        """Divides an update's rows into mini-batches, also those in which no token counts; all ranks call it."""
-        return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
+    def plan_update(self, batch: Batch, *, keeps_rows: bool = False) -> list[MiniBatch]:
+        """Divides an update's rows of one context into mini-batches, see `plan_mini_batches`; all ranks call it.
+
+        Mini-batches in which no token counts are among them.
+        """
+        return plan_mini_batches(
+            batch, self.config, self.limits, self.max_response_length, self.device, keeps_rows=keeps_rows
+        )
 
     @only_compiled()
     def accumulate_gradients(
@@ -219,7 +229,8 @@ class TrainEngine:
     ) -> MetricSums:
         """Computes the gradient of one mini-batch, summed over ranks; returns this rank's sums for the metrics.
 
-        `recorded` keeps the outputs of the rows that are recorded.
+        The rows of `batch` have one context each, as for `plan_update`. `recorded` keeps the outputs of the rows that
+        are recorded.
         """
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()

@@ -94,6 +94,7 @@ class FrozenModels:
             self._load(config.reward_model_host, "reward", config.reward_model),
             refusal=self._refusal("reward model", config.reward_model_host, "reward_model.model is empty"),
             columns=("reward_tokens",),
+            optional_columns=(),
             prepare=_last_token_apart,
             forward=lambda _: reward_forward,
             outputs={"rm_scores": "scores"},
@@ -165,6 +166,7 @@ class FrozenModels:
         forward: Callable[[Any], Forward],
         outputs: Mapping[str, str],
         columns: Sequence[str] = ("prompts", "responses"),
+        optional_columns: Sequence[str] = ("segments",),
         prepare: Callable[[Batch, Any], Batch] = check_rows,
         check: Callable[[Any], None] = lambda _: None,
     ) -> Command:
@@ -177,7 +179,7 @@ class FrozenModels:
         hosted = _HostedModels(models, self._before, prepare, forward, outputs)
         rows = Rows(
             columns=columns,
-            optional_columns=("teachers",) if len(models) > 1 else (),
+            optional_columns=(*optional_columns, *(("teachers",) if len(models) > 1 else ())),
             prepare=hosted.prepare_rows,
             shard=shard_by_tokens,
         )

@@ -6,15 +6,19 @@ from numpy.typing import NDArray
 from services.runtime.ranks.sharding import Indices
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import Batch
+from splitppo.segments import Segments
 
 
 def row_costs(batch: Batch) -> NDArray[np.float64]:
-    """Estimates each row's compute cost from the tokens of its prompt and (if any) response; float64 [num_rows]."""
-    lengths = np.zeros(batch.num_rows, dtype=np.int32)
-    for name in ("prompts", "responses"):
-        if name in batch:
-            lengths += batch[name].lengths
-    return attention_cost(lengths)
+    """Estimates each row's compute cost from the tokens of its segments, each with its context; float64 [num_rows].
+
+    Before there are responses, these are the tokens of prompts.
+    """
+    if "responses" not in batch:
+        return attention_cost(batch["prompts"].lengths)
+    segments = Segments.of(batch)
+    costs = attention_cost(segments.lengths(batch["prompts"]))
+    return np.bincount(segments.rows, weights=costs, minlength=batch.num_rows).astype(np.float64)
 
 
 def shard_by_tokens(batch: Batch, num_ranks: int) -> list[Indices]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.batching.mini_batches import assign_mini_batches
-from services.engine.batching.row_checks import check_rows
+from services.engine.batching.row_checks import check_contexts_are_masked, check_rows
 from services.engine.inference import ReportProgress
 from services.engine.model.forward import Forward
 from services.engine.model.weights import Kind
@@ -59,7 +59,8 @@ class TrainedRole:
     def forward_rows(self) -> Rows:
         """Returns the rows of a command that runs forward passes of the trained model, which must be able to."""
         prepare = partial(_checked_rows, self._engine.model)
-        return Rows(columns=("prompts", "responses"), prepare=prepare, shard=shard_by_tokens)
+        columns = ("prompts", "responses")
+        return Rows(columns=columns, optional_columns=("segments",), prepare=prepare, shard=shard_by_tokens)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the trained model, see `Role.save_checkpoint`; other models of the group are not saved."""
@@ -82,6 +83,7 @@ class TrainedRole:
                 which the request does not say.
         """
         check_rows(batch, self._engine.model)
+        check_contexts_are_masked(batch)
         config = self._engine.config
         num_prompts = config.ppo_mini_batch_size  # None: all rows are one mini-batch
         fewest = 1 if config.needs_total_steps else 0
@@ -108,10 +110,12 @@ class TrainedRole:
         *,
         stop_above: MetricLimit | None = None,
         outputs: Sequence[str] = (),
+        keeps_rows: bool = False,
     ) -> Updated:
         """Trains on all mini-batches of all epochs of the request's step; the metrics have the role's prefix.
 
-        `outputs` are those of recorded rows that are returned as columns, see `TrainEngine.update`.
+        `outputs` are those of recorded rows that are returned as columns; for these and `keeps_rows` see
+        `TrainEngine.update`.
         """
         updated = self._engine.update(
             batch,
@@ -121,6 +125,7 @@ class TrainedRole:
             total_steps=request.total_steps,
             stop_above=stop_above,
             outputs=outputs,
+            keeps_rows=keeps_rows,
         )
         return updated._replace(metrics=metrics_of_role(self._context.role_name, updated.metrics))
 

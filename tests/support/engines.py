@@ -15,6 +15,7 @@ from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss
 from services.engine import parallel
 from services.engine.batching.packing import ResponseTokens
+from services.engine.batching.segments import SegmentRows
 from services.engine.model.adapters import trained_parameters
 from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
 from services.engine.model.loading import build_model, fill_model
@@ -130,10 +131,13 @@ def silent(done: int, total: int, phase: str) -> None:
     """Takes a progress report and does nothing."""
 
 
-def gradients(engine: TrainEngine, batch: Batch, loss: TokenLoss | None = None) -> dict[str, Tensor]:
+def gradients(
+    engine: TrainEngine, batch: Batch, loss: TokenLoss | None = None, *, keeps_rows: bool = False
+) -> dict[str, Tensor]:
     """Returns the whole gradients of the first mini-batch, by parameter; the default loss is that of `loss_of`."""
-    mini_batch = engine.plan_update(batch)[0]
-    engine.accumulate_gradients(batch, mini_batch, forward_of(engine.kind), loss or loss_of(engine.kind))
+    segments = SegmentRows.of(batch).batch
+    mini_batch = engine.plan_update(segments, keeps_rows=keeps_rows)[0]
+    engine.accumulate_gradients(segments, mini_batch, forward_of(engine.kind), loss or loss_of(engine.kind))
     found = {name: parameter.grad for name, parameter in trained_parameters(engine.model).items()}
     return {name: parallel.full(gradient).clone() for name, gradient in found.items() if gradient is not None}
 

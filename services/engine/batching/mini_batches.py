@@ -1,7 +1,8 @@
 """Plans the optimizer steps of an update: each step's rows on this rank, and the loss weight of each token.
 
-The weights are the `row_weights` of totals over all ranks. `collate` gives each token the weight of its row, or 0 if
-the token does not count.
+Rows have one context each: they may be segments of whole rows (segments.py), of which mini-batches and weights are
+made. The weights are the `row_weights` of totals over all ranks. `collate` gives each token the weight of its row, or
+0 if the token does not count.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
 from services.engine.batching.packing import MicroBatchLimits, Rows, plan_micro_batches, row_lengths
+from services.engine.batching.segments import whole_rows
 from services.engine.parallel import reduce_array
 from splitppo.batch import Batch, Column
 from splitppo.config.sections.models import TrainedModelConfig
@@ -24,7 +26,7 @@ class MiniBatch:
     """The rows of one optimizer step on one rank, in equally many micro-batches per rank, without fully masked rows."""
 
     micro_batches: list[Rows]  # the last ones may be empty
-    weights: NDArray[np.float32]  # [num_rows of the whole batch], the weight of each counting token of a row
+    weights: NDArray[np.float32]  # [num_rows of the rank's batch], the weight of each counting token of a row
     num_tokens: int  # counting tokens on all ranks
     epoch: int = 0  # from 0
 
@@ -53,25 +55,34 @@ def assign_mini_batches(
 
 
 def plan_mini_batches(
-    batch: Batch, config: TrainedModelConfig, limits: MicroBatchLimits, max_response_length: int, device: torch.device
+    batch: Batch,
+    config: TrainedModelConfig,
+    limits: MicroBatchLimits,
+    max_response_length: int,
+    device: torch.device,
+    *,
+    keeps_rows: bool = False,
 ) -> list[MiniBatch]:
     """Plans all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
 
-    The column `mini_batches` has ppo_epochs entries per row; without it there is one mini-batch per epoch.
+    The column `mini_batches` has ppo_epochs entries per row; without it there is one mini-batch per epoch. With
+    `keeps_rows` the segments of a row share a micro-batch; without it each has its place alone.
     """
     assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
     if "mini_batches" in batch:
         assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, config.ppo_epochs)
     [num_mini_batches] = reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)
-    tokens = masked_lengths(response_mask(batch))
+    whole = whole_rows(batch)
+    own_tokens = masked_lengths(response_mask(batch))
+    tokens = np.bincount(whole, weights=own_tokens).astype(np.float64)[whole]  # of the whole row
+    is_computed = (tokens > 0) & (batch["responses"].lengths > 0)
     rows_of_steps = [
-        np.flatnonzero((epoch == index) & (tokens > 0))
-        for epoch in assigned.T
-        for index in range(int(num_mini_batches))
+        np.flatnonzero((epoch == index) & is_computed) for epoch in assigned.T for index in range(int(num_mini_batches))
     ]
-    totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device)
+    totals = reduce_array([[own_tokens[rows].sum(), len(np.unique(whole[rows]))] for rows in rows_of_steps], device)
     totals /= config.ulysses_sequence_parallel_size  # so many ranks have the same rows
-    micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device)
+    together = whole if keeps_rows else None
+    micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device, together=together)
     scale = config.loss_scale_factor or max_response_length
     mini_batches = []
     for step, (parts, (num_tokens, num_rows)) in enumerate(zip(micro_batches, totals, strict=True)):
@@ -81,18 +92,27 @@ def plan_mini_batches(
 
 
 def agree_on_micro_batches(
-    sets: Sequence[Rows], lengths: NDArray[np.int32], limits: MicroBatchLimits, device: torch.device
+    sets: Sequence[Rows],
+    lengths: NDArray[np.int32],
+    limits: MicroBatchLimits,
+    device: torch.device,
+    *,
+    together: Rows | None = None,
 ) -> list[list[Rows]]:
     """Divides each set of rows into equally many micro-batches on all ranks, which all call it with equally many sets.
 
-    `lengths` are the token counts of all rows of this rank; a set contains row indices.
+    `lengths` are the token counts of all rows of this rank; a set contains row indices. Rows of a set with the same
+    number in `together` share a micro-batch.
     """
-    plans = [plan_micro_batches(lengths[rows], limits) for rows in sets]
+
+    def plan(rows: Rows, at_least: int) -> list[Rows]:
+        of_set = None if together is None else together[rows]
+        return plan_micro_batches(lengths[rows], limits, together=of_set, at_least=at_least)
+
+    plans = [plan(rows, 1) for rows in sets]
     counts = reduce_array([len(parts) for parts in plans], device, dist.ReduceOp.MAX).astype(int)
-    return [
-        [
-            rows[part]
-            for part in (parts if len(parts) == count else plan_micro_batches(lengths[rows], limits, at_least=count))
-        ]
-        for rows, parts, count in zip(sets, plans, counts, strict=True)
-    ]
+    agreed = []
+    for rows, parts, count in zip(sets, plans, counts, strict=True):
+        as_many = parts if len(parts) == count else plan(rows, int(count))
+        agreed.append([rows[part] for part in as_many])
+    return agreed

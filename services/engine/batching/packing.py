@@ -1,11 +1,14 @@
 """Divides batch rows into micro-batches and converts each into tensors (pure functions: no model, no communication).
 
+All rows have one context here: one that has several was divided before (segments.py).
+
 Legend: B rows, S positions (prompt + response), N response tokens of the micro-batch, all rows back to back.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from services.engine.batching.loss_aggregation import response_mask
 from services.engine.batching.on_device import on_device
 from services.engine.batching.own_positions import OwnPositions, own_positions
 from services.engine.batching.padded_rows import PaddedRows
+from services.engine.batching.segments import whole_rows
 from splitppo.balance import attention_cost, partition
 from splitppo.batch import Batch
 from splitppo.columns import spec_of
@@ -47,7 +51,10 @@ class MicroBatchLimits:
 
 @dataclass(frozen=True, eq=False)
 class ResponseTokens:
-    """The response tokens of a micro-batch, the input of a loss; rows are whole, back to back and in order."""
+    """The response tokens of a micro-batch, the input of a loss; rows are back to back and in order.
+
+    Rows are whole, but for a loss of tokens: then the segments of a row may be in several micro-batches.
+    """
 
     mask: Tensor  # [N] bool, tokens that count
     weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
@@ -81,48 +88,102 @@ def row_lengths(batch: Batch) -> NDArray[np.int32]:
     return lengths
 
 
-def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int = 1) -> list[Rows]:
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """Rows by what a micro-batch takes as a whole: each row, or all that have to stay together; arrays of [num_units].
+
+    Attributes:
+        rows: the rows of each unit.
+        num_rows, tokens: how many rows a unit has, and tokens in all of them.
+        longest: tokens of its longest row.
+        costs: what a forward pass of its rows costs, see `attention_cost`.
+    """
+
+    rows: Sequence[Rows]
+    num_rows: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    costs: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int32], together: Rows) -> Self:
+        """Makes units of rows with these token counts: those with the same number in `together` are one unit."""
+        _, unit_of_row, num_rows = np.unique(together, return_inverse=True, return_counts=True)
+        rows = np.split(np.argsort(unit_of_row, kind="stable"), np.cumsum(num_rows)[:-1]) if len(lengths) else []
+        longest = np.zeros(len(rows), np.int64)
+        np.maximum.at(longest, unit_of_row, lengths)
+        tokens = np.zeros(len(rows), np.int64)
+        np.add.at(tokens, unit_of_row, lengths)
+        costs = np.bincount(unit_of_row, weights=attention_cost(lengths), minlength=len(rows)).astype(np.float64)
+        return cls(rows, num_rows, tokens, longest, costs)
+
+    def take(self, units: Rows) -> "_Units":
+        rows = [self.rows[unit] for unit in units]
+        return _Units(rows, self.num_rows[units], self.tokens[units], self.longest[units], self.costs[units])
+
+
+def plan_micro_batches(
+    lengths: NDArray[np.int32], limits: MicroBatchLimits, *, together: Rows | None = None, at_least: int = 1
+) -> list[Rows]:
     """Divides rows of the given token counts into micro-batches; returns arrays of row indices, every row once.
 
-    A row longer than the budget has a micro-batch of its own. If fewer than `at_least` are needed, exactly `at_least`
-    are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would wait for each
-    other if one of them made more.
+    Rows with the same number in `together` [num_rows] share a micro-batch, where they are neighbours (None: each row is
+    alone). What is longer than the budget has a micro-batch of its own. If fewer than `at_least` are needed, exactly
+    `at_least` are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would
+    wait for each other if one of them made more.
 
     Rows on both sides of `limits.rope_switch` never share a micro-batch, because the model rotates long ones by other
     factors.
     """
-    is_long = lengths > (math.inf if limits.rope_switch is None else limits.rope_switch)
+    units = _Units.of(lengths, np.arange(len(lengths)) if together is None else together)
+    parts = _plan_units(units, limits, at_least)
+    return [np.concatenate([np.empty(0, np.int64), *(units.rows[unit] for unit in part)]) for part in parts]
+
+
+def _plan_units(units: _Units, limits: MicroBatchLimits, at_least: int) -> list[Rows]:
+    """Divides units into micro-batches as `plan_micro_batches` says; returns arrays of their indices."""
+    is_long = units.longest > (math.inf if limits.rope_switch is None else limits.rope_switch)
     if is_long.any() and not is_long.all():
         of_one_kind = replace(limits, rope_switch=None)
         kinds = (np.flatnonzero(~is_long), np.flatnonzero(is_long))
-        apart = [rows[part] for rows in kinds for part in plan_micro_batches(lengths[rows], of_one_kind)]
+        apart = [kind[part] for kind in kinds for part in _plan_units(units.take(kind), of_one_kind, 1)]
         return _split_up(apart, at_least)
     if limits.max_rows is None and limits.packed:
-        return _plan_packed(lengths, limits.max_tokens, at_least)
-    longest_first = np.argsort(-lengths, kind="stable")
+        return _plan_packed(units, limits.max_tokens, at_least)
+    return _split_up(_plan_by_rows(units, limits), at_least)
+
+
+def _plan_by_rows(units: _Units, limits: MicroBatchLimits) -> list[Rows]:
+    """Divides units, those with the longest rows first, into parts of a limited number of rows, or one unit.
+
+    The limit is `max_rows`, or else as many rows of the longest one's length as have `max_tokens` tokens with padding.
+    """
+    longest_first = np.argsort(-units.longest, kind="stable")
+    rows_until = np.cumsum(units.num_rows[longest_first])
     parts: list[Rows] = []
     start = 0
-    while start < len(lengths):
-        num_rows = limits.max_rows or max(1, limits.max_tokens // max(1, int(lengths[longest_first[start]])))
-        parts.append(longest_first[start : start + num_rows])
-        start += num_rows
-    return _split_up(parts, at_least)
+    while start < len(longest_first):
+        max_rows = limits.max_rows or limits.max_tokens // max(1, int(units.longest[longest_first[start]]))
+        rows_before = int(rows_until[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(rows_until, rows_before + max_rows, side="right")))
+        parts.append(longest_first[start:stop])
+        start = stop
+    return parts
 
 
-def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
-    """Divides rows into at least `at_least` parts of similar cost; each has at most max_tokens tokens, or one row."""
-    costs = attention_cost(lengths)
+def _plan_packed(units: _Units, max_tokens: int, at_least: int) -> list[Rows]:
+    """Divides units into at least `at_least` parts of similar cost; each has at most max_tokens tokens, or one unit."""
 
     def within_budget(parts: list[Rows]) -> bool:
-        return all(len(part) <= 1 or lengths[part].sum() <= max_tokens for part in parts)
+        return all(len(part) <= 1 or units.tokens[part].sum() <= max_tokens for part in parts)
 
-    num_parts = max(1, -(-int(lengths.sum(dtype=np.int64)) // max_tokens))
-    while not within_budget(parts := partition(costs, num_parts)):
+    num_parts = max(1, -(-int(units.tokens.sum()) // max_tokens))
+    while not within_budget(parts := partition(units.costs, num_parts)):
         num_parts += 1
     if num_parts >= at_least:
         return parts
     # Parts are balanced by cost, the budget is in tokens: with more parts one may be over it, with fewer parts none.
-    balanced = partition(costs, at_least)
+    balanced = partition(units.costs, at_least)
     return balanced if within_budget(balanced) else _split_up(parts, at_least)
 
 
@@ -191,13 +252,24 @@ def collate(
         tokens=ResponseTokens(
             mask=tensor(mask != 0),
             weights=tensor(mask if weights is None else np.repeat(weights, responses.lengths) * mask),
-            row_index=tensor(np.repeat(np.cumsum(responses.lengths > 0) - 1, responses.lengths)),
+            row_index=tensor(_row_index(batch)),
             columns={name: tensor(values) for name, values in columns.items()},
             selected=tensor(_selected(batch, epoch)),
         ),
         own=own,
         padded_rows=PaddedRows.of(lengths, device) if packed and limits.pads_attention else None,
     )
+
+
+def _row_index(batch: Batch) -> NDArray[np.int64]:
+    """Numbers the rows that have response tokens; returns the number of each token's, [N]. Segments of a row share one.
+
+    They are neighbours where a loss looks at whole rows.
+    """
+    lengths = batch["responses"].lengths
+    has_tokens = lengths > 0
+    is_other_row = np.diff(whole_rows(batch)[has_tokens], prepend=-1) != 0
+    return np.repeat(np.cumsum(is_other_row) - 1, lengths[has_tokens])
 
 
 def _loss_columns(batch: Batch) -> list[str]:

@@ -6,17 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.engine.batching.loss_aggregation import response_mask
 from splitppo.batch import Batch, Column
 from splitppo.config.rope import rope_switch
+from splitppo.segments import Segments
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
 
-    `room` tokens are still to be sampled in each row; the model must take them, too, and with the same rotary factors.
+    Of a row with several contexts the model must take each segment. `room` tokens are still to be sampled in each row;
+    the model must take them, too, and with the same rotary factors.
 
     Raises:
-        ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity.
+        ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity; or see
+            `Segments.of`.
     """
     if batch.num_rows == 0:
         raise ValueError("the batch has no rows")
@@ -26,14 +30,20 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     for name in ("prompts", "responses"):
         if name in batch:
             check_ids(batch[name], name, model)
+    rows = np.arange(batch.num_rows)
     if "responses" in batch:
-        lengths = lengths + batch["responses"].lengths
-    longest = int(lengths.max()) + room
+        segments = Segments.of(batch)
+        lengths = segments.lengths(batch["prompts"])
+        rows = segments.rows
+    longest = int(lengths.argmax())
+    num_tokens = int(lengths[longest]) + room
     most = most_positions(model.config)
-    if longest > most:
-        of = f" of prompt and response ({room} of them to be sampled)" if room else " of prompt and response"
-        raise ValueError(f"row {int(lengths.argmax())} has {longest} tokens{of}, the model takes {most}")
-    _check_same_rotation(longest, room, model)
+    if num_tokens > most:
+        row = rows[longest]
+        of = "prompt and response" if np.count_nonzero(rows == row) == 1 else "one of its contexts and what follows"
+        sampled = f" ({room} of them to be sampled)" if room else ""
+        raise ValueError(f"row {row} has {num_tokens} tokens of {of}{sampled}, the model takes {most}")
+    _check_same_rotation(num_tokens, room, model)
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             refuse(column, ~np.isfinite(column.values), name, "a finite number")
@@ -47,6 +57,37 @@ def _check_same_rotation(longest: int, room: int, model: Any) -> None:
         raise ValueError(
             f"a row may grow to {longest} tokens, but the model has longrope: it rotates rows of over {switch} tokens"
             " by other factors than those with which their first tokens are sampled"
+        )
+
+
+def check_contexts_are_masked(batch: Batch) -> None:
+    """Raises ValueError if a token of a context that begins in a response counts: nobody has sampled it."""
+    segments = Segments.of(batch)
+    begins = batch["responses"].offsets[:-1][segments.rows] + segments.begins
+    counted_before = np.concatenate([[0], np.cumsum(response_mask(batch).values != 0)])
+    num_counted = counted_before[begins + segments.contexts] - counted_before[begins]
+    for segment in np.flatnonzero(num_counted):
+        raise ValueError(
+            f"column 'response_mask', row {segments.rows[segment]}: expected 0 for the {segments.contexts[segment]}"
+            f" tokens of the context that begins at {segments.begins[segment]}, got {num_counted[segment]} that count"
+        )
+
+
+def check_one_rotation(batch: Batch, model: Any, because: str) -> None:
+    """Raises ValueError if the segments of a row cannot share a micro-batch, as they have to `because` of a loss.
+
+    longrope rotates segments of over `rope_switch` tokens by other factors, and a micro-batch has one kind of them.
+    """
+    switch = rope_switch(model.config.get_text_config().to_dict())
+    if switch is None:
+        return
+    segments = Segments.of(batch)
+    is_long = segments.lengths(batch["prompts"]) > switch
+    num_long = np.bincount(segments.rows, weights=is_long)
+    for row in np.flatnonzero((num_long > 0) & (num_long < np.bincount(segments.rows))):
+        raise ValueError(
+            f"row {row} has segments of up to {switch} tokens and longer ones, which the model (longrope) rotates by"
+            f" other factors, so that they cannot share a micro-batch, but {because}"
         )
 
 

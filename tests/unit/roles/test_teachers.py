@@ -186,7 +186,8 @@ def test_numbers_of_teachers_that_make_no_sense_are_refused(models: Path, number
 def prepare(role: Role, batch: Batch) -> None:
     """Checks rows as rank 0 does before other ranks hear of the command."""
     command = command_of(role, "ComputeTeacherLogProbs")
-    rows = batch.select([*command.rows.columns, *command.rows.optional_columns])
+    optional = [name for name in command.rows.optional_columns if name in batch]
+    rows = batch.select([*command.rows.columns, *optional])
     command.rows.prepare(teacher_pb2.ComputeTeacherLogProbsRequest(), rows)
 
 

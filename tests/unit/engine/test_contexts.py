@@ -1,0 +1,230 @@
+"""Rows with several contexts: each segment is computed as if it were alone, and learned from as a part of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.actor.losses.actor_loss import actor_loss
+from services.actor.losses.registry import looks_at_rows
+from services.engine.batching.mini_batches import plan_mini_batches
+from services.engine.batching.packing import MicroBatchLimits, collate
+from services.engine.forward_proof import FORWARDS, attention_of, own_outputs
+from services.engine.inference import compute_columns
+from services.engine.model.adapters import trained_parameters
+from services.engine.model.weights import Kind
+from services.engine.train_engine import TrainEngine
+from splitppo.batch import Batch, Column
+from splitppo.config import ActorConfig
+from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.support.engines import (
+    CPU,
+    MAX_RESPONSE,
+    forward_of,
+    gradients,
+    make_engine,
+    prepared,
+    relative_error,
+    silent,
+)
+from tests.support.episodes import make_episodes, sampled_tokens, without_segments
+from tests.support.models import SIZES, save_policy, save_random
+
+EPISODES = make_episodes()
+TEMPERATURE = 0.7  # of `forward_of`
+
+# Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
+OF_ALL = {**SIZES, "head_dim": 8, "tie_word_embeddings": False}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": {},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_moe": {"num_experts": 4, **EXPERTS},
+    "phi3": {"sliding_window": 5},
+    "ministral": {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "starcoder2": {"sliding_window": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+# What is computed.
+
+
+def computed(engine: TrainEngine, batch: Batch, *, packed: bool) -> Column:
+    """The log-probs at temperature 1, or the values, of all response tokens."""
+    forward, output, _ = FORWARDS[engine.kind]
+    limits = replace(engine.limits, packed=packed, max_tokens=64)
+    facts: Any = {"outputs": [output], "limits": limits, "device": engine.device, "progress": silent}
+    return compute_columns(engine.model, engine.strategy, batch, forward, **facts)[output]
+
+
+@pytest.mark.parametrize("kind", ["policy", "value"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_segment_has_the_numbers_of_its_context_and_what_follows_alone(
+    tmp_path: Path, architecture: str, kind: Kind
+) -> None:
+    config = AutoConfig.for_model(architecture, **OF_ALL, **ARCHITECTURES[architecture])
+    save_random(AutoModelForCausalLM.from_config, config, tmp_path)
+    engine = make_engine(tmp_path, kind)
+    rows = [(segment.context, segment.sampled) for segment in EPISODES.segments]
+    with attention_of(engine.model, "sdpa"):
+        alone, _ = own_outputs(engine.model, kind, rows, CPU)
+    expected = np.zeros(len(EPISODES.batch["responses"].values), np.float32)
+    expected[np.concatenate(list(sampled_tokens(EPISODES)))] = alone.numpy()
+
+    for packed in (True, False):
+        found = computed(engine, EPISODES.batch, packed=packed)
+        assert found.lengths.tolist() == EPISODES.batch["responses"].lengths.tolist()
+        np.testing.assert_allclose(found.values, expected, rtol=0.0, atol=1e-6)
+        assert (found.values[expected == 0.0] == 0.0).all()
+
+
+# What is learned, in float64: a plain forward of each segment alone, and the loss of whole rows, are the reference.
+
+
+def reference_outputs(model: Any) -> dict[str, Tensor]:
+    """Log-probs and entropies of all response tokens of whole rows, 0 on contexts, with a gradient."""
+    num_tokens = len(EPISODES.batch["responses"].values)
+    log_probs_N = torch.zeros(num_tokens, dtype=torch.float64)
+    entropy_N = torch.zeros(num_tokens, dtype=torch.float64)
+    for segment, places in zip(EPISODES.segments, sampled_tokens(EPISODES), strict=True):
+        ids = torch.from_numpy(np.concatenate([segment.context, segment.sampled]))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / TEMPERATURE
+        of_sampled = logits[len(segment.context) - 1 : -1].log_softmax(-1)
+        where = (torch.from_numpy(places),)
+        log_probs_N = log_probs_N.index_put(where, of_sampled.gather(-1, ids[len(segment.context) :, None])[:, 0])
+        entropy_N = entropy_N.index_put(where, -(of_sampled.exp() * of_sampled).sum(-1))
+    return {"log_probs": log_probs_N, "entropy": entropy_N}
+
+
+def reference_gradients(engine: TrainEngine, batch: Batch) -> dict[str, Tensor]:
+    config = engine.config
+    assert isinstance(config, ActorConfig)
+    whole = without_segments(batch)
+    limits = MicroBatchLimits(packed=True, max_tokens=10_000)
+    [mini_batch] = plan_mini_batches(whole, config, limits, MAX_RESPONSE, CPU)
+    tokens = collate(whole, mini_batch.weights, limits, device=CPU).tokens
+    exact = {name: column.double() for name, column in tokens.columns.items()}
+    with attention_of(engine.model, "sdpa"):
+        output = actor_loss(config)(reference_outputs(engine.model), replace(tokens, columns=exact))
+        weights = trained_parameters(engine.model)
+        gradients_of_weights = torch.autograd.grad(output.loss, list(weights.values()))
+    return dict(zip(weights, gradients_of_weights, strict=True))
+
+
+USERS_LOSS = """
+def mine(tokens, config):
+    return -tokens.advantages * tokens.row_max(tokens.log_ratio.abs()) * tokens.row_sum(tokens.log_probs)
+"""
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"policy_loss": {"loss_mode": name}} for name in LOSS_MODES},
+    "clip_cov": {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}},
+    "kl_cov": {"policy_loss": {"loss_mode": "kl_cov", "kl_cov_ratio": 0.2}},
+    "reinforce of sequences": {"policy_loss": {"loss_mode": "reinforce", "reinforce_is": "sequence"}},
+    "rejected rows": {"policy_loss": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.7_1.5"}},
+    "entropy and KL": {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.5},
+    "mean of rows": {"loss_agg_mode": "seq-mean-token-mean"},
+    "sum of rows": {"loss_agg_mode": "seq-mean-token-sum"},
+    "a user's": {"policy_loss": {"loss_mode": "mine"}},
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_gradient_of_a_row_is_that_of_its_segments_with_the_weights_and_sums_of_the_row(
+    policy: Path, tmp_path: Path, name: str, packed: bool
+) -> None:
+    settings = {**SETTINGS[name], "use_remove_padding": packed, "ppo_max_token_len_per_gpu": 40}
+    if name == "a user's":
+        (tmp_path / "mine.py").write_text(USERS_LOSS)
+        settings["policy_loss"] = {**settings["policy_loss"], "custom_path": str(tmp_path / "mine.py")}
+    engine = make_engine(policy, **settings)
+    assert isinstance(engine.config, ActorConfig)
+    engine.model.double()  # rounding is no reason for a difference
+    batch = prepared(engine.config, EPISODES.batch)
+    if name in ("clip_cov", "kl_cov"):
+        assert batch["selected_tokens"].values.any()
+
+    found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=looks_at_rows(engine.config))
+
+    assert relative_error(found, reference_gradients(engine, batch)) <= 1e-6
+
+
+def test_a_loss_that_rejects_rows_keeps_some_of_them_here(policy: Path) -> None:
+    """The comparison above would show nothing if all rows were rejected, or none."""
+    engine = make_engine(policy, **SETTINGS["rejected rows"])
+    log_probs = engine.compute(EPISODES.batch, forward_of("policy"), outputs=["log_probs"], progress=silent)
+    moved = log_probs["log_probs"].values - EPISODES.batch["old_log_probs"].values
+    counted = np.where(EPISODES.batch["response_mask"].values, moved, 0.0)
+    lengths = EPISODES.batch["responses"].lengths
+    tokens = Column(EPISODES.batch["response_mask"].values, lengths).sums()
+    ratios = np.exp(Column(counted, lengths).sums() / tokens)
+    assert 0 < ((ratios > 0.7) & (ratios < 1.5)).sum() < len(ratios)
+
+
+def test_an_update_returns_the_outputs_of_recorded_rows_with_0_on_contexts(policy: Path) -> None:
+    is_recorded = np.array([True, True, False, False, True, False])
+    batch = EPISODES.batch.merge(Batch.from_rows(recorded=is_recorded[:, None]))
+    expected = make_engine(policy).compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)
+
+    engine = make_engine(policy, ppo_max_token_len_per_gpu=20)
+    loss = actor_loss(ActorConfig(model=str(policy)))
+    updated = engine.update(batch, forward_of("policy"), loss, progress=silent, outputs=["log_probs"])
+
+    found = updated.columns["log_probs"]
+    assert found.lengths.tolist() == (batch["responses"].lengths * is_recorded).tolist()
+    assert found.values == pytest.approx(expected["log_probs"].take(np.flatnonzero(is_recorded)).values, abs=1e-6)
+
+
+def test_an_update_counts_each_token_once_whatever_row_it_is_in(policy: Path) -> None:
+    """A return to an earlier context makes tokens of the response, which are counted as such."""
+    engine = make_engine(policy)
+    loss = actor_loss(ActorConfig(model=str(policy)))
+    metrics = engine.update(EPISODES.batch, forward_of("policy"), loss, progress=silent).metrics
+
+    num_tokens = len(EPISODES.batch["prompts"].values) + len(EPISODES.batch["responses"].values)
+    assert metrics["tokens_rank_mean"] == num_tokens
+
+
+def test_the_flops_of_a_row_are_those_of_its_segments(policy: Path) -> None:
+    meter = make_engine(policy).flops_meter
+    alone = Batch.from_rows(
+        prompts=[segment.context for segment in EPISODES.segments],
+        responses=[segment.sampled for segment in EPISODES.segments],
+    )
+
+    assert meter.forward_flops(EPISODES.batch) == meter.forward_flops(alone)
+    assert meter.forward_flops(EPISODES.batch) < meter.forward_flops(without_segments(EPISODES.batch))
+
+
+def test_a_context_after_which_nothing_was_sampled_is_not_computed(policy: Path) -> None:
+    """It may end a response, or fill all of it."""
+    engine = make_engine(policy)
+    batch = Batch.from_rows(
+        prompts=[[3, 4], [5], [6]], responses=[[7, 8, 9, 9], [5, 5], [7, 8]], segments=[[2, 2], [0, 2], []]
+    )
+    computed_of = engine.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+    plain = Batch.from_rows(prompts=[[3, 4], [6]], responses=[[7, 8], [7, 8]])
+    first, last = engine.compute(plain, forward_of("policy"), outputs=["log_probs"], progress=silent)[
+        "log_probs"
+    ].rows()
+
+    assert computed_of.lengths.tolist() == [4, 2, 2]
+    assert computed_of.values == pytest.approx([*first, 0.0, 0.0, 0.0, 0.0, *last], abs=1e-6)
