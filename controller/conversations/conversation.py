@@ -235,6 +235,8 @@ def conversation_metrics(
     for name, values in numbers.items():
         metrics |= {f"{name}/mean": float(np.mean(values))}
         metrics |= {f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+    if segments is not None:
+        metrics["num_contexts/returned"] = float(sum(one.num_returned for one in own))
     metrics |= {f"environment/{name}": float(sum(getattr(one, name) for one in own)) for name in _COUNTS}
     metrics["environment/num_agent_errors"] = float(sum(bool(one.agent_error) for one in own))
     metrics["environment/num_truncated"] = float(sum(one.is_truncated for one in own))

@@ -299,6 +299,12 @@ METRICS: Mapping[str, Sequence[Metric]] = {
             "rollout.multi_turn",
         ),
         Metric(
+            "num_contexts/returned",
+            "contexts",
+            "of all responses that go back to an earlier turn",
+            "rollout.multi_turn",
+        ),
+        Metric(
             "response_length/contexts/{mean,max,min}",
             "tokens",
             "of a response's later contexts, as far as they were not sampled",

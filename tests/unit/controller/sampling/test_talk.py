@@ -456,12 +456,12 @@ async def test_environments_that_have_begun_end_if_others_cannot_begin(tmp_path:
 
 
 def test_metrics_are_declared() -> None:
-    one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1)
+    one = Conversation(turn_ends=(3,), turn_rewards=(1.0,), num_calls=2, num_timeouts=1, num_returned=1)
     mask = Column.from_rows([[1, 1, 0, 1], [1]], np.dtype(np.uint8))
     segments = Column.from_rows([[], [1, 3, 8, 4]], np.dtype(np.int32))
     metrics = conversation_metrics(objects([one, one]), mask, segments)
     check_declared(metrics)
-    assert [metrics[f"num_contexts/{name}"] for name in ("mean", "max", "min")] == [2.0, 3.0, 1.0]
+    assert [metrics[f"num_contexts/{name}"] for name in ("mean", "max", "min", "returned")] == [2.0, 3.0, 1.0, 2.0]
     assert [metrics[f"response_length/contexts/{name}"] for name in ("mean", "max", "min")] == [3.5, 7.0, 0.0]
     assert metrics["num_turns/mean"] == 1.0
     assert metrics["response_length/sampled/max"] == 3.0
