@@ -30,6 +30,7 @@ from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
 from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
 from recipes.sort_letters.prepare import make
 from recipes.sort_letters.teach import TAUGHT, Taught
+from recipes.take_notes.prepare import RECIPE as TAKE_NOTES
 from recipes.warm_started import WarmStarted
 from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
@@ -119,6 +120,15 @@ REQUESTS = (
     Algorithm("clerk_grpo", ("algorithm.adv_estimator=grpo", ONE_RATE, *REQUESTS_IN_GROUPS), CLERK),
     Algorithm("clerk_reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus", ONE_RATE), CLERK),
 )
+# Episodes of six contexts, 256 per step: advantages from one context to the next, or each context for itself.
+PER_SEGMENT = ("algorithm.custom_path=benchmarks/segment_rewards.py", "algorithm.adv_estimator=reward_per_segment")
+LAM_1 = "algorithm.lam=1"
+NOTES = (
+    Algorithm("take_notes_gae", (), TAKE_NOTES),
+    Algorithm("take_notes_per_segment", PER_SEGMENT, TAKE_NOTES),
+    Algorithm("take_notes_gae_lam_1", (LAM_1,), TAKE_NOTES),
+    Algorithm("take_notes_per_segment_lam_1", (LAM_1, *PER_SEGMENT), TAKE_NOTES),
+)
 
 
 class HalfWidth(WarmStarted):
@@ -167,6 +177,7 @@ PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "lora": (*ALGORITHMS[:2], *LORA),
     "guess_number": GUESSES,
     "clerk": REQUESTS,
+    "take_notes": NOTES,
     "teacher": SORT_LETTERS_TAUGHT,
     "teacher_half": HALF_WIDTH,
 }
