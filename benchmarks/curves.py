@@ -44,6 +44,8 @@ COMMON = (
     "checkpoint.save_freq=4",
     "checkpoint.keep=1",
 )
+# Recipes that are validated after every other step, the others after each.
+EVERY_OTHER_STEP = (SORT_LETTERS, TAKE_NOTES)
 # Of sort_letters: 256 responses per step, and four optimizer steps.
 IN_GROUPS = ("data.train_batch_size=32", "rollout.n=8", "actor.ppo_mini_batch_size=8")
 
@@ -60,7 +62,7 @@ class Algorithm:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return (f"evaluation.test_freq={2 if self.recipe is SORT_LETTERS else 1}", *COMMON, *self.changes)
+        return (f"evaluation.test_freq={2 if self.recipe in EVERY_OTHER_STEP else 1}", *COMMON, *self.changes)
 
 
 # Hyper-parameters of each algorithm, beside those of the recipe: PPO's.
