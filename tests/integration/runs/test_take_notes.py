@@ -31,7 +31,7 @@ def test_each_episode_has_a_context_for_each_page_and_one_for_the_question(run: 
 
 def test_what_was_sampled_and_nothing_else_is_learned_from(run: RunFolder) -> None:
     """Each turn has been said after its context, which the record says the place of; none of them goes back."""
-    rows = pq.read_table(run.path / "rollouts/train/28.parquet").to_pylist()
+    rows = pq.read_table(run.path / "rollouts/train/24.parquet").to_pylist()
     for row in [row for row in rows if row["why"]]:
         contexts = zip(row["segments"][::2], row["segments"][1::2], strict=True)
         said_to_it = {at for start, length in contexts for at in range(start, start + length)}
