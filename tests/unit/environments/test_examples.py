@@ -33,7 +33,7 @@ def test_each_example_is_an_environment_or_a_tool(tmp_path: Path) -> None:
             continue
         given = {"tools": [f"{file}:{name}"]} if name == "lookup" else {"path": file, "name": name}
         configs[name] = EnvironmentConfig.model_validate(given)
-    loaded = load_environments(Setup(MultiTurnConfig(environments=configs), None, None, CodeConfig()), {})
+    loaded = load_environments(Setup(MultiTurnConfig(environments=configs), None, None, CodeConfig()), {}, None)
     tools = {name: [tool["function"]["name"] for tool in one.schemas] for name, one in loaded.items()}
     assert tools == {"GuessNumber": ["guess"], "lookup": ["lookup"], "Chess": [], "converse": [], "research": []}
     parse = load_parser(f"{tmp_path / 'parse.py'}:parse")
