@@ -111,6 +111,7 @@ class Chat:
         has_begun: True if the coroutine has asked for a turn.
         around: surrounds each question to the model, from when it is asked until it is answered.
         pending: what has been given for the latest turn, and is told with the next messages.
+        told: what the model was told before, if the conversation is repeated after the loss of its process.
     """
 
     seed: int
@@ -120,6 +121,7 @@ class Chat:
     pending: Answer = field(default_factory=Answer)
     has_begun: bool = False
     around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    told: Sequence[Answer] = ()
     _num_turns: int = 0
 
     async def turn(self, *messages: Message, after: Turn | None = None, limits: TurnLimits = _NO_LIMITS) -> Turn:

@@ -82,6 +82,7 @@ class Answer:
         num_calls: the calls that the turn has, bad ones and those that were not made included.
         num_bad_calls, num_tool_errors, num_timeouts: how many of them were no call of a tool, failed, took too long.
         num_crashes: how many of the calls that failed ended their process.
+        num_overlapping: the requests of an agent that came before those before them were answered.
         text: the turn up to its first call.
         calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
@@ -104,6 +105,7 @@ class Answer:
     num_tool_errors: int = 0
     num_timeouts: int = 0
     num_crashes: int = 0
+    num_overlapping: int = 0
     text: str = ""
     calls: tuple[Mapping[str, Any], ...] = ()
     tool_error: str = ""
@@ -151,12 +153,14 @@ class Begin:
     Attributes:
         environment: a key of `rollout.multi_turn.environments`.
         skipped: the replies to calls that are not made again, by turn and call, both from 1.
+        told: the answers of before, if the conversation is repeated.
     """
 
     environment: str
     row: Mapping[str, Any]
     seed: int
     skipped: Mapping[tuple[int, int], str]
+    told: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ class Episode:
         """
         self._process = process
         self._number = process.open()
-        begin = Begin(self._environment, self._row, self._seed, self._skipped)
+        begin = Begin(self._environment, self._row, self._seed, self._skipped, tuple(self._answers))
         answers = await process.ask(self._number, tuple(self._turns), begin)
         *again, latest = answers
         said_before = list(map(what_was_said, self._answers))

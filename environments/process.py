@@ -346,7 +346,8 @@ class RunningConversation:
         self._process = process
         self._loaded = process.environments[begin.environment]
         self._user_code = UserCode(process, number, begin.skipped)
-        self._chat = Chat(begin.seed, process.config.max_parallel_calls, self._user_code, self._exchange)
+        limit = process.config.max_parallel_calls
+        self._chat = Chat(begin.seed, limit, self._user_code, self._exchange, told=begin.told)
         self._answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._schemas: list[Schemas | None] = []  # of each turn's context, see `Answer.tools`
         self._task = asyncio.create_task(self._converse(begin.row))

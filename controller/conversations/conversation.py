@@ -16,7 +16,7 @@ from splitppo.config.subsections.multi_turn import MultiTurnConfig
 log = logging.getLogger(__name__)
 
 _WORTH_A_LINE = 0.1  # of the time of a step
-_COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
+_COUNTS = ("num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes", "num_overlapping")
 
 
 class EnvironmentsFailed(Exception):
@@ -44,6 +44,7 @@ class Conversation:
         num_calls: the calls of tools that were read in the policy's turns; of these, `num_bad_calls` were wrong,
             `num_tool_errors` raised, `num_timeouts` took too long; `num_crashes` of those that raised ended their
             process.
+        num_overlapping: the requests of an agent that came before those before them were answered.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
         agent_error: why an agent failed after an answer of the policy, which may be the cause; empty if none did.
         last_turn: the policy's last turn as text, calls of tools included.
@@ -69,6 +70,7 @@ class Conversation:
     num_tool_errors: int = 0
     num_timeouts: int = 0
     num_crashes: int = 0
+    num_overlapping: int = 0
     tool_error: str = ""
     agent_error: str = ""
     last_turn: str = ""

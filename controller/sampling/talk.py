@@ -51,7 +51,7 @@ _MAX_REQUEST_BYTES = 1 << 20
 _MAX_INT32 = 2**31 - 1
 # The answers in a row without room in the context, after which the environment has failed.
 _MAX_REFUSED = 16
-_COUNTS = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes")
+_COUNTS = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes", "num_overlapping")
 
 
 class TurnInbox:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from environments.chat import Chat, ContextFull, ConversationOver, Turn
 from environments.gateway.history import History
 from environments.gateway.questions import Answered, Outcome, Question, Refused, bad_request
+from environments.messages import Answer
 from environments.tools import reason_of
 
 log = logging.getLogger(__name__)
 
+_ORDER_S = 20.0  # in which a program that is repeated asks what it asked before
 _MAX_WAITING = 64  # requests of one conversation that wait for the policy
 
 
@@ -63,7 +65,9 @@ class Dialogue:
         self._exchanges: dict[bytes, list[Exchange]] = {}  # by the key of the question, in order of arrival
         self._waiting: deque[Exchange] = deque()
         self._asking: asyncio.Task[None] | None = None
-        self._num_overlapping = 0
+        self._has_overlapped = False
+        self._told = deque(chat.told)
+        self._arrived = asyncio.Event()
         self._why_over = "the conversation has ended"
 
     def take(self, question: Question, *, is_retry: bool) -> Exchange:
@@ -90,6 +94,7 @@ class Dialogue:
         exchange = Exchange(question)
         equal.append(exchange)
         self._waiting.append(exchange)
+        self._arrived.set()
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_all())
         else:
@@ -113,7 +118,7 @@ class Dialogue:
     async def _ask_all(self) -> None:
         """Asks the questions that wait, one after the other."""
         while self._waiting:
-            exchange = self._waiting[0]
+            exchange = await self._next()
             try:
                 outcome: Outcome = await self._ask(exchange.question)
             except ContextFull as full:
@@ -127,8 +132,37 @@ class Dialogue:
                 self.failure = error
                 self._end(f"the conversation failed: {reason_of(error)}")
                 break
-            self._waiting.popleft()
+            self._waiting.remove(exchange)
             exchange.outcome.set_result(outcome)
+
+    async def _next(self) -> Exchange:
+        """Returns the question that is asked next: the oldest one.
+
+        While the conversation is repeated, it is the one that was asked at this place before, and others wait for it.
+        If it does not come, the program does not repeat itself, and the oldest one is asked again.
+        """
+        while self._told:
+            found = next((one for one in self._waiting if self._is_that_of(one.question, self._told[0])), None)
+            if found is not None:
+                self._told.popleft()
+                return found
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(_ORDER_S):
+                    await self._arrived.wait()
+            except TimeoutError:
+                log.info("%s: the program asks otherwise than before", self._name)
+                self._told.clear()
+        return self._waiting[0]
+
+    def _is_that_of(self, question: Question, told: Answer) -> bool:
+        """Returns True if the model was told just this when the question was asked before."""
+        place = self._history.place(question)
+        asked = Question(tuple(told.messages), told.tools or ())
+        is_same_context = told.begins_context == (place.after is None) and told.after_turn == place.after_turn
+        tools = question.tools if place.after is None else ()
+        same_messages = Question(place.messages, tools).prefixes[-1] == asked.prefixes[-1]
+        return is_same_context and same_messages and told.limits == question.limits
 
     async def _ask(self, question: Question) -> Answered:
         """Asks one question where it belongs, and returns the answer."""
@@ -139,7 +173,7 @@ class Dialogue:
         if place.after is None:
             turn = await self._chat.restart(*place.messages, tools=question.tools, limits=question.limits)
         else:
-            after = place.after if place.why else None  # None: the latest turn
+            after = place.after if place.after_turn else None
             turn = await self._chat.turn(*place.messages, after=after, limits=question.limits)
         answered = read_turn(self._chat, turn, question)
         self._history.add(question, answered)
@@ -147,10 +181,11 @@ class Dialogue:
 
     def _count_overlapping(self) -> None:
         """Counts a request that arrived before the one before it was answered."""
-        if not self._num_overlapping:
+        if not self._has_overlapped:
             log.info("%s: requests overlap; they are asked in the order in which they arrive", self._name)
-        self._num_overlapping += 1
-        self._chat.note(num_overlapping=self._num_overlapping)
+            self._has_overlapped = True
+        pending = self._chat.pending
+        self._chat.pending = replace(pending, num_overlapping=pending.num_overlapping + 1)
 
     def _end(self, why: str) -> None:
         self._why_over = why

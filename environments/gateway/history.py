@@ -31,6 +31,11 @@ class Place:
     messages: tuple[Message, ...]
     why: str = ""
 
+    @property
+    def after_turn(self) -> int | None:
+        """The number of an earlier turn that the question follows; None: it follows the latest, or begins anew."""
+        return self.after.number if self.after is not None and self.why else None
+
 
 @dataclass(frozen=True)
 class _Known:

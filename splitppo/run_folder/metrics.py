@@ -321,6 +321,12 @@ METRICS: Mapping[str, Sequence[Metric]] = {
             "environment/num_crashes", "calls", "of those that raised: that ended their process", "rollout.multi_turn"
         ),
         Metric(
+            "environment/num_overlapping",
+            "requests",
+            "of agents, that came before those before them were answered",
+            "rollout.multi_turn",
+        ),
+        Metric(
             "environment/num_agent_errors",
             "conversations",
             "whose agent raised, hung or exited with an error after an answer of the policy",

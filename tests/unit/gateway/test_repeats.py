@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -13,6 +14,8 @@ from environments.gateway.chat_completions import read
 from environments.gateway.dialogue import Dialogue, Exchange
 from environments.gateway.questions import Answered, Outcome, Question, Refused
 from environments.gateway.session import Gateway
+from environments.messages import Answer
+from environments.pool import what_was_said
 from tests.support.groups import wait_until
 from tests.support.scripted_policy import ScriptedPolicy
 
@@ -113,7 +116,37 @@ async def test_overlapping_requests_are_asked_in_order_of_arrival_and_counted() 
     assert [await tell(*one) for one in reversed(exchanges)] == ["b!", "a!", "c!"]
     assert [answer.messages[0]["content"] for answer in policy.answers] == list("cab")
     await ask(dialogue, asked("d"))
-    assert [answer.notes.get("num_overlapping") for answer in policy.answers] == [2, None, None, None]
+    assert [answer.num_overlapping for answer in policy.answers] == [2, 0, 0, 0]
+
+
+async def test_a_repeated_conversation_asks_what_overlaps_in_the_order_of_before() -> None:
+    def speak(answer: Answer, _turns: int) -> str:
+        return f"{answer.messages[-1]['content']}!"
+
+    policy = ScriptedPolicy(speak)
+    dialogue = Dialogue(policy.chat, "")
+    first = [*"ab", "a"]
+    for one in [listen(dialogue, asked(text)) for text in first]:
+        await tell(*one)
+    then = [asked("b", "b!", "c"), asked("a", "a!", "c"), asked("b", "b!", "d")]
+    for one in [listen(dialogue, question) for question in then]:
+        await tell(*one)
+    again = ScriptedPolicy(speak)
+    again.chat.told = [replace(answer, messages=tuple(map(dict, answer.messages))) for answer in policy.answers]
+    repeated = Dialogue(again.chat, "")
+    telling = [asyncio.create_task(ask(repeated, asked(text))) for text in "ba"]
+    assert await asyncio.gather(*telling) == ["b!", "a!"]
+    later = [asyncio.create_task(ask(repeated, question)) for question in reversed(then)]
+    assert await ask(repeated, asked("a")) == "a!"
+    assert await asyncio.gather(*later) == ["d!", "c!", "c!"]
+    assert list(map(what_was_said, again.answers)) == list(map(what_was_said, policy.answers))
+
+
+async def test_a_program_that_does_not_repeat_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("environments.gateway.dialogue._ORDER_S", 0.01)
+    policy = ScriptedPolicy()
+    policy.chat.told = [Answer(messages=({"role": "user", "content": "a"},), begins_context=True, tools=())]
+    assert await ask(Dialogue(policy.chat, ""), asked("b")) == "turn 1"
 
 
 async def test_requests_beyond_a_number_are_to_come_later() -> None:
