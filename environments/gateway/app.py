@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -68,6 +68,8 @@ async def _refusing(answer: Callable[[Request], Awaitable[Response]], api: Api, 
         return await answer(request)
     except Refused as refused:
         return _error(api, refused)
+    except ClientDisconnect:
+        return Response(status_code=_CLOSED)
 
 
 async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Request) -> Response:

@@ -196,7 +196,7 @@ def _begun(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         "store": False,
         "text": {"format": {"type": "text"}},
         "tool_choice": "auto",
-        "tools": fields.get("tools") or [],
+        "tools": [],
         "truncation": "disabled",
     }
 
