@@ -83,7 +83,7 @@ async def load_agents(config: MultiTurnConfig) -> "Agents | None":
     return opened
 
 
-def load_environments(setup: Setup, servers: ToolsOfServers, agents: "Agents | None") -> dict[str, Loaded]:
+def load_environments(setup: Setup, servers: ToolsOfServers, agents: "Agents | None" = None) -> dict[str, Loaded]:
     """Loads all environments, with the tools of MCP servers; ConfigError says in one sentence what is wrong where."""
     named = partial(_tools_named, setup.code, servers)
     loaded = {}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
-from tests.support import text_game, user_environments, verl_files
+from tests.support import text_game, user_agents, user_environments, verl_files
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.mcp_server import HttpServer
 from tests.support.models import CHAT_TEMPLATE
@@ -98,6 +100,81 @@ def test_a_text_game_of_gymnasium_is_played(groups: ExternalGroups) -> None:
     assert line["environment/num_lost"] == 0.0
     assert 0.0 < line["reward_extra/length/max"] <= 6.0
     assert line["critic/score/max"] > 0.0
+
+
+@pytest.fixture
+def templated(tmp_path: Path) -> tuple[str, ...]:
+    """The limits of runs with agents, whose messages a chat template writes."""
+    template = write(tmp_path, CHAT_TEMPLATE.replace("'\\n'", "'<eos>'"), "template.jinja")
+    return (*LIMITS, f"data.chat_template={template}")
+
+
+def agent(name: str = "by_openai") -> str:
+    """Returns the override by which all conversations of a run are with an agent, or with the same as a coroutine."""
+    file = user_agents.__file__
+    kinds: dict[str, dict[str, Any]] = {
+        "by_chat": {"path": file, "name": name},
+        "by_anthropic": {"command": [sys.executable, file], "reward": "output"},
+    }
+    environment = kinds.get(name, {"agent": f"{file}:{name}"})
+    text = yaml.safe_dump({"default": environment}, default_flow_style=True, width=1000).strip()
+    return f"rollout.multi_turn.environments={text}"
+
+
+def test_an_agent_by_the_client_of_openai_trains_as_a_coroutine_does_and_also_when_processes_are_lost(
+    groups: ExternalGroups, templated: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: dict[str, tuple[str, ...]] = {
+        "coroutine": ("run.schedule=serial", agent("by_chat")),
+        "agent": ("run.schedule=overlap", agent()),
+        "lost": (EACH_STEP, "run.stop_after_step=2", agent()),
+        "resumed": (EACH_STEP, agent()),
+    }
+    folders: dict[str, RunFolder] = {}
+    for name, options in runs.items():
+        if name == "lost":
+            monkeypatch.setenv(user_agents.KILLS, str(tmp_path / "killed"))
+        if name != "resumed":
+            groups.empty()
+        with groups.started(*templated, *options) as controller:
+            if name == "resumed":
+                controller.wait_until(lambda folder: 3 in folder.steps, "step 3")
+                groups.restart("actor")
+            controller.complete()
+        folders[name] = groups.keep(tmp_path / name) if name != "lost" else controller.folder
+    assert (tmp_path / "killed").exists()
+    digests = [folders[name].summary["weights_sha256"] for name in ("coroutine", "agent", "resumed")]
+    assert digests == digests[:1] * 3
+    assert learned(folders["coroutine"]) == learned(folders["agent"])
+    for line in folders["agent"].metrics[1:]:
+        assert line["num_turns/mean"] == user_agents.NUM_TURNS
+        assert (line["environment/num_lost"], line["environment/num_agent_errors"]) == (0.0, 0.0)
+        assert line["reward_extra/num_asked/mean"] == user_agents.NUM_TURNS
+        assert line["training/rollout_probs_diff_max"] < 1e-4
+    assert max(line["critic/score/max"] for line in folders["agent"].metrics[1:]) > 0.0
+
+
+@pytest.mark.extended
+def test_a_program_by_the_client_of_anthropic_trains_as_a_coroutine_does(
+    groups: ExternalGroups, templated: tuple[str, ...]
+) -> None:
+    digests = []
+    for options in ((agent("by_chat"),), (agent("by_anthropic"),)):
+        groups.empty()
+        with groups.started(*templated, *options, "run.stop_after_step=1") as controller:
+            digests.append(controller.complete().summary["weights_sha256"])
+    assert digests[0] == digests[1]
+
+
+def test_agents_that_all_fail_after_an_answer_end_the_run_with_one_sentence(
+    groups: ExternalGroups, templated: tuple[str, ...]
+) -> None:
+    with groups.started(*templated, "evaluation.val_before_train=false", agent("fails")) as controller:
+        assert controller.wait() == 1
+    [line] = [line for line in controller.output.splitlines() if "agents of step 1 failed" in line]
+    assert "ModuleNotFoundError: No module named 'a_package_that_is_not_there'" in line
+    assert f"{user_agents.__file__}:fails, line " in line
+    assert "Traceback" not in controller.output
 
 
 TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif -%}
