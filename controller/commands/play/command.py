@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import json
 import logging
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +34,7 @@ from controller.workers.local_group import GroupFailed
 from controller.workers.work import Work
 from rewards.manager import RewardManager
 from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.subsections.multi_turn import is_file_and_name
 from splitppo.printable import printable
 from splitppo.rpc.errors import WireError
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
@@ -59,9 +62,15 @@ def play(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         action="store_true",
         help="the model plays: that of the newest checkpoint in run.dir, or of run.resume, else actor.model",
     )
+    parser.add_argument(
+        "--agent",
+        metavar="FILE:FUNCTION",
+        help="an agent that calls a chat API, or its command line, in the place of the environments of the file",
+    )
     parser.add_argument("--tokens", action="store_true", help="show each token with its id, not the text alone")
     options = parser.parse_intermixed_args(arguments)
-    config = with_server_tools(load_config(options.config, options.overrides))
+    overrides = [*options.overrides, *([] if options.agent is None else [_as_environment(options.agent)])]
+    config = with_server_tools(load_config(options.config, overrides))
     if not config.rollout.multi_turn.environments:
         raise ConfigError("rollout.multi_turn.environments: expected an environment to play with, got none")
     inputs = load_inputs(config) if options.model else read_inputs(config, None)
@@ -76,6 +85,12 @@ def play(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         sys.stderr.write(f"error: {printable(sentence(error))}\n")
         return 1
     return 0
+
+
+def _as_environment(agent: str) -> str:
+    """Returns the override that makes an agent the environment of all rows: a function, or a command line."""
+    kind = {"agent": agent} if is_file_and_name(agent) else {"command": shlex.split(agent), "reward": "output"}
+    return f"rollout.multi_turn.environments={json.dumps({'default': kind})}"
 
 
 def _prompt(inputs: Inputs, number: int) -> PromptBatch:

@@ -130,6 +130,8 @@ def _facts(answer: Answer, rewards: float) -> Iterator[str]:
             yield f"{what}: {count}"
     if answer.tool_error:
         yield answer.tool_error
+    if answer.agent_error:
+        yield f"the agent failed: {answer.agent_error}"
     if answer.notes:
         yield f"notes: {_fields(answer.notes)}"
     if answer.final is not None:

@@ -87,6 +87,21 @@ async def forget(chat, row):
 '''
 
 
+AGENT = """
+from openai import OpenAI
+
+
+def ask(endpoint, row):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    for question in ("who?", "why?"):
+        messages = [{"role": "user", "content": question}]
+        answer = client.chat.completions.create(model=endpoint.model, messages=messages).choices[0].message
+    if answer.content == "because":
+        raise ValueError("no reason")
+    return 0.5
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration with a model, two prompts and the environments above, of which a test names one."""
@@ -97,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "template.jinja").write_text(TEMPLATE)
     write(folder, CODE)
+    write(folder, AGENT, "agent.py")
     rows = [
         {
             "prompt": [{"role": "user", "content": f"go {number}"}],
@@ -179,6 +195,20 @@ def test_a_coroutine_and_the_tokens_of_a_context(folder: Path) -> None:
     assert lines[-1] == "score: 1.25"
 
 
+def test_an_agent_begins_contexts_and_its_error_is_told(folder: Path) -> None:
+    agent = ("--agent", f"{folder}/agent.py:ask")
+    lines = played(folder, "", "me\n\nso\n\n", *agent)
+    assert lines[0] == f"environment: {folder}/agent.py:ask"
+    text = "\n".join(lines)
+    assert "--- prompt: " in text
+    assert "    user: who?<eos>assistant: \n--- turn 1" in text
+    assert "--- a context begins anew, and the model sees nothing before it: " in text
+    assert "    user: why?<eos>assistant: \n--- turn 2" in text
+    assert lines[-1] == "score: 0.5"
+    failed = "\n".join(played(folder, "", "me\n\nbecause\n\n", *agent))
+    assert f"[the agent failed: {folder}/agent.py:ask, line 11: ValueError: no reason" in failed
+
+
 @pytest.mark.parametrize(
     ("name", "options", "status", "sentence"),
     [
@@ -229,5 +259,5 @@ def test_the_model_plays_and_the_run_folder_stays_as_it_is(folder: Path) -> None
     assert f"the model: {folder}/model" in plays[0]
     assert plays[0][-1].startswith("score: ")
     assert sorted(path.name for path in folder.iterdir()) == [
-        *("config.yaml", "mine.py", "model", "template.jinja", "train.jsonl")
+        *("agent.py", "config.yaml", "mine.py", "model", "template.jinja", "train.jsonl")
     ]
