@@ -51,6 +51,12 @@ def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
     assert 0 < sum(found) < len(rows)
 
 
+def test_the_agent_program_ends_with_the_same_weights(short: RunFolder, tmp_path: Path) -> None:
+    agent = "rollout.multi_turn.environments={default: {agent: recipes/guess_number/agent.py:run}}"
+    again = trained("guess_number", tmp_path / "run", agent, f"run.total_steps={NUM_STEPS}", ANY)
+    assert again.summary["weights_sha256"] == short.summary["weights_sha256"]
+
+
 def test_the_median_of_three_seeds_finds_at_least_85_of_100_numbers(tmp_path: Path) -> None:
     runs = [trained("guess_number", tmp_path / str(seed), f"run.seed={seed}", ANY) for seed in (1, 2, 3)]
     accuracies = [run.summary["validation"]["after"]["overall"] for run in runs]

@@ -14,13 +14,17 @@ from controller.data.chat_template import detect_tool_format
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
 from environments.chat import Step
+from environments.gateway.session import Gateway
+from environments.messages import Answer
 from recipes.conversations import examples
 from recipes.guess_number import task
+from recipes.guess_number.agent import run
 from recipes.guess_number.environment import GuessNumber
 from recipes.guess_number.prepare import RECIPE, prepare
 from recipes.warm_start import IGNORED
 from splitppo.config import load_config
 from tests.support.recipes import names_its_files
+from tests.support.scripted_policy import ScriptedPolicy
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,25 @@ def test_the_config_reads_what_prepare_makes_and_the_environment_of_this_recipe(
     config = load_config(RECIPE.config_file)
     names_its_files(config, RECIPE, task.DATA_SOURCE)
     assert config.rollout.multi_turn.max_turns == task.MAX_GUESSES
+
+
+async def test_the_agent_program_says_what_the_class_says() -> None:
+    bisected = {"higher": iter((24,)), "lower": iter((20,)), "": iter((16,))}  # for 20
+
+    def speak(answer: Answer, _num_turns: int) -> str:
+        told = answer.messages[-1]["content"] if answer.messages[-1]["role"] == "tool" else ""
+        return f"{task.CALL_START}{next(bisected[told])}{task.CALL_END}"
+
+    gateway = await Gateway.open("127.0.0.1", 0)
+    policy = ScriptedPolicy(speak)
+    session = gateway.session(policy.chat)
+    assert await run(session.endpoint, {"ground_truth": "20"}) == 1.0
+    session.close()
+    await gateway.close()
+    first, *others = policy.answers
+    assert (first.begins_context, first.messages) == (True, ({"role": "user", "content": task.PROMPT},))
+    assert [answer.messages[0]["content"] for answer in others] == ["higher", "lower"]
+    assert not any(answer.begins_context for answer in others)
 
 
 def test_validation_asks_for_each_number_once(prepared: Path) -> None:
