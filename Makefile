@@ -42,7 +42,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof rehearse-gpu test-trackers test-openenv lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart view screenshots test test-all test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-viewer bench-trl gpu-proof rehearse-gpu test-trackers test-openenv test-agents lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -99,6 +99,14 @@ test-openenv: setup-dev  ## test sessions with a server of OpenEnv, also one tha
 	@.venv-openenv/bin/python -m pip install --quiet -r tests/integration/openenv/requirements.txt
 	$(PY) -m pytest tests/integration/openenv $(ARGS)
 
+# The packages of .venv are there, too, so that torch is not installed twice.
+SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+test-agents: setup-dev  ## train agents of frameworks that others wrote (openai-agents, smolagents), in an environment of its own, .venv-agents
+	@test -x .venv-agents/bin/python || $(PY) -m venv .venv-agents
+	@$(PY) -c $(SITE_PACKAGES) > $$(.venv-agents/bin/python -c $(SITE_PACKAGES))/splitppo.pth
+	@.venv-agents/bin/python -m pip install --quiet -r tests/integration/agents/requirements.txt
+	$(PY) -m pytest tests/integration/agents $(ARGS)
+
 check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages, form of code and pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -137,7 +145,7 @@ chaos: setup-dev  ## kill processes N times at random in a long run (N=50), whic
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, long rows, gradient checkpointing, transport, published weights, health checks under load, moments in bf16, the record of a run, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, conversations, sandboxes, hostile responses
+bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, long rows, gradient checkpointing, transport, published weights, health checks under load, moments in bf16, the record of a run, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, conversations, sandboxes, hostile responses, agent programs
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -162,6 +170,7 @@ bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, lo
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
 	$(PY) -m benchmarks.tool_calls
+	$(PY) -m benchmarks.agents
 
 bench-viewer: setup-dev  ## measure the viewer with a run of 2,000 steps and 1 GB of rollouts, for 11 minutes; ARGS="--seconds 60": shorter; needs chromium
 	$(PY) -m benchmarks.viewer $(ARGS)
