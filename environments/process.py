@@ -6,6 +6,7 @@ The user's sync code runs in threads, one per conversation, and his async code i
 import asyncio
 import ctypes
 import json
+import logging
 import mmap
 import os
 import pickle
@@ -50,6 +51,7 @@ def serve(channel: Channel, setup: Setup) -> None:
     os.dup2(2 if setup.output is None else bounded_output(setup.output), 1)
     os.dup2(1, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _log_to_output()
     with asyncio.Runner() as runner:  # sessions with servers, and what agents call, live in its loop
         try:
             servers = runner.run(load_servers(setup.config))
@@ -66,6 +68,16 @@ def serve(channel: Channel, setup: Setup) -> None:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(1)  # threads that are stuck keep nobody waiting
+
+
+def _log_to_output() -> None:
+    """Has this package log to the error output, and leaves what the user's code logs to that code."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log = logging.getLogger("environments")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 class _Stopped(BaseException):

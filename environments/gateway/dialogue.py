@@ -167,7 +167,7 @@ class Dialogue:
     async def _ask(self, question: Question) -> Answered:
         """Asks one question where it belongs, and returns the answer."""
         place = self._history.place(question)
-        if place.why:
+        if place.why and self.began.is_set():
             log.info("%s: a context begins: %s", self._name, place.why)
         self.began.set()
         if place.after is None:

@@ -87,7 +87,7 @@ class History:
     def _why_anew(self, question: Question) -> str:
         """Returns the first difference between a request and the histories that were answered."""
         if self._latest is None:
-            return "it is the first request"
+            return "nothing was answered before"
         if question.prefixes[0] not in self._touched:
             return "its tools are others than those of the requests before"
         same = self._num_same(question)

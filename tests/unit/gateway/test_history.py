@@ -87,7 +87,7 @@ def test_other_tools_are_another_context() -> None:
     place = history.place(read({"messages": [USER, said("hm"), USER], "tools": [TOOL]}))
     assert place.after is None
     assert place.why == "its tools are others than those of the requests before"
-    assert History().place(read({"messages": [USER]})).why == "it is the first request"
+    assert History().place(read({"messages": [USER]})).why == "nothing was answered before"
 
 
 def test_reasoning_does_not_count() -> None:
