@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,9 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
+from tests.support.groups import PROJECT
 from tests.support.user_tools import contents, processes, write
 
 # An agent of few imports: it asks twice, and does what its row says in between.
@@ -110,6 +113,12 @@ def between():
 
 if kind == "early":
     sys.exit("nothing works")
+if kind == "shell":  # does what the policy says
+    question = {"role": "user", "content": "Say (5)"}
+    first = ask(url, key, question)
+    subprocess.run(first["content"], shell=True)
+    ask(url, key, question, first, {"role": "user", "content": "yes?"})
+    sys.exit()
 if kind == "silent":
     sys.exit()
 length = talk(url, key, row, between)
@@ -218,6 +227,55 @@ async def test_a_program_is_rewarded_by_the_way_that_the_configuration_names(
     assert bool(answer.agent_error) == (name == "posts")
     assert answer.lost == ""
     assert (answer.final or {"score": None})["score"] == score
+
+
+POST = """
+import json, os, urllib.request
+for key in {os.environ["OPENAI_API_KEY"], *os.environ.values()}:
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    try:
+        url = os.environ["OPENAI_BASE_URL"] + "/reward"
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(dict(score=9)).encode(), headers))
+    except Exception as error:
+        print(error)
+print(json.dumps(dict(score=9)))
+"""
+
+
+@pytest.mark.parametrize(("reward", "score"), [(None, None), ("endpoint", None), ("output", 9.0)])
+async def test_a_policy_with_the_agents_shell_is_rewarded_only_by_the_way_that_the_configuration_names(
+    tmp_path: Path, reward: str | None, score: float | None
+) -> None:
+    write_agents(tmp_path)
+    file = write(tmp_path, POST, "post.py")
+    async with processes({"agent": program(tmp_path, reward=reward)}, timeout_s=20.0) as pool:
+        episode = begun(pool, "agent", "shell")
+        await episode.start()
+        assert contents(await episode.say(f"{sys.executable} {file}", "stop")) == ["yes?"]
+        answer = await episode.say("no", "stop")
+    assert (answer.is_over, answer.lost, answer.agent_error) == (True, "", "")
+    assert (answer.final or {"score": None})["score"] == score
+
+
+async def test_the_agents_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_TOKEN", "a token")
+    text = (PROJECT / "docs/agents.md").read_text()
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        write(tmp_path, block, block.split()[1])
+    shown = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+    function, command = (one["rollout"]["multi_turn"]["environments"]["default"] for one in shown)
+    function["agent"] = f"{tmp_path}/{function['agent']}"
+    command["command"] = [sys.executable, str(tmp_path / command["command"][1])]
+    async with processes({"function": function, "command": command}, timeout_s=30.0) as pool:
+        row = {"ground_truth": "4"}
+        prompt = [{"role": "user", "content": "What is 2 + 2?"}]
+        by_function = pool.begin("function", row, 1, prompt=prompt)
+        assert contents(await by_function.start()) == ["Answer with a number alone.", "What is 2 + 2?"]
+        assert contents(await by_function.say("5", "stop")) == ["No. Try again."]
+        assert (await by_function.say("4", "stop")).final == {"score": 0.7}
+        by_command = pool.begin("command", row, 1, prompt=prompt)
+        assert contents(await by_command.start()) == ["What is 2 + 2?"]
+        assert (await by_command.say("4", "stop")).final == {"score": 1.0}
 
 
 @pytest.mark.parametrize(
