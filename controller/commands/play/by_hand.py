@@ -231,10 +231,13 @@ def call_text(tokenizer: Tokenizer, name: str, arguments: Mapping[str, Any]) -> 
     call = {"type": "function", "id": "call00000", "function": {"name": name, "arguments": arguments}}
     answer = {"role": "assistant", "content": SIGN, "tool_calls": [call]}
     rendered = tokenizer.chat_template.render([_QUESTION, answer], add_generation_prompt=False)
-    after = rendered.rpartition(SIGN)[2]
+    if SIGN in rendered:
+        after = rendered.rpartition(SIGN)[2]
+    else:  # with calls, a turn has no text (Llama)
+        after = rendered.removeprefix(tokenizer.chat_template.render([_QUESTION]))
     for token in tokenizer.eos_token_ids:
         after = after.partition(tokenizer.backend.decode([token], skip_special_tokens=False))[0]
-    if SIGN not in rendered or name not in after:
+    if name not in after or after == rendered:
         raise ValueError("the chat template writes no calls of tools; type the call as the model writes it")
     return after.strip()
 
