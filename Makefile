@@ -145,11 +145,12 @@ chaos: setup-dev  ## kill processes N times at random in a long run (N=50), whic
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, long rows, gradient checkpointing, transport, published weights, health checks under load, moments in bf16, the record of a run, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, conversations, sandboxes, hostile responses, agent programs
+bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, long rows, episodes of several contexts, gradient checkpointing, transport, published weights, health checks under load, moments in bf16, the record of a run, overlap of actor and critic, a rollout group, planner, scale, streaming, shares of the rollouts, rollout engines, conversations, sandboxes, hostile responses, agent programs
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
 	$(PY) -m benchmarks.long_rows
+	$(PY) -m benchmarks.segments
 	$(PY) -m benchmarks.checkpointing
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.exchange

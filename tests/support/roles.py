@@ -94,10 +94,15 @@ class RecordedProgress(CommandProgress):
 def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedProgress | None = None) -> Outcome:
     """Runs a command on one rank as a service does."""
     entry = command_of(role, method)
-    rows = entry.rows
-    wanted = [*rows.columns, *(name for name in rows.optional_columns if name in batch)]
     entry.check(request)
-    return entry.run(request, rows.prepare(request, batch.select(wanted)), report or RecordedProgress())
+    rows = entry.rows.prepare(request, rows_of(entry, batch))
+    return entry.run(request, rows, report or RecordedProgress())
+
+
+def rows_of(command: Command, batch: Batch) -> Batch:
+    """Returns the columns of a batch that a command gets: its own, and the optional ones that are there."""
+    optional = [name for name in command.rows.optional_columns if name in batch]
+    return batch.select([*command.rows.columns, *optional])
 
 
 def command_of(role: Role, method: str) -> Command:
@@ -168,8 +173,7 @@ def teacher_columns(role: Role, batch: Batch, *, num_ids: int = len(VOCABULARY),
     request = teacher_pb2.ComputeTeacherLogProbsRequest(num_ids=num_ids)
     if is_of_rank:
         entry = command_of(role, "ComputeTeacherLogProbs")
-        rows = batch.select([*entry.rows.columns, *entry.rows.optional_columns])
-        computed = entry.run(request, rows, RecordedProgress()).columns
+        computed = entry.run(request, rows_of(entry, batch), RecordedProgress()).columns
     else:
         computed = call(role, "ComputeTeacherLogProbs", request, batch).columns
     assert computed is not None

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from services.actor.losses.actor_loss import actor_loss
 from services.engine import parallel
@@ -27,6 +26,7 @@ from splitppo.config.sections.models import ActorConfig, ComputedModelConfig
 from splitppo.config.sections.teacher import TeacherConfig
 from splitppo.config.subsections.policy_loss import LOSS_MODES
 from tests.support.adapters import OPTIONS, save_adapter
+from tests.support.architectures import ARCHITECTURES, save_architecture
 from tests.support.engines import (
     CPU,
     forward_of,
@@ -40,7 +40,7 @@ from tests.support.engines import (
     with_old_log_probs,
     with_policy_loss,
 )
-from tests.support.models import SIZES, VOCABULARY, save_policy, save_random, save_reward_model, save_value_model
+from tests.support.models import VOCABULARY, save_policy, save_reward_model, save_value_model
 from tests.support.ranks import RunRanks
 from tests.support.seeds import shifted
 
@@ -56,23 +56,6 @@ LAYOUTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "4 together": (4, {SIZE: 4, "gradient_checkpointing": True}),
     "in a mesh": (4, {SIZE: 2, "fsdp_size": 2, "gradient_checkpointing": True}),
     "ddp": (4, {SIZE: 2, "strategy": "ddp"}),
-}
-
-
-# Two layers of 4 heads, over 2 key-value heads where the architecture has groups.
-OF_ALL = {**SIZES, "head_dim": 8, "tie_word_embeddings": False}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 5},
-    "ministral": {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
-    "qwen3_moe": {"num_experts": 4, **EXPERTS},
-    "phi3": {"sliding_window": 5},
-    "olmo2": {},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "starcoder2": {"sliding_window": 5},
 }
 
 
@@ -170,9 +153,8 @@ def learn_architectures(models: Path, settings: Mapping[str, Any]) -> dict[str, 
 @pytest.fixture(scope="module")
 def architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("architectures")
-    for name, changes in ARCHITECTURES.items():
-        config: PreTrainedConfig = AutoConfig.for_model(name, **OF_ALL, **changes)
-        save_random(AutoModelForCausalLM.from_config, config, folder / name)
+    for name in ARCHITECTURES:
+        save_architecture(name, folder / name)
     return folder
 
 

@@ -19,7 +19,7 @@ from splitppo.config.section import RoleName
 from splitppo.v1 import teacher_pb2
 from tests.support.adapters import OPTIONS, save_adapter
 from tests.support.models import POSITIONS, VOCABULARY, save_policy
-from tests.support.roles import command_of, context_of, ref_log_probs, teacher_columns
+from tests.support.roles import command_of, context_of, ref_log_probs, rows_of, teacher_columns
 from tests.support.seeds import shifted
 
 pytestmark = pytest.mark.slow
@@ -186,9 +186,7 @@ def test_numbers_of_teachers_that_make_no_sense_are_refused(models: Path, number
 def prepare(role: Role, batch: Batch) -> None:
     """Checks rows as rank 0 does before other ranks hear of the command."""
     command = command_of(role, "ComputeTeacherLogProbs")
-    optional = [name for name in command.rows.optional_columns if name in batch]
-    rows = batch.select([*command.rows.columns, *optional])
-    command.rows.prepare(teacher_pb2.ComputeTeacherLogProbsRequest(), rows)
+    command.rows.prepare(teacher_pb2.ComputeTeacherLogProbsRequest(), rows_of(command, batch))
 
 
 @pytest.mark.parametrize("num_ids", [0, 2, len(VOCABULARY) + 1])
