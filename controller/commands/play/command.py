@@ -60,7 +60,7 @@ def play(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="the model plays: that of the newest checkpoint in run.dir, or of run.resume, else actor.model",
+        help="the model plays: that of the checkpoint in run.resume, or of the newest one in run.dir, else actor.model",
     )
     parser.add_argument(
         "--agent",

@@ -26,8 +26,9 @@ _NOT_OF_SERVICES = ("critic", "reward", "rollout")
 async def actor_group(config: Config) -> AsyncIterator[tuple[ActorClient, int]]:
     """Starts the actor's group, and gives its client and the step of its weights; ends the group afterwards.
 
-    The weights are those that the run would resume with: `run.resume` names them. The run folder is left as it is: the
-    group gets one of its own, beside it, which is removed. The policy's own model samples (rollout.backend hf).
+    The weights are those of the checkpoint that `run.resume` names, or of the newest one in the run folder, or else
+    those of `actor.model`. The run folder is left as it is: the group gets one of its own, beside it, which is removed.
+    The policy's own model samples (rollout.backend hf).
 
     Raises:
         ConfigError: there is a mistake in the configuration, or the checkpoint cannot be used.
@@ -57,8 +58,11 @@ def _nearest(run_dir: Path) -> Path:
 
 
 def _resumed(config: Config) -> str:
-    """Returns `run.resume` with the checkpoint that `auto` stands for: the newest one of the run folder."""
-    if config.run.resume != "auto":
+    """Returns the checkpoint that `run.resume` names, else the newest one of the run folder; disable: there is none.
+
+    A configuration that a run was begun with may have `disable`: it says nothing about what the run has learned since.
+    """
+    if config.run.resume not in ("auto", "disable"):
         return config.run.resume
     store = CheckpointStore(config.run.dir / "checkpoints")
     step = store.latest_step()

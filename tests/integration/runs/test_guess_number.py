@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from tests.support.groups import PROJECT
 from tests.support.recipes import trained
 from tests.support.runs import RunFolder
 
@@ -49,6 +52,18 @@ def test_the_reward_is_that_of_the_last_guess(short: RunFolder) -> None:
     found = [(GUESS.findall(row["response"]) or [""])[-1] == row["ground_truth"] for row in rows]
     assert [row["score"] for row in rows] == [float(is_found) for is_found in found]
     assert 0 < sum(found) < len(rows)
+
+
+def test_the_model_of_a_run_plays_and_the_run_folder_stays_as_it_is(short: RunFolder) -> None:
+    def files() -> list[tuple[Path, int]]:
+        return [(file, file.stat().st_mtime_ns) for file in sorted(short.path.rglob("*")) if file.is_file()]
+
+    before = files()
+    command = [sys.executable, "-m", "controller", "play", "--config", str(short.path / "config.yaml"), "--model"]
+    done = subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"\nthe model: the checkpoint of step {NUM_STEPS}\n" in done.stdout
+    assert files() == before
 
 
 def test_the_agent_program_ends_with_the_same_weights(short: RunFolder, tmp_path: Path) -> None:
