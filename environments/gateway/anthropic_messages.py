@@ -27,7 +27,7 @@ from environments.gateway.questions import (
 from environments.messages import Message, Schemas
 
 # Parameters that are the run's own, or that change nothing here.
-_IGNORED = ("effort", "output_config", "temperature", "thinking", "top_k", "top_p")
+_IGNORED = ("context_management", "effort", "output_config", "temperature", "thinking", "top_k", "top_p")
 _THOUGHTS = ("thinking", "redacted_thinking")  # blocks of the assistant that do not count
 _ERRORS = {
     401: "authentication_error",
@@ -41,8 +41,8 @@ _ERRORS = {
 
 def read(fields: Mapping[str, Any]) -> Question:
     """Reads a request; Refused says what is wrong with it, or not supported."""
-    for name in ("container", "context_management", "mcp_servers", "output_format"):
-        if fields.get(name) is not None:
+    for name in ("container", "mcp_servers", "output_format"):
+        if fields.get(name):
             raise unsupported(f"{name} is not supported")
     config = fields.get("output_config")
     if isinstance(config, dict) and config.get("format") is not None:

@@ -78,7 +78,7 @@ def _check_supported(fields: Mapping[str, Any]) -> None:
     if response_format is not None and response_format != {"type": "text"}:
         raise unsupported("response_format: expected text, the policy samples with no grammar")
     for name in ("audio", "functions", "previous_response_id", "web_search_options"):
-        if fields.get(name) is not None:
+        if fields.get(name):
             raise unsupported(f"{name} is not supported")
     if fields.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities: expected text alone")

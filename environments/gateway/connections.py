@@ -1,13 +1,15 @@
 """Bounds the connections of the endpoint in number and time, whoever opens them."""
 
 import asyncio
+import resource
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from environments.gateway.app import HAS_KEY
 
-MAX_CONNECTIONS = 1000
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+MAX_CONNECTIONS = 1000 if _OPEN_FILES == resource.RLIM_INFINITY else min(1000, _OPEN_FILES // 2)
 REQUEST_S = 60.0  # until a request that has begun is there, and until the first one of a connection is
 
 
@@ -32,7 +34,9 @@ class Connection(H11Protocol):
         self._open[self] = None
         self._begin_timer()
         if len(self._open) > MAX_CONNECTIONS:
-            next((one for one in self._open if not one._is_answered), self).transport.abort()  # noqa: SLF001
+            oldest = next((one for one in self._open if not one._is_answered), self)  # noqa: SLF001
+            del self._open[oldest]
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Begins the time of a request, if none has begun."""

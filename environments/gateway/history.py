@@ -104,6 +104,6 @@ def _shown(message: Message) -> str:
     """Describes a message in a few words."""
     text = message["content"]
     names = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    calls = f" with calls of {', '.join(names)}" if names else ""
-    of_call = f" to {message['tool_call_id']}" if "tool_call_id" in message else ""
+    calls = f" with calls of {', '.join(map(repr, names))}" if names else ""
+    of_call = f" to {message['tool_call_id']!r}" if "tool_call_id" in message else ""
     return f"{message['role']}{of_call} {text[:_MAX_SHOWN]!r}{'...' * (len(text) > _MAX_SHOWN)}{calls}"[:200]

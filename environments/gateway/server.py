@@ -11,7 +11,8 @@ from environments.gateway.app import make_app
 from environments.gateway.connections import Connection
 from environments.gateway.keys import Keys
 
-_BACKLOG = 256
+_BACKLOG = 256  # connections that the kernel keeps until they are accepted
+_ACCEPTED = 8  # at a time, so that those that are too many are closed before many more are there
 _KEEP_ALIVE_S = 3600  # of a connection of a program that asks nothing
 
 
@@ -46,7 +47,8 @@ class Server:
         protocol = partial(Connection, config=config, server_state=state, app_state={})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
-        listener = await asyncio.get_running_loop().create_server(protocol, sock=listening, backlog=_BACKLOG)
+        listener = await asyncio.get_running_loop().create_server(protocol, sock=listening, backlog=_ACCEPTED)
+        listening.listen(_BACKLOG)  # asyncio takes one number for both
         return cls(keys, state, listener)
 
     @property

@@ -70,7 +70,7 @@ def test_anything_else_begins_anew_and_says_what_is_different() -> None:
         ([{"role": "user", "content": "4?"}], "message 1 is user '4?'; before, it was user '2+3?'"),
         ([USER, said("HM"), USER], "message 2 is assistant 'HM'; before, it was assistant 'hm'"),
         ([{"role": "system", "content": ""}, USER], "message 1 is system ''; before, it was user '2+3?'"),
-        (other_call, "message 2 is assistant '' with calls of add; before, it was assistant 'hm'"),
+        (other_call, "message 2 is assistant '' with calls of 'add'; before, it was assistant 'hm'"),
         ([USER, said("hm"), said("and")], "message 3 is assistant 'and'; before, it was user '2+3?'"),
         (
             [USER, said("hm"), USER, said("five"), {"role": "system", "content": "x" * 90}, USER],
