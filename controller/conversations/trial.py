@@ -93,10 +93,12 @@ async def _try(environments: Environments, prompt: PromptBatch) -> str:
             answer = await episode.say("", "stop")
             refuse_lost(answer, "was told an empty turn")
         if not answer.is_over:
-            refuse_lost(await episode.end(), "ended")  # so that the environment is closed
+            answer = await episode.end()  # so that the environment is closed
+            refuse_lost(answer, "ended")
     finally:
         episode.abandon()
-    return _asked(row.place, first, int(begun.prompts.lengths[0])) if first.begins_context else ""
+    asked = _asked(row.place, first, int(begun.prompts.lengths[0])) if first.begins_context else ""
+    return asked + (f"    told an empty answer, it failed: {answer.agent_error}\n" if answer.agent_error else "")
 
 
 def _asked(place: str, answer: Answer, num_tokens: int) -> str:

@@ -54,18 +54,18 @@ class Places:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            else:  # it has just been let in
+            if not turn.cancelled():  # it has just been let in
                 self._num_free += 1
-                self._let_in()
+            self._waiting = deque(other for other in self._waiting if other is not turn)
+            self._let_in()
             raise
 
     def _let_in(self) -> None:
         while self._num_free and self._waiting:
-            self._num_free -= 1
             turn = self._waiting.popleft()
-            turn.set_result(None)
+            if not turn.done():  # it may be cancelled, and not have noticed yet
+                self._num_free -= 1
+                turn.set_result(None)
 
     def _ask_to_leave(self) -> None:
         num_leaving = sum(place.is_leaving for place in self._taken)

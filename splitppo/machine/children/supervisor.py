@@ -2,7 +2,8 @@
 
     parent                    supervisor (`run_with`)             program
     starts it  ------------>  adopts what loses its parent  --->  starts what it likes
-    SIGTERM, or its end --->  kills all of these, and ends
+    SIGTERM, or its end --->  SIGTERM, and 1 s later  --------->  ends what should not outlive it
+                              kills all that is left, and ends
 
 It needs the standard library, and psutil only if the program has left something running.
 """
@@ -12,12 +13,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from splitppo.machine.children.ending import exit_status_of
 from splitppo.machine.children.parent import end_with
 
 _PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
+_GRACE_S = 1.0
 _KILL_LIMIT_S = 5.0
 _PAUSE_S = 0.005
 
@@ -31,14 +35,29 @@ def supervised(command: tuple[str, ...], parent_pid: int) -> list[str]:
 def run_with(parent_pid: int) -> NoReturn:
     """Runs the program that the arguments of this process name, and ends with its exit status, as a shell's.
 
-    SIGTERM ends both at once, and so does the end of the parent.
+    SIGTERM ends both, and so does the end of the parent.
     """
-    signal.signal(signal.SIGTERM, lambda *_: _end(1))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
-    end_with(parent_pid, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own ways with them would be inherited
         signal.signal(number, signal.SIG_DFL)
-    _end(exit_status_of(os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:])))  # noqa: S606
+    started = list[int]()
+    signal.signal(signal.SIGTERM, lambda *_: _end_started(started))
+    end_with(parent_pid, signal.SIGTERM)
+    started.append(os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:]))  # noqa: S606
+    _, status = os.waitpid(started[0], 0)
+    _end(exit_status_of(os.waitstatus_to_exitcode(status)))
+
+
+def _end_started(programs: Sequence[int]) -> NoReturn:
+    """Asks a program, if it has been started, to end; gives it a moment for that, and ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline_s = time.monotonic() + _GRACE_S
+    for program in programs:
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended, and its exit code was taken
+            os.kill(program, signal.SIGTERM)
+            while os.waitpid(program, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
+                time.sleep(_PAUSE_S)
+    _end(1)
 
 
 def _end(status: int) -> NoReturn:

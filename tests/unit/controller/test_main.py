@@ -177,6 +177,44 @@ def test_check_says_what_an_environment_raises_when_it_begins_and_closes_it(
     )
 
 
+AGENT = """
+import json, urllib.request
+
+def run(endpoint, row):
+    if row["prompt"] == "early":
+        raise ValueError("no key of a search engine")
+    body = json.dumps({"messages": [{"role": "user", "content": "What is " + row["prompt"]}]}).encode()
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
+    asked = urllib.request.Request(endpoint.base_url + "/chat/completions", body, headers)
+    answer = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+    return {"one": 1.0}[answer]
+"""
+
+
+@pytest.mark.parametrize("prompt", ["ab", "early"])
+def test_check_says_what_agents_ask_first_and_why_they_fail(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str
+) -> None:
+    rows = [{"prompt": prompt, "data_source": "x", "reward_model": {"ground_truth": ""}}] * 2
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    file = tmp_path / "mine.py"
+    file.write_text(AGENT)
+    agent = f"rollout.multi_turn.environments={{default: {{agent: '{file}:run'}}}}"
+    code = check(config_file, agent, "data.train_batch_size=2", "data.max_prompt_length=40")
+    said = capsys.readouterr()
+    if prompt == "early":
+        assert code == 2
+        assert said.err == (
+            f"error: {tmp_path}/train.jsonl, line 1: the environment failed when it began: {file}:run, line 6:"
+            " ValueError: no key of a search engine\n"
+        )
+    else:
+        assert (code, said.err) == (0, "")
+        assert f"{tmp_path}/train.jsonl, line 1: asks first, in " in said.out
+        assert "(messages: user): 'What is ab'\n" in said.out
+        assert f"    told an empty answer, it failed: {file}:run, line 11: KeyError: ''\n" in said.out
+
+
 @pytest.mark.parametrize(
     ("reset", "sentence"),
     [
