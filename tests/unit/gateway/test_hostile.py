@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.gateway import anthropic_messages, app, chat_completions, connections, responses
@@ -224,7 +224,6 @@ def read(api: app.Api, fields: dict[str, Any]) -> Question | Refused:
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), values))
-@settings(max_examples=300)
 def test_whatever_a_request_says_it_is_a_question_or_one_sentence(fields: dict[str, Any]) -> None:
     for api in (chat_completions, anthropic_messages, responses):
         outcome = read(api, fields)
