@@ -122,6 +122,8 @@ async def _play(game: _Game, *, with_model: bool) -> None:
     score = float(scores.scores[0])
     of_environment = sum(talk.turn_rewards) + talk.end_score
     game.transcript.over(talk, score - of_environment if sources else None, score)
+    if game.config.reward_model_host is not None:
+        game.transcript.line("the reward model, whose score a run adds, is not asked")
     if scores.failures[0] is not None:
         raise CannotPlay(f"{row.place}: no score from a scorer: {scores.messages[0]}")
 
