@@ -42,12 +42,13 @@ class Environments:
     def request(self) -> conversation_pb2.Conversation:
         """The part of a Generate request that asks for conversations."""
         limits = self.config.rollout.multi_turn
+        may_ask_for_log_probs = any(one.path is not None or one.is_agent for one in limits.environments.values())
         assert limits.reply_steps != "auto", "load resolves it"
         return conversation_pb2.Conversation(
             max_turn_length=limits.max_turn_length or 0,
             reply_steps=limits.reply_steps,
             max_context_length=limits.max_context_length or 0,
-            with_log_probs=any(environment.path is not None for environment in limits.environments.values()),
+            with_log_probs=may_ask_for_log_probs,
         )
 
     @property

@@ -1,8 +1,8 @@
 """The finished rollouts of a step, sampled before the step begins, and the file that stores them in a checkpoint.
 
 The file is safetensors: arrays under the names of their columns, and one array of bytes with JSON for everything else.
-The file has no texts of prompts, because these are in the data files. It has their row indices, and their tokens, which
-show if a data file has changed.
+The file has no texts of prompts that are in the data files. It has their row indices, and their tokens, which show if a
+data file has changed.
 """
 
 import json
@@ -89,6 +89,10 @@ class FinishedRollouts:
             "messages": scores.messages.tolist(),
             "extra": scores.extra.tolist(),
             "conversations": [one and asdict(one) for one in scores.conversations],
+            "own_prompts": [
+                text.prompt if one and one.own_prompt else None
+                for one, text in zip(scores.conversations, scores.texts, strict=True)
+            ],
         }
         arrays[_OTHERS] = np.frombuffer(json.dumps(others).encode(), np.uint8)
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
@@ -135,7 +139,9 @@ class FinishedRollouts:
 def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Scores:
     """Makes the scores from the arrays and the JSON of a file; prompts and data sources are those of `table`."""
     rows = table.take(arrays["scores.prompt_indices"])
-    texts = zip(rows.texts, others["responses"], rows.rows, strict=True)
+    own_prompts = others.get("own_prompts") or [None] * len(rows.texts)  # of an earlier release: none
+    prompts = [text if own is None else own for own, text in zip(own_prompts, rows.texts, strict=True)]
+    texts = zip(prompts, others["responses"], rows.rows, strict=True)
     numbers: dict[str, Any] = {name: arrays[f"scores.{name}"] for name in _SCORE_ARRAYS}
     numbers |= {name: _column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
     return Scores(

@@ -9,7 +9,7 @@ import yaml
 
 from tests.kill_matrix.cells import STEP, Cell
 from tests.kill_matrix.rollout_cells import SHARED
-from tests.support import user_environments
+from tests.support import context_episodes, user_environments
 from tests.support.runs import STALE
 
 # Three turns of at most six tokens, and what the environment says.
@@ -30,7 +30,13 @@ def echo(name: str = "Echo", **kwargs: Any) -> str:
 
 # Environments that are not deterministic. Without checkpoints, a recovery makes all steps again; no record goes.
 RECORDED = (*LIMITS, echo("Dice", max_pause_s=0.02), "checkpoint.save_freq=-1", "checkpoint.save_last=false")
-TALKS = (*LIMITS, echo(max_pause_s=0.02))
+# Half of them have several contexts.
+TALKS = (
+    *LIMITS,
+    f"rollout.multi_turn.max_context_length={context_episodes.MAX_CONTEXT_LENGTH}",
+    f"rollout.multi_turn.environments={{default: {{path: {context_episodes.__file__}, name: converse}}}}",
+    context_episodes.WITH_TEMPLATE,
+)
 
 
 def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:

@@ -15,6 +15,7 @@ import yaml
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.support import text_game, user_agents, user_environments, verl_files
+from tests.support.context_episodes import MAX_CONTEXT_LENGTH, WITH_TEMPLATE
 from tests.support.external import ExternalGroups, external_groups
 from tests.support.mcp_server import HttpServer
 from tests.support.models import CHAT_TEMPLATE
@@ -35,7 +36,9 @@ pytestmark = pytest.mark.timeout(900)
 def talking(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
     """One actor rank and one critic rank with room for several turns in a response."""
     data = {**config["data"], "max_response_length": MAX_RESPONSE_LENGTH}
-    with external_groups({**config, "data": data}, tmp_path_factory.mktemp("talking") / "run") as groups:
+    rollout = {**config["rollout"], "multi_turn": {"max_context_length": MAX_CONTEXT_LENGTH}}
+    own = {**config, "data": data, "rollout": rollout}
+    with external_groups(own, tmp_path_factory.mktemp("talking") / "run") as groups:
         yield groups
 
 
@@ -46,21 +49,33 @@ def groups(talking: ExternalGroups) -> ExternalGroups:
     return talking
 
 
+def episodes(folder: Path, **kwargs: Any) -> str:
+    """Returns the override by which all conversations of a run are the `episode`s of a file, with these arguments."""
+    text = (
+        "from tests.support.context_episodes import episode\n\n"
+        f"async def converse(chat, row):\n    return await episode(chat, row, **{kwargs!r})\n"
+    )
+    path = write(folder, text, "_".join(("episodes", *kwargs)) + ".py")
+    return f"rollout.multi_turn.environments={{default: {{path: {path}, name: converse}}}}"
+
+
 @pytest.mark.promise("conversations")
 def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
     groups: ExternalGroups, tmp_path: Path
 ) -> None:
+    """Half of the conversations begin further contexts: anew, behind an earlier turn, or because one is full."""
+    killing = episodes(tmp_path, kills=str(tmp_path / "killed"))
     runs: dict[str, tuple[str, ...]] = {
-        "serial": ("run.schedule=serial", echo()),
-        "overlap": ("run.schedule=overlap", echo(max_pause_s=0.02)),
-        "lost": (EACH_STEP, "run.stop_after_step=2", echo(kills=str(tmp_path / "killed"))),
-        "resumed": (EACH_STEP, echo(kills=str(tmp_path / "killed"))),
+        "serial": ("run.schedule=serial", episodes(tmp_path)),
+        "overlap": ("run.schedule=overlap", episodes(tmp_path, max_pause_s=0.02)),
+        "lost": (EACH_STEP, "run.stop_after_step=2", killing),
+        "resumed": (EACH_STEP, killing),
     }
     folders: dict[str, RunFolder] = {}
     for name, options in runs.items():
         if name != "resumed":
             groups.empty()
-        with groups.started(*LIMITS, *options) as controller:
+        with groups.started(*LIMITS, WITH_TEMPLATE, *options) as controller:
             controller.complete()
         folders[name] = groups.keep(tmp_path / name) if name != "lost" else controller.folder
     assert (tmp_path / "killed").exists()
@@ -70,6 +85,8 @@ def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
         assert line["num_turns/mean"] == 3.0
         assert line["response_length/sampled/max"] <= 18.0 < line["response_length/min"] + 18.0
         assert line["environment/num_lost"] == 0.0
+        assert line["num_contexts/max"] == 3.0
+        assert line["num_contexts/returned"] > 0.0
         assert line["training/rollout_probs_diff_max"] < 1e-4
     validation = folders["overlap"].metrics[2]
     assert validation["val-aux/num_turns/max"] == 3.0
@@ -269,7 +286,7 @@ def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inpu
     cells = [
         {cell.name: cell for cell in conversation_cells_at(step)}[name] for step, name in zip((2, 3), lost, strict=True)
     ]
-    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed", *cells[0].kind, echo())
+    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed", *cells[0].kind)
     verdict = run_cells(cells, config, tmp_path / "run")
     assert verdict.failures(undisturbed) == []
 

@@ -279,6 +279,64 @@ def test_the_rewards_of_later_turns_count_by_the_rates_between_turns(
     assert experience.batch["returns"].values.tolist() == returns
 
 
+@pytest.mark.parametrize(
+    "rates", [{}, {"turn_gamma": 0.6}, {"turn_gamma": 0.9, "turn_lam": 0.3, "lam_critic": 0.8}], ids=str
+)
+def test_advantages_lead_over_contexts_as_over_replies(tmp_path: Path, rates: dict[str, float]) -> None:
+    """Beside float64, and beside the same turns with a reply of one token in the place of each context."""
+    draws = np.random.default_rng(shifted(5))
+    lengths = ([3, 5], [1, 1], [4, 12], [2, 3], [3, 0])  # of each turn, and of what follows it
+    mask = [1 - hole for turn, follows in lengths for hole in [0] * turn + [1] * follows]
+    short_mask = [1 - hole for turn, follows in lengths for hole in [0] * turn + [1] * min(follows, 1)]
+    turns = np.repeat(np.arange(len(lengths)), [turn for turn, _ in lengths])
+    values, rewards = draws.normal(size=(2, len(turns))).astype(np.float32)
+    keys = {"gamma": 0.97, "lam": 0.9, **rates}
+
+    def assembled(mask: list[int], segments: list[int]) -> Experience:
+        at = np.flatnonzero(mask)
+        of_tokens = np.zeros((2, len(mask)), np.float32)
+        of_tokens[:, at] = values, rewards
+        rollouts = Batch.from_rows(
+            prompts=[[1]],
+            responses=[list(range(len(mask)))],
+            segments=[segments],
+            response_mask=[mask],
+            values=of_tokens[:1],
+        )
+        placed = Column(of_tokens[1], np.array([len(mask)], np.int32))
+        scores = make_scores(np.array([rewards.sum()], np.float32), token_scores=placed)
+        algorithm = make_config(tmp_path, **{f"algorithm__{key}": rate for key, rate in keys.items()}).algorithm
+        return assemble_experience(algorithm, rollouts, scores, num_samples=1)
+
+    long = assembled(mask, [3, 5, 14, 12])
+    short = assembled(short_mask, [])
+    advantages = gae_over_turns(rewards, values, turns, keys, keys["lam"], rates.get("turn_lam", keys["lam"]))
+    lam_critic = rates.get("lam_critic", keys["lam"])  # from turn to turn, too
+    returns = gae_over_turns(rewards, values, turns, keys, lam_critic, lam_critic) + values
+    whitened = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + 1e-8)
+    for made, own_mask in ((long, mask), (short, short_mask)):
+        counts = np.array(own_mask, np.bool_)
+        np.testing.assert_allclose(made.batch["returns"].values[counts], returns, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(made.batch["advantages"].values[counts], whitened, rtol=1e-5, atol=1e-5)
+        assert not made.batch["advantages"].values[~counts].any()
+    assert long.batch["segments"].values.tolist() == [3, 5, 14, 12]
+
+
+def gae_over_turns(rewards: Any, values: Any, turns: Any, rates: dict[str, float], lam: float, turn_lam: float) -> Any:
+    """GAE over the sampled tokens alone, in float64, with other rates from one turn to the next."""
+    advantages = np.zeros(len(turns))
+    next_value = next_advantage = 0.0
+    for place in reversed(range(len(turns))):
+        is_other_turn = place + 1 < len(turns) and turns[place + 1] != turns[place]
+        gamma = rates.get("turn_gamma", rates["gamma"]) if is_other_turn else rates["gamma"]
+        own_lam = turn_lam if is_other_turn else lam
+        delta = float(rewards[place]) + gamma * next_value - float(values[place])
+        next_advantage = delta + gamma * own_lam * next_advantage
+        next_value = float(values[place])
+        advantages[place] = next_advantage
+    return advantages
+
+
 def test_the_tokens_that_are_rejected_end_no_turn(tmp_path: Path) -> None:
     columns = {"old_log_probs": [[0.0] * 7], "rollout_log_probs": [[0.0, 0, -5, 0, 0, 0, 0]]}
     rejection = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2.0", "bypass_mode": False}

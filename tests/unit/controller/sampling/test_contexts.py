@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.ppo.scores import objects
+from controller.ppo.scores import Text, objects
 from controller.sampling.keep import Groups
+from controller.step.finished import FinishedRollouts, Origin
 from controller.step.rollouts import KeptRollouts
 from environments.messages import Answer, NoRoom, Room, Said, TurnLimits
 from splitppo.batch import Batch
@@ -286,9 +287,14 @@ async def test_a_context_as_the_first_word_replaces_the_prompt(tmp_path: Path) -
         ]
     [request] = run.actor.conversations
     assert [(first.place, first.limits.max_tokens) for first in request.first_turns] == [(row, 3) for row in range(4)]
-    scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations))
-    kept = KeptRollouts(run.step, Groups(run.prompts, rollouts, scores), [])
-    [part] = kept.parts.items
+    rows = {"prompt_indices": np.array([0, 0, 1, 1])}
+    texts = objects(Text(context, "ab", "truth") for _ in range(4))
+    scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations), texts=texts, **rows)
+    finished = FinishedRollouts(Origin(3, 2, 0, {}), Groups(run.prompts, rollouts, scores), [])
+    resumed = FinishedRollouts.parse(finished.serialise(), run.prompts)
+    assert resumed.groups.scores.texts.tolist() == texts.tolist()
+    [part] = KeptRollouts(run.step, resumed.groups, []).parts.items
+    assert part.rollouts["segments"].values.tolist() == rollouts["segments"].values.tolist()
     assert [row.begun_prompt for row in part.prompts.rows] == [[{"role": "system", "content": "s"}, *user("u")]] * 4
 
 
@@ -324,3 +330,17 @@ async def test_an_environment_that_begins_with_another_context_in_another_attemp
     assert [one.lost for one in conversations] == [
         f"row {row}: the environment began otherwise than before" for row in (0, 0, 1, 1)
     ]
+
+
+async def test_hundreds_of_contexts_are_one_response(tmp_path: Path) -> None:
+    def many(row: Mapping[str, Any], seed: int) -> Conversing:
+        yield Answer()
+        for number in range(250):
+            yield Answer(messages=user(str(number % 10)), begins_context=True)
+        yield OVER
+
+    limits = {"rollout__multi_turn__max_turns": 2000, "data__max_response_length": 2100}
+    rollouts, conversations = await run_of(tmp_path, many, says(4, 1), **limits).rollouts()
+    assert rollouts["responses"].lengths.tolist() == [2 + 250 * (6 + 2)] * 4
+    assert rollouts["segments"].lengths.tolist() == [500] * 4
+    assert [one.num_turns for one in conversations] == [251] * 4
