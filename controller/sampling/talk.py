@@ -238,8 +238,8 @@ class Talk:
 
         try:
             self._beginnings = await gather_calls(*map(begin, range(len(self._seeds_B))))
-            prompts_B, self._refused = self._environments.with_beginnings(self.prompts_B, self._beginnings)
-            self.prompts_B = prompts_B
+            add = self._environments.with_beginnings  # in a thread, as contexts may be long
+            self.prompts_B, self._refused = await asyncio.to_thread(add, self.prompts_B, self._beginnings)
         except BaseException:
             await self.__aexit__()
             raise

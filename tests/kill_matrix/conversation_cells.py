@@ -12,8 +12,8 @@ from tests.kill_matrix.rollout_cells import SHARED
 from tests.support import context_episodes, user_environments
 from tests.support.runs import STALE
 
-# Three turns of at most six tokens, and what the environment says.
-MAX_RESPONSE_LENGTH = 48
+# Three turns of at most six tokens, and what the environment says, also where it has no room in a context.
+MAX_RESPONSE_LENGTH = 120
 LIMITS = (
     f"data.max_response_length={MAX_RESPONSE_LENGTH}",
     "rollout.multi_turn.max_turn_length=6",

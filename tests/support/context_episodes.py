@@ -13,9 +13,8 @@ from typing import Any
 from environments.chat import Chat, ContextFull, Turn
 from environments.messages import Message
 
-NUM_TURNS = 3
-MAX_CONTEXT_LENGTH = 40  # tokens of one character each, in which NO_ROOM finds no room behind a turn
-NO_ROOM = "?" * 35
+MAX_CONTEXT_LENGTH = 80  # tokens of one character each, in which NO_ROOM finds no room behind prompt and turn
+NO_ROOM = "?" * 75
 WITH_TEMPLATE = f"data.chat_template={Path(__file__).with_suffix('.jinja')}"
 
 
@@ -25,7 +24,7 @@ async def converse(chat: Chat, row: Mapping[str, Any]) -> None:
 
 
 async def episode(chat: Chat, row: Mapping[str, Any], *, max_pause_s: float = 0.0, kills: str = "") -> None:
-    """Holds three turns: in one context, from a prompt of its own that the last turn fills, or in several contexts.
+    """Holds three turns: in one context, from a prompt of its own, or in several contexts.
 
     These go back to turn 1, or begin because the first one is full.
 

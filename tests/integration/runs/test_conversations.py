@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
+from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, TALKS, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.support import text_game, user_agents, user_environments, verl_files
 from tests.support.context_episodes import MAX_CONTEXT_LENGTH, WITH_TEMPLATE
@@ -92,6 +92,16 @@ def test_schedules_a_resume_and_lost_environments_end_with_the_same_weights(
     assert validation["val-aux/num_turns/max"] == 3.0
     turns = [span["step"] for span in folders["overlap"].spans() if span["pool"] == "environments"]
     assert {*turns} == {line["step"] for line in folders["overlap"].metrics}
+
+
+@pytest.mark.extended
+def test_gathered_and_unstreamed_runs_end_with_the_same_weights(groups: ExternalGroups, tmp_path: Path) -> None:
+    digests = []
+    for option in ("run.schedule=serial", "run.schedule=gather", "rollout.stream_groups=1"):
+        groups.empty()
+        with groups.started(*LIMITS, WITH_TEMPLATE, option, episodes(tmp_path, max_pause_s=0.02)) as controller:
+            digests.append(controller.complete().summary["weights_sha256"])
+    assert digests == digests[:1] * 3
 
 
 @pytest.mark.extended
@@ -287,6 +297,8 @@ def test_ranks_and_groups_that_sample_may_be_lost_in_a_conversation(inputs: Inpu
         {cell.name: cell for cell in conversation_cells_at(step)}[name] for step, name in zip((2, 3), lost, strict=True)
     ]
     undisturbed = undisturbed_digests(config, tmp_path / "undisturbed", *cells[0].kind)
+    # Whichever group samples a response, it is the same.
+    assert undisturbed == undisturbed_digests(config, tmp_path / "actor", *TALKS, "rollout.stream_groups=4")
     verdict = run_cells(cells, config, tmp_path / "run")
     assert verdict.failures(undisturbed) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +12,19 @@ import numpy as np
 import pytest
 
 from controller.ppo.scores import Text, objects
+from controller.sampling.history import Reply
 from controller.sampling.keep import Groups
+from controller.sampling.talk import TurnInbox
 from controller.step.finished import FinishedRollouts, Origin
 from controller.step.rollouts import KeptRollouts
 from environments.messages import Answer, NoRoom, Room, Said, TurnLimits
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place, Unavailable
+from splitppo.v1.batch_pb2 import Slot
+from splitppo.v1.conversation_pb2 import TurnReply
 from tests.support.scores import make_scores
 from tests.support.talking import Speak, TalkingRollout
+from tests.support.turns import ended_turn
 from tests.unit.controller.sampling.test_talk import Run, says, user
 
 # Five characters around each text, one token each, and the token that ends turns.
@@ -330,6 +336,21 @@ async def test_an_environment_that_begins_with_another_context_in_another_attemp
     assert [one.lost for one in conversations] == [
         f"row {row}: the environment began otherwise than before" for row in (0, 0, 1, 1)
     ]
+
+
+async def test_replies_that_are_too_long_for_one_request_travel_in_several() -> None:
+    requests: list[list[int]] = []
+
+    class Client:
+        async def reply(self, slot: Any, replies: Sequence[TurnReply]) -> None:
+            assert sum(reply.ByteSize() for reply in replies) < 2 << 20
+            requests.append([reply.place for reply in replies])
+
+    turns = TurnInbox(Client(), Slot(), 5)  # type: ignore[arg-type]
+    long = Reply(tokens=[100_000] * 200_000, begins_context=True)
+    replies = [long, Reply(tokens=[1]), Reply(), long, long]
+    await asyncio.gather(*(turns.reply(ended_turn(place, 1, [5]), reply) for place, reply in enumerate(replies)))
+    assert requests == [[0, 1, 2], [3], [4]]
 
 
 async def test_hundreds_of_contexts_are_one_response(tmp_path: Path) -> None:
