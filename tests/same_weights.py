@@ -2,8 +2,9 @@
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
 in the reward and in the loss; runs with a rollout group, shares, older rollouts, dynamic sampling, a greedy baseline, a
-teacher, adapters and conversations; one of them samples with vLLM, where this environment has it. For changes that must
-not change what is computed. Both trees run in this environment, each its own code, by command lines alone.
+teacher, adapters, and conversations with one context and with several; one of them samples with vLLM, where this
+environment has it. For changes that must not change what is computed. Both trees run in this environment, each its own
+code, by command lines alone.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ RUNS |= {
         *("recipes.guess_number.train", "run.total_steps=3", "data.train_batch_size=64", "rollout.n=2"),
         *("actor.ppo_mini_batch_size=16", "evaluation.min_accuracy=0", "checkpoint.save_freq=2"),
     ),
+    "contexts": (
+        *("recipes.take_notes.train", "run.total_steps=3", "data.train_batch_size=64"),
+        *("evaluation.min_accuracy=0", "checkpoint.save_freq=2"),
+    ),
 }
 VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
 VLLM_RUN = {"vllm": (*SHORT, *VLLM)}
@@ -85,6 +90,10 @@ def main(arguments: list[str] | None = None) -> int:
             subprocess.run([sys.executable, "-m", "recipes.sort_letters.prepare"], cwd=tree, check=True)
         is_same = True
         for number, name in enumerate(options.only or (runs if has_vllm else RUNS)):
+            module = runs[name][0]
+            if not any(other.glob(f"{module.replace('.', '/')}*")):
+                print(f"skipped  {name}: {options.ref} has no {module}", flush=True)  # noqa: T201
+                continue
             before, now = (
                 weights_of(tree, runs[name], Path(folder) / f"{number}-{which}")
                 for which, tree in (("before", other), ("now", ROOT))

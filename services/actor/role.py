@@ -16,7 +16,7 @@ from torch import Tensor
 from services.actor.loss_terms import coefficients_of, terms_of
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.distillation import check_columns, loss_columns
-from services.actor.losses.registry import find_policy_loss, looks_at_rows, try_policy_loss
+from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.batching.row_checks import check_one_rotation
 from services.engine.checkpoint import HF_FOLDER
 from services.engine.device_thread import device_thread
@@ -169,7 +169,7 @@ class ActorRole(TrainedRole):
             progress,
             stop_above=stop_above,
             outputs=outputs,
-            keeps_rows=looks_at_rows(config),
+            keeps_rows=config.policy_loss.looks_at_rows,
         )
         metrics = {**updated.metrics, **memory_metrics(self._context.device), **coefficients}
         if "recorded" not in batch:
@@ -237,7 +237,7 @@ class ActorRole(TrainedRole):
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         batch = self.prepare_update(request, batch)
-        if looks_at_rows(config):
+        if config.policy_loss.looks_at_rows:
             because = f"loss_mode {config.policy_loss.loss_mode} looks at whole rows"
             check_one_rotation(batch, self._engine.model, because)
         if teacher is not None:

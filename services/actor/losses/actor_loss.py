@@ -6,7 +6,7 @@
 w is the weight of a token, c its rollout_is_weights; m is 0 where its policy loss is rejected. w is decided in
 engine/batching: `plan_mini_batches` takes it from `row_weights`, by loss_agg_mode and totals of the whole mini-batch,
 and it is 0 outside of the response_mask. So L is a plain sum, and does not depend on the split into micro-batches and
-ranks. If it looks at sequences (`registry.looks_at_rows`), rows are whole in a micro-batch.
+ranks. If it looks at sequences (`PolicyLossConfig.looks_at_rows`), rows are whole in a micro-batch.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """

@@ -1,6 +1,7 @@
 """Defines what a policy loss is: a function of a micro-batch's response tokens that returns one value per token.
 
-Legend: N response tokens of all rows of a micro-batch, packed; every row is whole for a loss that `looks_at_rows`.
+Legend: N response tokens of all rows of a micro-batch, packed; every row is whole if the loss `looks_at_rows`
+(splitppo/config/subsections/policy_loss.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,14 +73,11 @@ class PolicyLoss:
         prepare: makes the column `selected_tokens`, on rank 0, from all rows of an update with `mini_batches`, before
             they go to ranks; the loss gets it as `PolicyTokens.selected`. Raises ValueError for rows it cannot use.
         prepared_from: columns that `prepare` reads in addition to those of every update.
-        looks_at_rows: True if the loss of a token depends on other tokens of its row, which then all share a
-            micro-batch; else a row with several contexts is divided.
     """
 
     of_tokens: LossOfTokens
     prepare: Callable[[ActorConfig, Batch], Column] | None = None
     prepared_from: Sequence[str] = ()
-    looks_at_rows: Callable[[ActorConfig], bool] = lambda _: False
 
     def __call__(self, tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Computes the loss of each token [N] and metrics [N]; see `LossOfTokens`."""

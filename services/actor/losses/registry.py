@@ -19,22 +19,11 @@ _PATH_KEY = "actor.policy_loss.custom_path"
 _NAME_KEY = "actor.policy_loss.loss_mode"
 
 
-def _always(_config: ActorConfig) -> bool:
-    return True
-
-
-def _with_sequence_weights(config: ActorConfig) -> bool:
-    return config.policy_loss.reinforce_is == "sequence"
-
-
 # The names are those of splitppo/config/subsections/policy_loss.py.
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {
     loss.of_tokens.__name__: loss
     for loss in (
-        *map(PolicyLoss, (vanilla, cispo, sapo, gpg, dppo_tv, dppo_kl, dro)),
-        PolicyLoss(gspo, looks_at_rows=_always),
-        PolicyLoss(geo_mean, looks_at_rows=_always),
-        PolicyLoss(reinforce, looks_at_rows=_with_sequence_weights),
+        *map(PolicyLoss, (vanilla, gspo, geo_mean, cispo, sapo, gpg, dppo_tv, dppo_kl, dro, reinforce)),
         PolicyLoss(clip_cov, prepare_clip_cov, prepared_from=("old_log_probs", "seeds")),
         PolicyLoss(kl_cov, prepare_kl_cov, prepared_from=("old_log_probs", "seeds")),
     )
@@ -52,16 +41,6 @@ def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
         return POLICY_LOSSES[loss_mode]
     assert config.policy_loss.custom_path is not None
     return _own_loss(config.policy_loss.custom_path, loss_mode)
-
-
-def looks_at_rows(config: ActorConfig) -> bool:
-    """Returns True if the actor's loss needs all tokens of a row in one micro-batch.
-
-    It does if its policy loss does (users' losses may, so all of them do), or if it rejects whole rows.
-    """
-    loss = find_policy_loss(config, config.policy_loss.loss_mode)
-    rejects_rows = any(rejection.over != "token" for rejection in config.policy_loss.rejections)
-    return rejects_rows or loss.looks_at_rows(config)
 
 
 def try_policy_loss(config: ActorConfig) -> None:
@@ -113,4 +92,4 @@ def _own_loss(path: Path, name: str) -> PolicyLoss:
                 raise ValueError(f"expected one number per token, {list(tokens.log_probs.shape)}, got {shape}")
         return loss_N, {f"policy_loss/{metric}": values_N for metric, values_N in metrics.items()}
 
-    return PolicyLoss(checked, looks_at_rows=_always)
+    return PolicyLoss(checked)

@@ -98,9 +98,10 @@ class PolicyLossConfig(Section):
 
     @property
     def looks_at_rows(self) -> bool:
-        """True if the loss of a token depends on other tokens of its response, so that all share a micro-batch.
+        """True if the loss of a token depends on other tokens of its response, which then all share a micro-batch.
 
-        The loss of a user may, so it does.
+        Otherwise a response with several contexts is divided. It is True for users' losses, since they may depend on
+        sums over rows.
         """
         is_own = self.loss_mode not in LOSS_MODES
         has_sequence_weights = self.loss_mode == "reinforce" and self.reinforce_is == "sequence"

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from services.actor.losses.actor_loss import actor_loss
-from services.actor.losses.registry import looks_at_rows
 from services.engine import parallel
 from services.engine.batching.segments import SegmentRows
 from services.engine.model.weights import Kind
@@ -55,7 +54,7 @@ def learned(engine: TrainEngine, rows: np.ndarray) -> dict[str, np.ndarray]:
     if not isinstance(engine.config, ActorConfig):
         return {name: tensor.numpy() for name, tensor in gradients(engine, BATCH.take(rows), loss_of("value")).items()}
     batch = prepared(engine.config, BATCH).take(rows)
-    found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=looks_at_rows(engine.config))
+    found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=engine.config.policy_loss.looks_at_rows)
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from services.actor.losses.actor_loss import actor_loss
-from services.actor.losses.registry import looks_at_rows
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
 from services.engine.forward_proof import FORWARDS, attention_of, own_outputs
@@ -157,7 +156,7 @@ def test_the_gradient_of_a_row_is_that_of_its_segments_with_the_weights_and_sums
     if name in ("clip_cov", "kl_cov"):
         assert batch["selected_tokens"].values.any()
 
-    found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=looks_at_rows(engine.config))
+    found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=engine.config.policy_loss.looks_at_rows)
 
     assert relative_error(found, reference_gradients(engine, batch)) <= 1e-6
 
