@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,32 @@ def test_a_users_loss_sees_whole_rows(model: Path, tmp_path: Path, packed: bool)
     batch = batch.merge(Batch(batch.num_rows, {"advantages": Column(counted, lengths)}))
 
     assert "actor/pg_loss" in call(role, "Update", update_request(), batch).metrics
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
+def test_a_loss_of_whole_rows_refuses_segments_that_cannot_share_a_micro_batch(tmp_path: Path) -> None:
+    """Longrope rotates rows of over 16 tokens by other factors, and a micro-batch has one kind of factors."""
+    folder = save_policy(tmp_path, rope_parameters=LONGROPE)
+    batch = rows([4, 3], num_tokens=30)
+    mask = [[1, 1], [1] * 4 + [0] * 3 + [1] * 23]
+    batch = batch.merge(advantages_of(batch)).merge(Batch.from_rows(response_mask=mask))
+    batch = batch.take(np.array([0, 0, 0, 0, 0, 1]))
+
+    with pytest.raises(ValueError, match=r"^row 5 has segments of up to 16 tokens and longer ones, .* loss_mode gspo"):
+        update(build_actor(folder, policy_loss={"loss_mode": "gspo"}), batch)
+    assert "actor/pg_loss" in update(build_actor(folder), batch)
+
+
+def update(role: Role, batch: Batch) -> Mapping[str, Any]:
+    return call(role, "Update", update_request(), batch).metrics
 
 
 def test_rows_are_dealt_by_the_cost_of_their_segments() -> None:
