@@ -36,9 +36,9 @@ async def actor_group(config: Config) -> AsyncIterator[tuple[ActorClient, int]]:
     """
     if config.services.launch == "external":
         raise ConfigError("services.launch is external: play starts the actor's group itself, expected local")
-    folder = Path(tempfile.mkdtemp(prefix="play-", dir=_nearest(config.run.dir)))
+    folder = Path(tempfile.mkdtemp(prefix=".play-", dir=_nearest(config.run.dir)))
     try:
-        with RunFolder(_of_actor_alone(config, folder, _resumed(config))) as run:
+        with RunFolder(_of_actor_alone(config, folder / "run", _resumed(config))) as run:
             point = RestorePoint(run.config, run.checkpoints)
             groups = WorkerGroups(run.config, run.config_file, run.lease, lambda *_: None)
             try:
