@@ -14,7 +14,7 @@ from environments.tools import reason_of
 log = logging.getLogger(__name__)
 
 _ORDER_S = 20.0  # in which a program that is repeated asks what it asked before
-_MAX_WAITING = 64  # requests of one conversation that wait for the policy
+_MAX_WAITING = 512  # requests of one conversation that wait for the policy
 
 
 @dataclass(eq=False)

@@ -153,9 +153,9 @@ async def test_requests_beyond_a_number_are_to_come_later() -> None:
     policy = ScriptedPolicy()
     policy.is_free.clear()
     dialogue = Dialogue(policy.chat, "")
-    for number in range(64):
+    for number in range(512):
         listen(dialogue, asked(str(number)))
-    with pytest.raises(Refused, match="64 requests of this conversation wait already"):
+    with pytest.raises(Refused, match="512 requests of this conversation wait already"):
         listen(dialogue, asked("one more"))
     dialogue.close()
 
