@@ -35,7 +35,7 @@ class ComputedModelConfig(Section):
 
     ppo_micro_batch_size_per_gpu: Annotated[PositiveInt | None, MAY_CHANGE] = None
     """The number of rows that a rank computes at the same time. null: as many rows as ppo_max_token_len_per_gpu
-    allows."""
+    allows. A response with several contexts is a row for each of them."""
 
     ppo_max_token_len_per_gpu: Annotated[PositiveInt, MAY_CHANGE] = 16_384
     """The largest number of tokens that a rank computes at the same time, if ppo_micro_batch_size_per_gpu is null."""
