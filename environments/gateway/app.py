@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from environments.gateway import anthropic_messages, chat_completions, responses
-from environments.gateway.dialogue import Exchange
 from environments.gateway.keys import Keys
+from environments.gateway.line import Exchange
 from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request, object_of
 from rewards.returned import score_and_fields
 
@@ -29,7 +29,6 @@ _LARGE_BYTES = 1 << 20  # of a body: so large ones are read a few at a time
 _MAX_LARGE = 8
 _CLOSED = 499  # the status of an answer that nobody reads
 _BODY_S = 30.0  # until a body is there
-_NO_KEY = Refused(401, "invalid_api_key", "no conversation that goes on has this key; expected endpoint.api_key")
 
 
 class Api(Protocol):
@@ -76,7 +75,7 @@ async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Reque
     """Answers a request with what the policy says, at the latest when its connection breaks."""
     dialogue = keys.dialogues.get(_key_of(request))
     if dialogue is None:
-        raise _NO_KEY
+        raise _no_such_key("endpoint.api_key")
     fields = object_of(await _body(request, large))
     question = api.read(fields)
     _count_ignored(keys.ignored, question)
@@ -158,6 +157,10 @@ def _key_of(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
+def _no_such_key(expected: str) -> Refused:
+    return Refused(401, "invalid_api_key", f"no conversation that goes on has this key; expected {expected}")
+
+
 def _is_retry(request: Request) -> bool:
     """Returns True if the client says that it asks again."""
     count = request.headers.get("x-stainless-retry-count", "")
@@ -180,7 +183,7 @@ def _count_ignored(ignored: Counter[str], question: Question) -> None:
 
 async def _models(keys: Keys, request: Request) -> Response:
     if _key_of(request) not in keys.dialogues:
-        raise _NO_KEY
+        raise _no_such_key("endpoint.api_key")
     models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "splitppo"}]
     return Response(json.dumps({"object": "list", "data": models}), media_type="application/json")
 
@@ -189,7 +192,7 @@ async def _reward(keys: Keys, large: asyncio.Semaphore, request: Request) -> Res
     """Takes a reward: a JSON object with `score`."""
     take = keys.rewards.get(_key_of(request))
     if take is None:
-        raise Refused(401, "invalid_api_key", "no conversation that goes on has this key; expected the key of rewards")
+        raise _no_such_key("the key of rewards")
     fields = object_of(await _body(request, large))
     try:
         score_and_fields(fields, "the program")

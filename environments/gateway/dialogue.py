@@ -2,45 +2,15 @@
 
 import asyncio
 import logging
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from environments.chat import Chat, ContextFull, ConversationOver, Turn
 from environments.gateway.history import History
+from environments.gateway.line import Exchange, Line
 from environments.gateway.questions import Answered, Outcome, Question, Refused, bad_request
-from environments.messages import Answer
 from environments.tools import reason_of
 
 log = logging.getLogger(__name__)
-
-_ORDER_S = 20.0  # in which a program that is repeated asks what it asked before
-_MAX_WAITING = 512  # requests of one conversation that wait for the policy
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A question of the program's, and what comes of it.
-
-    Attributes:
-        listeners: the open connections that wait for the outcome.
-        is_told: True if the outcome was written to one of them.
-    """
-
-    question: Question
-    outcome: "asyncio.Future[Outcome]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    listeners: set[object] = field(default_factory=set)
-    is_told: bool = False
-
-    @property
-    def is_owed(self) -> bool:
-        """True if no program has the outcome, or waits for it: its connection broke, or it was started again."""
-        return not self.is_told and not self.listeners
-
-    def leave(self, listener: object, *, is_told: bool) -> None:
-        """Takes leave of a listener; of what a program that has been started again was told before, nothing counts."""
-        if listener in self.listeners:
-            self.listeners.remove(listener)
-            self.is_told |= is_told
 
 
 class Dialogue:
@@ -63,11 +33,8 @@ class Dialogue:
         self._name = name
         self._history = History()
         self._exchanges: dict[bytes, list[Exchange]] = {}  # by the key of the question, in order of arrival
-        self._waiting: deque[Exchange] = deque()
+        self._line = Line(chat.told, name)
         self._asking: asyncio.Task[None] | None = None
-        self._has_overlapped = False
-        self._told = deque(chat.told)
-        self._arrived = asyncio.Event()
         self._why_over = "the conversation has ended"
 
     def take(self, question: Question, *, is_retry: bool) -> Exchange:
@@ -89,16 +56,14 @@ class Dialogue:
             return equal[-1]
         if self.is_over.is_set():
             raise self._over()
-        if len(self._waiting) >= _MAX_WAITING:
-            raise Refused(429, "too_many_requests", f"{_MAX_WAITING} requests of this conversation wait already")
         exchange = Exchange(question)
+        self._line.add(exchange)
         equal.append(exchange)
-        self._waiting.append(exchange)
-        self._arrived.set()
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_all())
         else:
-            self._count_overlapping()
+            pending = self._chat.pending
+            self._chat.pending = replace(pending, num_overlapping=pending.num_overlapping + 1)
         return exchange
 
     def restarted(self) -> None:
@@ -113,12 +78,12 @@ class Dialogue:
         self.is_over.set()
         if self._asking is not None:
             self._asking.cancel()
-        self._refuse_waiting()
+        self._line.end(self._over())
 
     async def _ask_all(self) -> None:
         """Asks the questions that wait, one after the other."""
-        while self._waiting:
-            exchange = await self._next()
+        while self._line.exchanges:
+            exchange = await self._line.next(self._history)
             try:
                 outcome: Outcome = await self._ask(exchange.question)
             except ContextFull as full:
@@ -132,37 +97,7 @@ class Dialogue:
                 self.failure = error
                 self._end(f"the conversation failed: {reason_of(error)}")
                 break
-            self._waiting.remove(exchange)
-            exchange.outcome.set_result(outcome)
-
-    async def _next(self) -> Exchange:
-        """Returns the question that is asked next: the oldest one.
-
-        While the conversation is repeated, it is the one that was asked at this place before, and others wait for it.
-        If it does not come, the program does not repeat itself, and the oldest one is asked again.
-        """
-        while self._told:
-            found = next((one for one in self._waiting if self._is_that_of(one.question, self._told[0])), None)
-            if found is not None:
-                self._told.popleft()
-                return found
-            self._arrived.clear()
-            try:
-                async with asyncio.timeout(_ORDER_S):
-                    await self._arrived.wait()
-            except TimeoutError:
-                log.info("%s: the program asks otherwise than before", self._name)
-                self._told.clear()
-        return self._waiting[0]
-
-    def _is_that_of(self, question: Question, told: Answer) -> bool:
-        """Returns True if the model was told just this when the question was asked before."""
-        place = self._history.place(question)
-        asked = Question(tuple(told.messages), told.tools or ())
-        is_same_context = told.begins_context == (place.after is None) and told.after_turn == place.after_turn
-        tools = question.tools if place.after is None else ()
-        same_messages = Question(place.messages, tools).prefixes[-1] == asked.prefixes[-1]
-        return is_same_context and same_messages and told.limits == question.limits
+            self._line.leave(exchange, outcome)
 
     async def _ask(self, question: Question) -> Answered:
         """Asks one question where it belongs, and returns the answer."""
@@ -179,27 +114,13 @@ class Dialogue:
         self._history.add(question, answered)
         return answered
 
-    def _count_overlapping(self) -> None:
-        """Counts a request that arrived before the one before it was answered."""
-        if not self._has_overlapped:
-            log.info("%s: requests overlap; they are asked in the order in which they arrive", self._name)
-            self._has_overlapped = True
-        pending = self._chat.pending
-        self._chat.pending = replace(pending, num_overlapping=pending.num_overlapping + 1)
-
     def _end(self, why: str) -> None:
         self._why_over = why
         self.is_over.set()
-        self._refuse_waiting()
+        self._line.end(self._over())
 
     def _over(self) -> Refused:
         return Refused(403, "conversation_over", self._why_over)
-
-    def _refuse_waiting(self) -> None:
-        while self._waiting:
-            exchange = self._waiting.popleft()
-            if not exchange.outcome.done():
-                exchange.outcome.set_result(self._over())
 
 
 def read_turn(chat: Chat, turn: Turn, question: Question) -> Answered:

@@ -11,7 +11,8 @@ import pytest
 
 from environments.chat import Chat
 from environments.gateway.chat_completions import read
-from environments.gateway.dialogue import Dialogue, Exchange
+from environments.gateway.dialogue import Dialogue
+from environments.gateway.line import Exchange
 from environments.gateway.questions import Answered, Outcome, Question, Refused
 from environments.gateway.session import Gateway
 from environments.messages import Answer
@@ -143,7 +144,7 @@ async def test_a_repeated_conversation_asks_what_overlaps_in_the_order_of_before
 
 
 async def test_a_program_that_does_not_repeat_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("environments.gateway.dialogue._ORDER_S", 0.01)
+    monkeypatch.setattr("environments.gateway.line._ORDER_S", 0.01)
     policy = ScriptedPolicy()
     policy.chat.told = [Answer(messages=({"role": "user", "content": "a"},), begins_context=True, tools=())]
     assert await ask(Dialogue(policy.chat, ""), asked("b")) == "turn 1"

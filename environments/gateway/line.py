@@ -1,0 +1,109 @@
+"""The questions of a conversation that wait for the policy, in the order in which they are asked."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from environments.gateway.history import History
+from environments.gateway.questions import Outcome, Question, Refused
+from environments.messages import Answer
+
+log = logging.getLogger(__name__)
+
+_ORDER_S = 20.0  # in which a program that is repeated asks what it asked before
+_MAX_WAITING = 512
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A question of the program's, and what comes of it.
+
+    Attributes:
+        listeners: the open connections that wait for the outcome.
+        is_told: True if the outcome was written to one of them.
+    """
+
+    question: Question
+    outcome: "asyncio.Future[Outcome]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    listeners: set[object] = field(default_factory=set)
+    is_told: bool = False
+
+    @property
+    def is_owed(self) -> bool:
+        """True if no program has the outcome, or waits for it: its connection broke, or it was started again."""
+        return not self.is_told and not self.listeners
+
+    def leave(self, listener: object, *, is_told: bool) -> None:
+        """Takes leave of a listener; of what a program that has been started again was told before, nothing counts."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+            self.is_told |= is_told
+
+
+class Line:
+    """The questions that wait, the oldest first.
+
+    Attributes:
+        exchanges: the questions, also the one that is asked at the moment.
+    """
+
+    def __init__(self, told: Sequence[Answer], name: str) -> None:
+        """Begins with no question; `told` is what the model was told before, if the conversation is repeated."""
+        self.exchanges: deque[Exchange] = deque()
+        self._told = deque(told)
+        self._name = name
+        self._has_grown = asyncio.Event()
+        self._has_overlapped = False
+
+    def add(self, exchange: Exchange) -> None:
+        """Adds a question; Refused: too many wait."""
+        if len(self.exchanges) >= _MAX_WAITING:
+            raise Refused(429, "too_many_requests", f"{_MAX_WAITING} requests of this conversation wait already")
+        if self.exchanges and not self._has_overlapped:
+            log.info("%s: requests overlap; they are asked in the order in which they arrive", self._name)
+            self._has_overlapped = True
+        self.exchanges.append(exchange)
+        self._has_grown.set()
+
+    async def next(self, history: History) -> Exchange:
+        """Returns the question that is asked next: the oldest one.
+
+        While the conversation is repeated, it is the one that was asked at this place before, and others wait for it.
+        If it does not come, the program does not repeat itself, and the oldest one is asked again.
+        """
+        while self._told:
+            told = self._told[0]
+            found = next((one for one in self.exchanges if _is_what_was_told(one.question, told, history)), None)
+            if found is not None:
+                self._told.popleft()
+                return found
+            self._has_grown.clear()
+            try:
+                async with asyncio.timeout(_ORDER_S):
+                    await self._has_grown.wait()
+            except TimeoutError:
+                log.info("%s: the program asks otherwise than before", self._name)
+                self._told.clear()
+        return self.exchanges[0]
+
+    def leave(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Takes leave of a question, whose outcome is there."""
+        self.exchanges.remove(exchange)
+        exchange.outcome.set_result(outcome)
+
+    def end(self, refused: Refused) -> None:
+        """Refuses all that wait."""
+        for exchange in list(self.exchanges):
+            self.leave(exchange, refused)
+
+
+def _is_what_was_told(question: Question, told: Answer, history: History) -> bool:
+    """Returns True if a question is asked in just the words, and at the place, of what the model was told before."""
+    place = history.place(question)
+    is_same_context = told.begins_context == (place.after is None) and told.after_turn == place.after_turn
+    asked = Question(place.messages, question.tools if place.after is None else ())
+    asked_before = Question(tuple(told.messages), told.tools or ())
+    is_same_text = asked.prefixes[-1] == asked_before.prefixes[-1]
+    return is_same_context and is_same_text and told.limits == question.limits
