@@ -133,19 +133,22 @@ class Questions:
         num_answered: those that the policy has answered.
     """
 
-    def __init__(self, chat: Chat, session: Session) -> None:
+    def __init__(self, chat: Chat, session: Session, on_change: Callable[[], None] = lambda: None) -> None:
+        """Counts from now on; `on_change` is called whenever a question begins or ends."""
         self.num_open = 0
         self.num_answered = 0
         self._chat = chat
         self._session = session
+        self._on_change = on_change
         self._is_refused = False  # the latest question had no room in the context
-        chat.around = self.question
+        chat.around = self._question
 
     @asynccontextmanager
-    async def question(self) -> AsyncIterator[None]:
+    async def _question(self) -> AsyncIterator[None]:
         """Surrounds a question to the policy."""
         self.num_open += 1
         self._is_refused = False
+        self._on_change()
         try:
             yield
             self.num_answered += 1
@@ -154,6 +157,7 @@ class Questions:
             raise
         finally:
             self.num_open -= 1
+            self._on_change()
 
     def worth(self, rewards: Any, name: str, error: str = "") -> Any:
         """Returns the rewards that an agent has given: None, a number, or a dict with score.
@@ -190,30 +194,18 @@ def _mistake_in(rewards: Any) -> str:
     return ""
 
 
-class _ProgramTalk(Questions):
+class _ProgramTalk:
     """One conversation with a program, which may be ended while it waits for the policy, and started again."""
 
     def __init__(self, agent: CommandAgent, chat: Chat, session: Session, given: Mapping[str, Any]) -> None:
-        super().__init__(chat, session)
         self._agent = agent
+        self._session = session
+        self._questions = Questions(chat, session, self._show_waiting)
         self._given = (json.dumps(given, default=str) + "\n").encode()
         self._variables = variables_of(session.endpoint, agent.variables)
         self._must_leave = asyncio.Event()
         self._is_answered = asyncio.Event()  # there is no question without an answer
         self._running: tuple[Place, asyncio.Timeout] | None = None  # while a program runs
-
-    @asynccontextmanager
-    async def question(self) -> AsyncIterator[None]:
-        """Surrounds a question to the policy: meanwhile the time of the program stands still."""
-        try:
-            async with super().question():
-                self._is_answered.clear()
-                self._show_waiting()
-                yield
-        finally:
-            if not self.num_open:
-                self._is_answered.set()
-            self._show_waiting()
 
     async def hold(self) -> Any:
         """Runs the program until it ends, and returns its rewards."""
@@ -258,14 +250,19 @@ class _ProgramTalk(Questions):
 
     def _show_waiting(self) -> None:
         """Lets the time limit stand still, and the place be given away, while the program waits for the policy."""
+        is_waiting = self._questions.num_open > 0
+        if is_waiting:
+            self._is_answered.clear()
+        else:
+            self._is_answered.set()
         if self._running is None:
             return
         place, limit = self._running
         if limit.expired():
             return
         now_s = asyncio.get_running_loop().time()
-        limit.reschedule(None if self.num_open else now_s + self._agent.agents.limit_s)
-        self._agent.agents.places.set_idle(place, is_idle=self.num_open > 0)
+        limit.reschedule(None if is_waiting else now_s + self._agent.agents.limit_s)
+        self._agent.agents.places.set_idle(place, is_idle=is_waiting)
 
     def _rewards(self, program: Program, error: str) -> Any:
         """Returns the rewards of a program that has ended, by the way that the configuration names."""
@@ -274,9 +271,9 @@ class _ProgramTalk(Questions):
             rewards = self._session.posted
         elif self._agent.config.reward == "output":
             rewards = _printed(program.last_printed)
-        if not error and not self.num_answered:
+        if not error and not self._questions.num_answered:
             error = f"it ended without an answer to a request: {program.last_errors}"
-        return self.worth(rewards, shlex.join(self._agent.config.command), error)
+        return self._questions.worth(rewards, shlex.join(self._agent.config.command), error)
 
 
 def _printed(line: str) -> Any:

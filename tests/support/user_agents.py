@@ -1,6 +1,6 @@
 """Agents as a user writes them, for tests of runs; a run names this file in its configuration, or runs it.
 
-`by_openai` and the program ask a chat API by the real client; `by_chat` is the same as a coroutine of an environment.
+`by_openai` and the programs ask a chat API; `by_chat` is the same as a coroutine of an environment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,24 +83,35 @@ async def fails(endpoint: Endpoint, row: Mapping[str, Any]) -> None:
     import a_package_that_is_not_there  # type: ignore[import-not-found]  # noqa: F401
 
 
-def main() -> None:
-    """Plays by the client of Anthropic, as a program that prints its score."""
+async def by_anthropic(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Plays by the client of Anthropic, which finds in environment variables where the API is."""
     from anthropic import AsyncAnthropic
 
-    row = json.loads(sys.stdin.readline())
+    async with AsyncAnthropic() as client:
 
-    async def run() -> dict[str, Any]:
-        async with AsyncAnthropic() as client:
+        async def ask(messages: Sequence[Mapping[str, str]]) -> str:
+            model = os.environ["ANTHROPIC_MODEL"]
+            answer = await client.messages.create(model=model, messages=messages, max_tokens=1000)  # type: ignore[arg-type]
+            return "".join(block.text for block in answer.content if block.type == "text")
 
-            async def ask(messages: Sequence[Mapping[str, str]]) -> str:
-                model = os.environ["ANTHROPIC_MODEL"]
-                answer = await client.messages.create(model=model, messages=messages, max_tokens=1000)  # type: ignore[arg-type]
-                return "".join(block.text for block in answer.content if block.type == "text")
-
-            return await play(ask, row["seed"], row["ground_truth"])
-
-    print(json.dumps(asyncio.run(run())))  # noqa: T201
+        return await play(ask, row["seed"], row["ground_truth"])
 
 
-if __name__ == "__main__":
-    main()
+async def by_urllib(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Plays without a client, as a program that starts at once."""
+
+    async def ask(messages: Sequence[Mapping[str, str]]) -> str:
+        headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+        url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
+        request = urllib.request.Request(url, json.dumps({"messages": messages}).encode(), headers)
+        with urllib.request.urlopen(request) as response:  # noqa: ASYNC210 - it is alone in its process
+            text: str = json.load(response)["choices"][0]["message"]["content"]
+        return text
+
+    return await play(ask, row["seed"], row["ground_truth"])
+
+
+if __name__ == "__main__":  # a program, which prints its score
+    given = json.loads(sys.stdin.readline())
+    agent = {"by_anthropic": by_anthropic, "by_urllib": by_urllib}[sys.argv[1]]
+    print(json.dumps(asyncio.run(agent(given))))  # noqa: T201

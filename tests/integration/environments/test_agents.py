@@ -95,12 +95,14 @@ def between():
         sys.exit(3)
     if kind == "hangs":
         time.sleep(1000)
-    if kind == "forks":
+    if kind.startswith("forks"):
         for _ in range(20):
             if os.fork() == 0:
                 os.setsid()
                 start("sleep 1001")
                 time.sleep(1000)
+        if kind == "forks and hangs":
+            time.sleep(1000)
         sys.exit(4)
     if kind == "prints":
         for _ in range(100):
@@ -402,6 +404,31 @@ async def test_a_lost_process_is_replaced_and_its_agents_are_answered_from_what_
         child.kill()
         lasts = await asyncio.gather(*(episode.say("no", "stop") for episode in episodes))
     assert [last.final for last in lasts] == [{"score": 5.0, "name": "x"}] * 2
+
+
+CONTROLLER = """
+import asyncio, sys
+from tests.support.user_tools import processes
+
+async def main():
+    async with processes({"agent": {"command": [sys.executable, sys.argv[1]]}}, timeout_s=1000) as pool:
+        episode = pool.begin("agent", {"name": "forks and hangs"}, 5, prompt=[{"content": "Say"}])
+        await episode.start()
+        await episode.say("yes", "stop")
+
+asyncio.run(main())
+"""
+
+
+async def test_what_an_agent_has_started_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
+    write_agents(tmp_path)
+    command = [sys.executable, "-c", CONTROLLER, str(tmp_path / "program.py")]
+    async with nothing_is_left():
+        controller = await asyncio.create_subprocess_exec(*command, cwd=PROJECT)
+        await until(lambda: num_programs(tmp_path) > 20)
+        assert num_programs(tmp_path) > 20
+        controller.kill()
+        await controller.wait()
 
 
 def is_environment(process: psutil.Process) -> bool:

@@ -139,9 +139,11 @@ def templated(tmp_path: Path) -> tuple[str, ...]:
 def agent(name: str = "by_openai") -> str:
     """Returns the override by which all conversations of a run are with an agent, or with the same as a coroutine."""
     file = user_agents.__file__
+    program = {"command": [sys.executable, file, name], "reward": "output"}
     kinds: dict[str, dict[str, Any]] = {
         "by_chat": {"path": file, "name": name},
-        "by_anthropic": {"command": [sys.executable, file], "reward": "output"},
+        "by_anthropic": program,
+        "by_urllib": program,
     }
     environment = kinds.get(name, {"agent": f"{file}:{name}"})
     text = yaml.safe_dump({"default": environment}, default_flow_style=True, width=1000).strip()
@@ -182,15 +184,19 @@ def test_an_agent_by_the_client_of_openai_trains_as_a_coroutine_does_and_also_wh
 
 
 @pytest.mark.extended
-def test_a_program_by_the_client_of_anthropic_trains_as_a_coroutine_does(
+def test_programs_train_as_a_coroutine_does_also_if_they_are_ended_and_started_again_for_each_turn(
     groups: ExternalGroups, templated: tuple[str, ...]
 ) -> None:
     digests = []
-    for options in ((agent("by_chat"),), (agent("by_anthropic"),)):
+    for options in (
+        (agent("by_chat"),),
+        (agent("by_anthropic"),),
+        (agent("by_urllib"), "rollout.multi_turn.gateway.max_agents=4"),
+    ):
         groups.empty()
         with groups.started(*templated, *options, "run.stop_after_step=1") as controller:
             digests.append(controller.complete().summary["weights_sha256"])
-    assert digests[0] == digests[1]
+    assert digests == digests[:1] * 3
 
 
 def test_agents_that_all_fail_after_an_answer_end_the_run_with_one_sentence(
