@@ -30,6 +30,7 @@ PROMISES = {
     "a reward model": "A reward model (a sequence classifier with one label) can be added",
     # Rollouts.
     "conversations": "`rollout.multi_turn` lets the policy talk with your own tools",
+    "agents": "An agent that calls OpenAI's or Anthropic's API, a function or a program in any language, trains",
     "vllm": "`hf` samples with the policy itself, `vllm` with vLLM, in the actor's processes.",
     "a rollout group": "a third group samples them on devices of its own, also one step ahead",
     "shared devices": "It may also take turns with the critic on the critic's devices",

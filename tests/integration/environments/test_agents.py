@@ -17,7 +17,8 @@ import yaml
 
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses, Episode
-from tests.support.groups import PROJECT
+from splitppo.config_error import ConfigError
+from tests.support.groups import PROJECT, free_address
 from tests.support.user_tools import contents, processes, write
 
 # An agent of few imports: it asks twice, and does what its row says in between.
@@ -49,6 +50,9 @@ from talk import talk
 
 def plain(endpoint, row):
     return {"score": talk(endpoint.base_url, endpoint.api_key, row), "name": row["name"]}
+
+def where(endpoint, row):
+    return {"score": talk(endpoint.base_url, endpoint.api_key, row), "url": endpoint.base_url}
 
 async def waiting(endpoint, row):
     return await asyncio.to_thread(talk, endpoint.base_url, endpoint.api_key, row)
@@ -435,6 +439,24 @@ def is_environment(process: psutil.Process) -> bool:
     """Returns whether a process has programs or is about to: it is forked from the template, and no program."""
     parent = process.parent()
     return parent is not None and parent.pid != os.getpid() and parent.ppid() == os.getpid()
+
+
+async def test_each_process_listens_at_the_first_free_port_from_the_configured_one_on(tmp_path: Path) -> None:
+    functions = write_agents(tmp_path)
+    port = int(free_address().rpartition(":")[2])
+    agent = {"agent": f"{functions}:where"}
+    async with processes({"agent": agent}, timeout_s=20.0, num_workers=2, gateway={"port": port}) as pool:
+        answers = await asyncio.gather(*(held(pool, "agent") for _ in range(2)))
+    ports = sorted(int(str((answer.final or {})["url"]).rpartition(":")[2].removesuffix("/v1")) for answer in answers)
+    assert ports[0] == port
+    assert port < ports[1] < port + 100
+
+
+async def test_an_address_at_which_nobody_can_listen_is_refused(tmp_path: Path) -> None:
+    functions = write_agents(tmp_path)
+    with pytest.raises(ConfigError, match=r"^rollout\.multi_turn\.gateway: 192\.0\.2\.1, port 0: "):
+        async with processes({"agent": {"agent": f"{functions}:plain"}}, gateway={"host": "192.0.2.1"}):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def agent(name: str = "by_openai") -> str:
     return f"rollout.multi_turn.environments={text}"
 
 
+@pytest.mark.promise("agents")
 def test_an_agent_by_the_client_of_openai_trains_as_a_coroutine_does_and_also_when_processes_are_lost(
     groups: ExternalGroups, templated: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
