@@ -124,12 +124,13 @@ REQUESTS = (
 )
 # Episodes of six contexts, 256 per step: advantages from one context to the next, or each context for itself.
 PER_SEGMENT = ("algorithm.custom_path=benchmarks/segment_rewards.py", "algorithm.adv_estimator=reward_per_segment")
+OF_BOOKS = "run.total_steps=16"
 LAM_1 = "algorithm.lam=1"
 NOTES = (
-    Algorithm("take_notes_gae", (), TAKE_NOTES),
-    Algorithm("take_notes_per_segment", PER_SEGMENT, TAKE_NOTES),
-    Algorithm("take_notes_gae_lam_1", (LAM_1,), TAKE_NOTES),
-    Algorithm("take_notes_per_segment_lam_1", (LAM_1, *PER_SEGMENT), TAKE_NOTES),
+    Algorithm("take_notes_gae", (OF_BOOKS,), TAKE_NOTES),
+    Algorithm("take_notes_per_segment", (OF_BOOKS, *PER_SEGMENT), TAKE_NOTES),
+    Algorithm("take_notes_gae_lam_1", (OF_BOOKS, LAM_1), TAKE_NOTES),
+    Algorithm("take_notes_per_segment_lam_1", (OF_BOOKS, LAM_1, *PER_SEGMENT), TAKE_NOTES),
 )
 
 
