@@ -96,13 +96,14 @@ def _message(message: Mapping[str, Any], with_mapping: bool) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any], with_mapping: bool) -> Mapping[str, Any]:
-    """Returns a call of a tool with its arguments as a mapping, if they are one, or as JSON."""
+    """Returns a call of a tool with its arguments as a mapping, if they are one of plain texts, or as JSON."""
     function = call["function"]
     arguments = function.get(_ARGUMENTS)
     if isinstance(arguments, str) and with_mapping:
         try:
             read = json.loads(arguments)
-        except (ValueError, RecursionError):
+            check_texts(read)
+        except (ValueError, RecursionError):  # the model may have written it: too deep, or half of a surrogate pair
             read = None
         arguments = read if isinstance(read, dict) else arguments
     if isinstance(arguments, Mapping) and not with_mapping:

@@ -94,18 +94,20 @@ class EnvironmentText:
         """Returns the text and the tokens of a whole conversation, whose messages give no special token.
 
         `render` makes its text; it gets two ways to write the texts of messages, the second for those of an assistant.
+        The ways are those of `harmless`.
 
         Raises:
-            ValueError: a message gives a special token in each of the ways.
+            ValueError: there is a special token also without any text.
         """
         plain = self.encode(render(plain_text, self.plain_assistant), add_special_tokens=add_special_tokens)
         expected = self._special(plain)
-        for write, write_assistant in ((self.disarm, self.disarm_assistant), (BREAK.join, BREAK.join)):
+        ways = ((self.disarm, self.disarm_assistant), (BREAK.join, BREAK.join), (_nothing, _nothing))
+        for write, write_assistant in ways:
             text = render(write, write_assistant)
             ids = self.encode(text, add_special_tokens=add_special_tokens)
             if _is_subsequence(self._special(ids), expected):
                 return text.replace(BREAK, ""), ids
-        raise ValueError("a message spells a special token of the model, however it is written")
+        raise ValueError("the messages give a special token of the model, also without their texts")
 
     def _special(self, ids: Tokens) -> list[int]:
         return [int(number) for number in ids[np.isin(ids, self._protected)]]

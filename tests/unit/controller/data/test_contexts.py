@@ -49,13 +49,14 @@ def said(
     return context.text, text, [added[number] for number in context.tokens.tolist() if number in added]
 
 
+LOOKS = {"type": "function", "function": {"name": "look", "arguments": {"k": [1]}}}
 PLAIN = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "look it up"},
     {
         "role": "assistant",
         "content": "ok",
-        "tool_calls": [LOOK | {"function": {"name": "look", "arguments": {"k": [1]}}}],
+        "tool_calls": [LOOKS],
     },
     {"role": "tool", "content": "found", "tool_call_id": "call00100"},
 ]
@@ -90,6 +91,19 @@ def test_no_call_of_a_context_gives_a_special_token(qwen: Tokenizer, arguments: 
     assert own == said(qwen, PLAIN)[2]
     assert END in text
     assert text == decoded
+
+
+def test_a_character_that_is_a_special_token_is_left_out_with_the_texts_around_it(qwen: Tokenizer) -> None:
+    tokenizer = make("qwen3")
+    tokenizer.backend.add_special_tokens(["§"])
+    assert said(tokenizer, [PLAIN[1] | {"content": "a§b"}]) == said(qwen, [PLAIN[1] | {"content": ""}])
+
+
+@pytest.mark.parametrize("arguments", ['{"k": ' + "[" * 800 + "]" * 800 + "}", "[" * 99_999, '{"k": "\\ud800"}'])
+def test_arguments_that_a_model_has_made_up_stay_as_it_wrote_them(qwen: Tokenizer, arguments: str) -> None:
+    call = LOOKS | {"function": {"name": "look", "arguments": arguments}}
+    text, _, _ = said(qwen, [*PLAIN[:2], {"role": "assistant", "content": "", "tool_calls": [call]}, PLAIN[3]])
+    assert arguments in text
 
 
 def test_an_assistant_may_think_in_a_context_and_a_user_may_not(qwen: Tokenizer) -> None:
