@@ -17,28 +17,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from environments.chat import Chat
+    from environments.chat import Chat, Turn
     from environments.gateway.session import Endpoint
 
-NUM_TURNS = 3
+NUM_TURNS = 5
 KILLS = "SPLITPPO_TEST_KILLS"  # a file; the process is killed in a second turn, unless the file is there
 Ask = Callable[[Sequence[Mapping[str, str]]], Awaitable[str]]
 
 
 async def play(ask: Ask, seed: int, letters: str) -> dict[str, Any]:
-    """Asks three times, the last time in a context that begins anew; rewards letters like those of the row."""
+    """Asks twice, then in a context that begins anew, then what follows the first turn, two times.
+
+    Letters like those of the row are rewarded.
+    """
     draws = random.Random(seed)
-    messages = [{"role": "user", "content": f"{letters} {draws.randrange(10)}"}]
-    score = 0.0
-    for turn in range(1, NUM_TURNS + 1):
-        text = await ask(messages)
-        score += sum(letter in letters for letter in text) / 16
-        if turn == 2:
-            kill_once()
-            messages = [{"role": "user", "content": f"{letters} {draws.randrange(10)}"}]
-        else:
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": str(draws.randrange(100))}]
-    return {"score": score, "num_asked": NUM_TURNS}
+    texts: list[str] = []
+
+    async def say(*messages: Mapping[str, str]) -> None:
+        texts.append(await ask(messages))
+
+    def user(text: str) -> Mapping[str, str]:
+        return {"role": "user", "content": text}
+
+    first = user(f"{letters} {draws.randrange(10)}")
+    await say(first)
+    begun = (first, {"role": "assistant", "content": texts[0]})
+    await say(*begun, user(str(draws.randrange(100))))
+    kill_once()
+    await say(user(f"{letters} {draws.randrange(10)}"))
+    again = user(str(draws.randrange(100)))
+    await say(*begun, again)
+    await say(*begun, again)
+    score = sum(letter in letters for text in texts for letter in text) / 16
+    return {"score": score, "num_asked": len(texts)}
 
 
 def kill_once() -> None:
@@ -64,10 +75,11 @@ async def by_openai(endpoint: Endpoint, row: Mapping[str, Any]) -> dict[str, Any
 
 async def by_chat(chat: Chat, row: Mapping[str, Any]) -> dict[str, Any]:
     """Plays as a coroutine."""
+    turns: list[Turn] = []
 
     async def ask(messages: Sequence[Mapping[str, str]]) -> str:
-        turn = await (chat.restart(*messages) if len(messages) == 1 else chat.turn(messages[-1]))
-        return turn.text
+        turns.append(await (chat.restart(*messages) if len(messages) == 1 else chat.turn(messages[-1], after=turns[0])))
+        return turns[-1].text
 
     return await play(ask, chat.seed, row["ground_truth"])
 
