@@ -124,7 +124,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
         if kind == "tool_use":
             called = block.get("input")
             arguments = called if isinstance(called, dict) else {}
-            calls.append(template_call(name_of(block.get("id"), where), name_of(block.get("name"), where), arguments))
+            calls.append(template_call(name_of(block.get("id"), where), text_of(block.get("name"), where), arguments))
         elif kind not in _THOUGHTS:
             texts.append(text_of_parts([block], ("text",), where))
     return assistant_message("".join(texts), calls)

@@ -124,7 +124,7 @@ def _call_of(call: Mapping[str, Any], where: str) -> Message:
     if call.get("type", "function") != "function" or not isinstance(function, dict):
         raise unsupported(f"{where}: expected calls of type function")
     arguments = text_of(function.get("arguments"), f"{where}, arguments")
-    return template_call(name_of(call.get("id"), f"{where}, id"), name_of(function.get("name"), where), arguments)
+    return template_call(name_of(call.get("id"), f"{where}, id"), text_of(function.get("name"), where), arguments)
 
 
 def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -91,7 +91,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], where: str) -> None:
     elif kind == "function_call":
         call = template_call(
             name_of(item.get("call_id"), f"{where}, call_id"),
-            name_of(item.get("name"), f"{where}, name"),
+            text_of(item.get("name"), f"{where}, name"),
             text_of(item.get("arguments"), f"{where}, arguments"),
         )
         begun = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("")

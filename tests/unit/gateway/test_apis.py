@@ -133,6 +133,17 @@ async def test_a_program_says_the_same_to_the_policy_by_every_api(
     assert {answer.limits for answer in policy.answers} == {TurnLimits(max_tokens=9)}
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", ["", "x" * 300, "a\nb"])
+async def test_a_call_of_whatever_name_can_be_sent_back(
+    gateway: Gateway, program: Callable[[Endpoint], Awaitable[str]], name: str
+) -> None:
+    call = json.dumps({"name": name, "arguments": {"a": [None, 1e300, "\u2028"]}})
+    policy = ScriptedPolicy(says((f"<tool_call>{call}</tool_call>", "It is 5.")))
+    assert await program(gateway.session(policy.chat).endpoint) == "It is 5."
+    assert [(answer.begins_context, answer.after_turn) for answer in policy.answers] == [(True, None), (False, None)]
+
+
 async def test_a_message_has_its_stop_reason_and_usage(gateway: Gateway) -> None:
     policy = ScriptedPolicy(says(("a END b", "a b", CALL)), ended_by="context")
     tools: Any = [{"name": "add", "input_schema": SCHEMA}]
