@@ -187,7 +187,8 @@ function Conversation({ text }) {
   if (!Array.isArray(messages)) return html`<h2>Conversation</h2><div class="text plainly">${visible(text)}</div>`;
   const shown = (value) => visible(typeof value === "string" ? value : JSON.stringify(value ?? ""));
   const isBeginning = (message) => message?.begins_context === true;
-  const numbers = messages.map((_, at) => 1 + messages.slice(0, at + 1).filter(isBeginning).length);
+  let count = 1;
+  const numbers = messages.map((message) => (isBeginning(message) ? ++count : count));
   return html`<h2>Conversation</h2>${messages.map((message, at) => html`${isBeginning(message) && html`<p class="turn context">context ${numbers[at]}</p>`}
     <div class="message"><b>${shown(message?.role)}</b>${shown(message?.content)}
     ${[message?.tool_calls ?? []].flat().map((call) => html`<div class="call"><b>tool call</b>${shown(call?.function?.name ?? call?.name)} ${shown(call?.function?.arguments ?? call?.arguments)}</div>`)}</div>`)}`;
