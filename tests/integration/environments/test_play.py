@@ -204,7 +204,7 @@ def test_an_agent_begins_contexts_and_its_error_is_told(folder: Path) -> None:
     assert "    user: who?<eos>assistant: \n--- turn 1" in text
     assert "--- a context begins anew, and the model sees nothing before it: " in text
     assert "    user: why?<eos>assistant: \n--- turn 2" in text
-    assert lines[-1] == "score: 0.5"
+    assert "score: 0.5" in lines
     failed = "\n".join(played(folder, "", "me\n\nbecause\n\n", *agent))
     assert f"[the agent failed: {folder}/agent.py:ask, line 11: ValueError: no reason" in failed
 
@@ -239,18 +239,28 @@ def test_a_response_that_is_full_ends_the_conversation(folder: Path) -> None:
 def test_ctrl_c_on_a_terminal_ends_all_that_was_started(folder: Path) -> None:
     terminal, of_child = pty.openpty()
     process = subprocess.Popen(
-        command(folder, "Riddle"), stdin=of_child, stdout=of_child, stderr=of_child, cwd=PROJECT, start_new_session=True
+        # SIGINT is ignored in what a shell has started in the background.
+        ["env", "--default-signal=INT", *command(folder, "Riddle")],
+        stdin=of_child,
+        stdout=of_child,
+        stderr=of_child,
+        cwd=PROJECT,
+        start_new_session=True,
     )
     os.close(of_child)
-    shown = b""
-    while b"turn 1> " not in shown:
-        shown += os.read(terminal, 65536)
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    assert children
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30.0, "the end of its children")
-    os.close(terminal)
+    try:
+        shown = b""
+        while b"turn 1> " not in shown:
+            shown += os.read(terminal, 65536)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        assert children
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30.0, "the end of its children")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
 
 
 def test_the_model_plays_and_the_run_folder_stays_as_it_is(folder: Path) -> None:
