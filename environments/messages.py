@@ -24,6 +24,7 @@ NO_CALL = 0  # nothing, or code of the user's that is no call of a tool; the cal
 TIMED_OUT = "timed out"  # the reply to a call that took too long
 MAX_TEXT_BYTES = 2**20  # of a message
 MAX_STOP_TEXTS = 16  # of one turn, beside those of the run
+_MAX_STOP_CHARACTERS = 1_000
 
 
 def without_surrogates(text: str) -> str:
@@ -37,6 +38,12 @@ class Room:
 
     context: int
     response: int
+
+
+def _is_stop_text(text: object) -> bool:
+    """Returns whether a text may end a turn: it is neither empty nor long, and UTF-8 can encode it."""
+    is_text = isinstance(text, str) and 0 < len(text) <= _MAX_STOP_CHARACTERS
+    return is_text and text == without_surrogates(str(text))
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,9 @@ class TurnLimits:
         if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
             raise ValueError(f"max_tokens: expected a whole number of at least 1, or None, got {self.max_tokens!r}")
         texts = self.stop if isinstance(self.stop, tuple) else (None,)
-        if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
-            shown = str(self.stop)[:200]
-            raise ValueError(f"stop: expected a tuple of at most {MAX_STOP_TEXTS} texts, none empty, got {shown}")
+        if len(texts) > MAX_STOP_TEXTS or not all(map(_is_stop_text, texts)):
+            expected = f"a tuple of at most {MAX_STOP_TEXTS} texts, of 1 to {_MAX_STOP_CHARACTERS:,} characters each"
+            raise ValueError(f"stop: expected {expected}, got {ascii(self.stop)[:200]}")
 
 
 @dataclass(frozen=True)

@@ -396,8 +396,10 @@ class Talk:
         following = environments.turn_tokens.reply(
             answer.messages, last_token=history.last_token_of(after), is_templated=is_templated
         ).tolist()
+        if not following:  # without a template an empty text has no tokens
+            return Reply()
         reply = Reply(following, answer.messages, len(following), is_templated=is_templated, limits=answer.limits)
-        if after == turn.turn or not following:
+        if after == turn.turn:
             return reply
         return replace(
             reply,

@@ -81,6 +81,7 @@ class Talking(FakeSampler):
                 reply = await self._open[place].get()
                 assert reply.turn == number
                 assert bool(reply.tokens) != reply.is_last
+                assert not (reply.is_last and (reply.begins_context or reply.limits.ByteSize()))
                 if reply.is_last:
                     break
                 if reply.begins_context:

@@ -92,6 +92,7 @@ async def wrong(chat, row):
         "after": lambda: chat.turn(message, after=Turn("", (), "stop", number=2)),
         "limit": lambda: chat.turn(message, limits=TurnLimits(max_tokens=0)),
         "stop": lambda: chat.turn(message, limits=TurnLimits(stop=("",))),
+        "half": lambda: chat.turn(message, limits=TurnLimits(stop=("\\ud800",))),
     }
     await ways[row["way"]]()
 
@@ -174,7 +175,8 @@ async def test_a_thousand_contexts_outlive_their_process(tmp_path: Path) -> None
         ("deep", "mappings and lists lie in each other more than 100 deep"),
         ("after", "after: expected a turn from 1 to 1 of this one, got 2"),
         ("limit", "max_tokens: expected a whole number of at least 1, or None, got 0"),
-        ("stop", "stop: expected a tuple of at most 16 texts, none empty, got ('',)"),
+        ("stop", "stop: expected a tuple of at most 16 texts, of 1 to 1,000 characters each, got ('',)"),
+        ("half", "stop: expected a tuple of at most 16 texts, of 1 to 1,000 characters each, got ('\\ud800',)"),
     ],
 )
 async def test_what_is_no_context_fails_its_coroutine_with_one_sentence(

@@ -35,7 +35,7 @@ from controller.step.rollouts import KeptRollouts, SampledRollouts
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
 from controller.workers.worker_groups import Workers
-from environments.messages import Answer
+from environments.messages import Answer, TurnLimits
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
@@ -220,7 +220,7 @@ async def test_a_reply_that_leaves_no_room_ends_the_conversation(tmp_path: Path,
 async def test_an_empty_answer_without_a_template_ends_the_conversation(tmp_path: Path) -> None:
     def silent(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
         yield Answer()
-        yield Answer(messages=user(""))
+        yield Answer(messages=user(""), limits=TurnLimits(max_tokens=2))
         yield Answer(is_over=True)
 
     _, conversations = await Run(tmp_path, silent, says(4)).rollouts()
