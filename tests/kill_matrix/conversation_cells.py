@@ -40,7 +40,10 @@ TALKS = (
 
 
 def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:
-    """All cells about conversations of `step`; in the last ones a rollout group answers half of the prompts, too."""
+    """All cells about conversations of `step`: turns, what is computed of their contexts, and sampling ahead.
+
+    In the last ones a rollout group answers half of the prompts, too.
+    """
 
     def cell(victim: str, moment: str, point: str, at: int = step, hit: int = 1, **others: Any) -> Cell:
         settings = {"hit": hit, **others.pop("settings", {})}
@@ -56,6 +59,10 @@ def conversation_cells_at(step: int = STEP) -> Iterable[Cell]:
     yield cell("critic_0", "turn_ended", "critic.update", step - 1, overrides=("run.schedule=overlap",), **waits)
     yield cell("controller", "turn_ended", turn, from_outside=True)
     yield cell("controller", "reply_taken", reply, from_outside=True)
+    yield cell("critic_0", "computing_values", "critic.compute_values")
+    yield cell("actor_1", "between_mini_batches", "actor.update.mini_batch")
+    yield cell("critic_0", "between_mini_batches", "critic.update.mini_batch")
+    yield cell("controller", "turn_ended_ahead", turn, from_outside=True, kind=STALE)
     yield cell("rollout_0", "turn_ended_shared", "rollout.generate.turn", hit=2, kind=SHARED)
     yield cell("rollout_0", "reply_taken_shared", "rollout.generate.reply", hit=2, kind=SHARED)
     yield cell("actor_1", "reply_taken_shared", reply, hit=2, kind=SHARED)
