@@ -70,4 +70,6 @@ def write_samples(run_dir: Path, kind: str, step: int, *rows: Sequence[Any]) -> 
     table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(columns)})
     file = rollouts_file(run_dir, kind, step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file)
+    unfinished = file.with_suffix(".unfinished")  # a file that is there is whole, as in a run
+    pq.write_table(table, unfinished)
+    unfinished.rename(file)
