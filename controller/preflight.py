@@ -66,12 +66,12 @@ class Inputs:
     def scored_sources(self, config: Config) -> frozenset[str]:
         """Returns the data sources scored by a reward function: all, or those with a function if others give scores.
 
-        An environment gives scores, but tools alone do not. A teacher alone needs none.
+        An environment gives scores; tools alone, and a program without `reward`, do not. A teacher alone needs none.
         """
         if self.reward_tokenizer is not None or config.teacher.only:
             return scored_sources(config.reward, self.data_sources)
         environments = {source: config.rollout.multi_turn.environment_of(source) for source in self.data_sources}
-        unscored = frozenset(source for source, own in environments.items() if own is None or own.tools)
+        unscored = frozenset(source for source, own in environments.items() if own is None or not own.gives_rewards)
         return unscored | scored_sources(config.reward, self.data_sources)
 
 

@@ -19,6 +19,10 @@ from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.config_error import config_errors
 
+_NO_REWARD_OF_PROGRAM = (
+    "a program without reward gives none: set reward: output beside command, and have it print a JSON object with score"
+    " as its last line, or reward: endpoint, or give its data_source a scorer"
+)
 _MAX_TRUTH = 10_000  # characters of a ground truth that is scored as a trial
 
 
@@ -39,8 +43,8 @@ def check_scoring(config: Config, rows: Iterable[PromptRow], *, trained: Set[str
     for source in sorted(scored):
         own = multi_turn.environment_of(source)
         if own is not None and not own.gives_rewards:
-            what = "tools alone give" if own.tools else "a command whose reward is null gives"
-            with config_errors(ValueError, before=f"{what} no reward: "):
+            what = "tools alone give no reward" if own.tools else _NO_REWARD_OF_PROGRAM
+            with config_errors(ValueError, before=f"{what}: "):
                 terms_of(config.reward, source)
     check_scorers(config.reward, scored)
     if not multi_turn.environments:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from environments.programs.errors import reason_in
 from splitppo.machine.children.ending import exit_code_of
 from splitppo.machine.children.supervisor import supervised
 from splitppo.machine.children.tree import kill_tree
@@ -99,9 +100,8 @@ class Program:
 
     @property
     def last_errors(self) -> str:
-        """The last lines of its error output, or else of its standard output, as one line of text for errors."""
-        lines = self._errors.lines() or self._output.lines() or ["it printed nothing"]
-        return " / ".join(line.strip() for line in lines[-4:])[-600:]
+        """The reason in its error output, or else in its standard output, as one line of text; see `reason_in`."""
+        return reason_in(self._errors.lines() or self._output.lines() or ["it printed nothing"])
 
     async def end(self) -> None:
         """Kills the program, if it runs, and all that it has started."""

@@ -42,15 +42,20 @@ class TypedTurns:
         self._tokenizer = tokenizer
         self._end = _end_of_turn(tokenizer)
 
-    async def tokens(self, number: int) -> list[int]:
-        """Returns the tokens of a turn, with the one that ends it, if it is ended so.
+    async def tokens(self, number: int) -> Sequence[int]:
+        """Returns the tokens of a turn, at least one, with the one that ends it, if it is ended so.
 
         Special tokens may be typed; the first one that ends a turn ends this one.
 
         Raises:
             Left: the user has had enough.
         """
-        text, is_cut = await self._text(number)
+        while not (ids := self._ids(*await self._text(number))):
+            self._transcript.line("    nothing is typed yet: a turn that is ended so has at least one token")
+        return ids
+
+    def _ids(self, text: str, is_cut: bool) -> Sequence[int]:
+        """Returns the tokens of what is typed for a turn; none if nothing is, and no token ends it."""
         ids = self._tokenizer.backend.encode(text, add_special_tokens=False).ids
         ends = [place for place, token in enumerate(ids) if token in self._tokenizer.eos_token_ids]
         if ends:
@@ -173,7 +178,7 @@ class HandPolicy:
         self._response = said.columns()
         return CommandReply(CommandResult(policy_version=base_step), started_s, unix_s())
 
-    def _cut(self, tokens: list[int], room: int, stop: Sequence[str]) -> list[int]:
+    def _cut(self, tokens: Sequence[int], room: int, stop: Sequence[str]) -> Sequence[int]:
         """Returns a turn up to where a worker group ends it: at a stop text, or where nothing more has room."""
         stops = (*self._config.rollout.stop, *stop)
         lengths = range(1, len(tokens)) if stops else ()

@@ -195,6 +195,14 @@ def test_a_coroutine_and_the_tokens_of_a_context(folder: Path) -> None:
     assert lines[-1] == "score: 1.25"
 
 
+@pytest.mark.parametrize("name", ["Riddle", ""])
+def test_a_turn_has_at_least_one_token(folder: Path, name: str) -> None:
+    agent = () if name else ("--agent", f"{folder}/agent.py:ask")
+    lines = played(folder, name, "/cut\n\\\n/cut\nab\n/cut\n/quit\n", *agent)
+    assert lines.count("    nothing is typed yet: a turn that is ended so has at least one token") == 2
+    assert any(line.startswith("--- turn 1: 2 tokens") for line in lines)
+
+
 def test_an_agent_begins_contexts_and_its_error_is_told(folder: Path) -> None:
     agent = ("--agent", f"{folder}/agent.py:ask")
     lines = played(folder, "", "me\n\nso\n\n", *agent)

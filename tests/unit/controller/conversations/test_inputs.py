@@ -80,6 +80,18 @@ def test_tools_alone_give_no_score(tmp_path: Path, make: Any) -> None:
         load_inputs(make(**keys, data__max_prompt_length=2))
 
 
+def test_a_program_without_reward_gives_no_score(tmp_path: Path, make: Any) -> None:
+    def program(**keys: Any) -> dict[str, Any]:
+        return {MULTI_TURN: {"environments": {"default": {"command": ["sh"], **keys}}}}
+
+    with pytest.raises(ConfigError, match=r"^a program without reward gives none: .*: no reward for data_source"):
+        load_inputs(make(**program()))
+    judged = {"reward__scorers": {"riddle": [{"name": "openai/gsm8k"}]}}
+    reward_model = {"reward_model__model": write_model(tmp_path / "rm", num_labels=1)}
+    for keys in (program(reward="output"), program(reward="endpoint"), program() | judged, program() | reward_model):
+        assert load_inputs(make(**keys))
+
+
 def test_what_an_environment_returns_is_not_known_before_the_run(make: Any) -> None:
     filters = {"algorithm__filter_groups__enable": True, "rollout__n": 2}
     assert load_inputs(make(algorithm__filter_groups__metric="num_wins", **filters, **TALKS))
