@@ -185,23 +185,32 @@ def kill_from_outside(cell: Cell, folder: RunFolder) -> None:
     )
     if mark.exists() or (cell.point and not (folder.path / FOLDER / passed_mark(cell.point, cell.step)).exists()):
         return
-    pids = titled(cell.title, folder) if cell.title else folder.pids(cell.role)[cell.rank :]
-    if not pids:
+    pids = titled(cell.title, folder) if cell.title else folder.pids(cell.role)
+    if len(pids) <= cell.rank:
         return
-    pid = pids[0]
+    pid = pids[cell.rank]
     os.kill(pid, signal.SIGKILL)
     mark.parent.mkdir(exist_ok=True)
     mark.write_text(json.dumps({"pid": pid, "rank": cell.rank, "step": cell.step, "unix_s": time.time()}))
 
 
 def titled(title: str, folder: RunFolder) -> list[int]:
-    """The pids of processes of a run with this in their command lines."""
+    """The pids of processes of a run with this in their command lines, parents before children."""
+    controllers = folder.pids("controller")
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if title in command and f"{folder.path}/" in command:
+        if title in command and (f"{folder.path}/" in command or is_descendant(process, controllers)):
             found.append(process.pid)
     return found
+
+
+def is_descendant(process: psutil.Process, pids: Iterable[int]) -> bool:
+    """Whether one of these processes, or one that it has started, has started a process."""
+    try:
+        return any(parent.pid in pids for parent in process.parents())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:

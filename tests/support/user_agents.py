@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from environments.gateway.session import Endpoint
 
 NUM_TURNS = 5
+PROGRAMS = ("by_anthropic", "by_urllib")  # what this file runs by their names
 KILLS = "SPLITPPO_TEST_KILLS"  # a file; the process is killed in a second turn, unless the file is there
 Ask = Callable[[Sequence[Mapping[str, str]]], Awaitable[str]]
 

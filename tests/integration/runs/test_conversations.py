@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, conversation_cells_at, echo
+from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, agent, conversation_cells_at, echo
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.support import text_game, user_agents, user_environments, verl_files
 from tests.support.context_episodes import MAX_CONTEXT_LENGTH, WITH_TEMPLATE
@@ -135,20 +133,6 @@ def templated(tmp_path: Path) -> tuple[str, ...]:
     """The limits of runs with agents, whose messages a chat template writes."""
     template = write(tmp_path, CHAT_TEMPLATE.replace("'\\n'", "'<eos>'"), "template.jinja")
     return (*LIMITS, f"data.chat_template={template}")
-
-
-def agent(name: str = "by_openai") -> str:
-    """Returns the override by which all conversations of a run are with an agent, or with the same as a coroutine."""
-    file = user_agents.__file__
-    program = {"command": [sys.executable, file, name], "reward": "output"}
-    kinds: dict[str, dict[str, Any]] = {
-        "by_chat": {"path": file, "name": name},
-        "by_anthropic": program,
-        "by_urllib": program,
-    }
-    environment = kinds.get(name, {"agent": f"{file}:{name}"})
-    text = yaml.safe_dump({"default": environment}, default_flow_style=True, width=1000).strip()
-    return f"rollout.multi_turn.environments={text}"
 
 
 @pytest.mark.promise("agents")
