@@ -1,6 +1,6 @@
 """Agents as a user writes them, for tests of runs; a run names this file in its configuration, or runs it.
 
-`by_openai` and the programs ask a chat API; `by_chat` is the same as a coroutine of an environment.
+`by_openai`, `by_retries` and the programs ask a chat API; `by_chat` is the same as a coroutine of an environment.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from environments.chat import Chat, Turn
     from environments.gateway.session import Endpoint
 
@@ -66,12 +69,31 @@ async def by_openai(endpoint: Endpoint, row: Mapping[str, Any]) -> dict[str, Any
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        return await play(partial(complete, client), row["seed"], row["ground_truth"])
 
-        async def ask(messages: Sequence[Mapping[str, str]]) -> str:
-            answer = await client.chat.completions.create(model=endpoint.model, messages=messages)  # type: ignore[arg-type]
-            return answer.choices[0].message.content or ""
 
-        return await play(ask, row["seed"], row["ground_truth"])
+async def by_retries(endpoint: Endpoint, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Plays by the client of OpenAI, which loses the first answer to each request, and tries again."""
+    import httpx
+    from openai import AsyncOpenAI
+
+    class Losing(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            response = await super().handle_async_request(request)
+            if request.headers["x-stainless-retry-count"] != "0":
+                return response
+            await response.aread()
+            return httpx.Response(503, headers={"retry-after-ms": "1"})
+
+    key = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    async with AsyncOpenAI(**key, http_client=httpx.AsyncClient(transport=Losing())) as client:
+        return await play(partial(complete, client), row["seed"], row["ground_truth"])
+
+
+async def complete(client: AsyncOpenAI, messages: Sequence[Mapping[str, str]]) -> str:
+    """Asks by the client of OpenAI."""
+    answer = await client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
+    return answer.choices[0].message.content or ""
 
 
 async def by_chat(chat: Chat, row: Mapping[str, Any]) -> dict[str, Any]:

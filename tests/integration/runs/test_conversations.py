@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.kill_matrix.conversation_cells import LIMITS, MAX_RESPONSE_LENGTH, agent, conversation_cells_at, echo
@@ -142,8 +143,8 @@ def test_an_agent_by_the_client_of_openai_trains_as_a_coroutine_does_and_also_wh
     runs: dict[str, tuple[str, ...]] = {
         "coroutine": ("run.schedule=serial", agent("by_chat")),
         "agent": ("run.schedule=overlap", agent()),
-        "lost": (EACH_STEP, "run.stop_after_step=2", agent()),
-        "resumed": (EACH_STEP, agent()),
+        "lost": (EACH_STEP, "run.stop_after_step=2", agent("by_retries")),
+        "resumed": (EACH_STEP, agent("by_retries")),
     }
     folders: dict[str, RunFolder] = {}
     for name, options in runs.items():
@@ -161,6 +162,9 @@ def test_an_agent_by_the_client_of_openai_trains_as_a_coroutine_does_and_also_wh
     digests = [folders[name].summary["weights_sha256"] for name in ("coroutine", "agent", "resumed")]
     assert digests == digests[:1] * 3
     assert learned(folders["coroutine"]) == learned(folders["agent"])
+    assert len(recorded(folders["coroutine"])) == NUM_STEPS
+    for name in ("agent", "resumed"):
+        assert recorded(folders[name]) == recorded(folders["coroutine"])
     for line in folders["agent"].metrics[1:]:
         assert line["num_turns/mean"] == user_agents.NUM_TURNS
         assert (line["environment/num_lost"], line["environment/num_agent_errors"]) == (0.0, 0.0)
@@ -174,6 +178,7 @@ def test_programs_train_as_a_coroutine_does_also_if_they_are_ended_and_started_a
     groups: ExternalGroups, templated: tuple[str, ...]
 ) -> None:
     digests = []
+    records = []
     for options in (
         (agent("by_chat"),),
         (agent("by_anthropic"),),
@@ -182,7 +187,10 @@ def test_programs_train_as_a_coroutine_does_also_if_they_are_ended_and_started_a
         groups.empty()
         with groups.started(*templated, *options, "run.stop_after_step=1") as controller:
             digests.append(controller.complete().summary["weights_sha256"])
+        records.append(recorded(controller.folder))
     assert digests == digests[:1] * 3
+    assert records == records[:1] * 3
+    assert all(row["ids"] for row in records[0]["1.parquet"])
 
 
 def test_agents_that_all_fail_after_an_answer_end_the_run_with_one_sentence(
@@ -322,6 +330,12 @@ def test_a_run_with_a_clock_and_random_numbers_repeats_what_it_has_learned(
     # Only the validation after the last step has asked; after the last checkpoint nobody needs the record.
     assert len((tmp_path / "asked").read_text().split()) == 8
     assert not list((groups.folder.path / "episodes").iterdir())
+
+
+def recorded(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
+    """The record of each training step, row by row: token ids, texts, rewards, contexts."""
+    files = (folder.path / "rollouts/train").iterdir()
+    return {file.name: pq.read_table(file).to_pylist() for file in files}
 
 
 def learned(folder: RunFolder) -> dict[int, dict[str, float]]:
