@@ -94,7 +94,7 @@ class TookTooLong(TimeoutError):
 Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
 
 
-_REPLYING = ("user", "tool")  # roles of what follows a turn
+REPLYING_ROLES = ("user", "tool")  # of messages that follow a turn
 _OF_CONTEXT = ("system", "user", "assistant", "tool")  # roles of a context that begins anew
 _NO_LIMITS = TurnLimits()
 _MAX_DEPTH = 100  # of mappings and lists in messages and schemas
@@ -201,7 +201,7 @@ def _checked_reply(message: Message) -> Message:
     Raises:
         ValueError: another role, or no text of at most 1 MiB.
     """
-    _check_text(message, _REPLYING)
+    _check_text(message, REPLYING_ROLES)
     plain_values = {key: plain(value) for key, value in message.items()}
     return {**plain_values, "content": without_surrogates(message["content"])}
 

@@ -104,9 +104,10 @@ def load_parser(tool_format: str | None) -> Parse:
 def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Sequence[Tool]], is_start: bool) -> Loaded:
     """Loads one environment, or says in a ConfigError what is wrong with it.
 
-    without a name                  the tools that it lists a name without a path           a built-in environment a
-    coroutine of a file           the user's conversation, as it is a class of a file               the user's
-    environment: its `reset`, and its tools or its `step`
+    without a name           the tools that it lists
+    a name without a path    a built-in environment
+    a coroutine of a file    the user's conversation, as it is
+    a class of a file        the user's environment: its `reset`, and its tools or its `step`
     """
     if config.name is None:
         found = [tool for entry in config.tools for tool in named(entry, f"{key}.tools")]

@@ -4,27 +4,25 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.gateway.questions import (
-    Answered,
-    Question,
-    Refused,
-    assistant_message,
-    bad_request,
+from environments.gateway.questions import Answered, Question, Refused, bad_request, unsupported
+from environments.gateway.request_fields import (
+    ignored_in,
     limits_of,
     list_of,
     model_of,
     name_of,
-    set_parameters,
-    system_message,
-    template_call,
     text_of,
     text_of_parts,
+    tools_of,
+)
+from environments.gateway.template_messages import (
+    assistant_message,
+    system_message,
+    template_call,
     tool_result,
-    tool_schema,
-    unsupported,
     user_message,
 )
-from environments.messages import Message, Schemas
+from environments.messages import Message
 
 # Parameters that are the run's own, or that change nothing here.
 _IGNORED = ("context_management", "effort", "output_config", "temperature", "thinking", "top_k", "top_p")
@@ -47,31 +45,22 @@ def read(fields: Mapping[str, Any]) -> Question:
     config = fields.get("output_config")
     if isinstance(config, dict) and config.get("format") is not None:
         raise unsupported("output_config.format is not supported: the policy samples with no grammar")
-    tools = _tools_of(fields)
+    tools = tools_of(fields, _function_of, "a tool of the program's, with input_schema")
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
-    limits = limits_of(
-        fields.get("max_tokens"), fields.get("stop_sequences"), max_tokens_key="max_tokens", stop_key="stop_sequences"
-    )
     return Question(
         messages=_messages_of(fields),
         tools=tools,
-        limits=limits,
+        limits=limits_of(fields, max_tokens_key="max_tokens", stop_key="stop_sequences"),
         reads_calls=bool(tools) and kind != "none",
-        ignored=(
-            *set_parameters(fields, _IGNORED),
-            *(() if kind in (None, "auto", "none") else ("tool_choice",)),
-        ),
+        ignored=ignored_in(fields, _IGNORED, kind),
     )
 
 
-def _tools_of(fields: Mapping[str, Any]) -> Schemas:
-    schemas = []
-    for number, tool in enumerate(list_of(fields.get("tools"), "tools")):
-        if tool.get("type", "custom") not in ("custom", None) or not isinstance(tool.get("input_schema"), dict):
-            raise unsupported(f"tools[{number}]: expected a tool of the program's, with input_schema")
-        schemas.append(tool_schema({**tool, "parameters": tool["input_schema"]}, f"tools[{number}]"))
-    return tuple(schemas)
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    schema = tool.get("input_schema")
+    is_of_program = tool.get("type") in ("custom", None)
+    return {**tool, "parameters": schema} if is_of_program and isinstance(schema, dict) else None
 
 
 def _messages_of(fields: Mapping[str, Any]) -> tuple[Message, ...]:

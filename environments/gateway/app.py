@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 from environments.gateway import anthropic_messages, chat_completions, responses
 from environments.gateway.keys import Keys
 from environments.gateway.line import Exchange
-from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request, object_of
+from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request
+from environments.gateway.request_fields import object_of
 from rewards.returned import score_and_fields
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Reque
     question = api.read(fields)
     _count_ignored(keys.ignored, question)
     exchange = dialogue.take(question, is_retry=_is_retry(request))
-    _busy(request)
+    _tell_connection(request)
     listener = object()
     exchange.listeners.add(listener)
     is_told = False
@@ -167,8 +168,8 @@ def _is_retry(request: Request) -> bool:
     return count.isdecimal() and count.strip("0") != ""
 
 
-def _busy(request: Request) -> None:
-    """Tells the connection that it is one of a program that waits for an answer."""
+def _tell_connection(request: Request) -> None:
+    """Tells the connection of a request that a program with a living key waits there for an answer."""
     has_key = request.scope.get("state", {}).get(HAS_KEY)
     if has_key is not None:
         has_key()

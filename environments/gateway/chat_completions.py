@@ -5,28 +5,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.gateway.questions import (
-    Answered,
-    Question,
-    Refused,
-    assistant_message,
-    bad_request,
-    canonical,
+from environments.gateway.questions import Answered, Question, Refused, bad_request, canonical, unsupported
+from environments.gateway.request_fields import (
+    ignored_in,
     limits_of,
     list_of,
     model_of,
     name_of,
-    set_parameters,
-    system_message,
-    template_call,
     text_of,
     text_of_parts,
+    tools_of,
+)
+from environments.gateway.template_messages import (
+    assistant_message,
+    system_message,
+    template_call,
     tool_result,
-    tool_schema,
-    unsupported,
     user_message,
 )
-from environments.messages import Message, Schemas
+from environments.messages import Message
 
 # Parameters that are the run's own, or that change nothing here.
 _IGNORED = (
@@ -49,24 +46,17 @@ _TEXT_PARTS = ("text", "refusal")
 def read(fields: Mapping[str, Any]) -> Question:
     """Reads a request; Refused says what is wrong with it, or not supported."""
     _check_supported(fields)
-    tools = _tools_of(fields)
+    tools = tools_of(fields, _function_of, "a tool of type function")
     choice = fields.get("tool_choice")
     max_tokens_key = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     return Question(
         messages=_messages_of(list_of(fields.get("messages"), "messages")),
         tools=tools,
         limits=limits_of(
-            fields.get(max_tokens_key),
-            fields.get("stop"),
-            max_tokens_key=max_tokens_key,
-            stop_key="stop",
-            with_log_probs=bool(fields.get("logprobs")),
+            fields, max_tokens_key=max_tokens_key, stop_key="stop", with_log_probs=bool(fields.get("logprobs"))
         ),
         reads_calls=bool(tools) and choice != "none",
-        ignored=(
-            *set_parameters(fields, _IGNORED),
-            *(() if choice in (None, "auto", "none") else ("tool_choice",)),
-        ),
+        ignored=ignored_in(fields, _IGNORED, choice),
     )
 
 
@@ -84,13 +74,9 @@ def _check_supported(fields: Mapping[str, Any]) -> None:
         raise unsupported("modalities: expected text alone")
 
 
-def _tools_of(fields: Mapping[str, Any]) -> Schemas:
-    schemas = []
-    for number, tool in enumerate(list_of(fields.get("tools"), "tools")):
-        if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise unsupported(f"tools[{number}]: expected a tool of type function")
-        schemas.append(tool_schema(tool["function"], f"tools[{number}]"))
-    return tuple(schemas)
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    function = tool.get("function")
+    return function if tool.get("type") == "function" and isinstance(function, dict) else None
 
 
 def _messages_of(written: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -8,6 +8,7 @@ from environments.chat import Chat, ContextFull, ConversationOver, Turn
 from environments.gateway.history import History
 from environments.gateway.line import Exchange, Line
 from environments.gateway.questions import Answered, Outcome, Question, Refused, bad_request
+from environments.messages import Answer
 from environments.tools import reason_of
 
 log = logging.getLogger(__name__)
@@ -105,12 +106,13 @@ class Dialogue:
         if place.why and self.began.is_set():
             log.info("%s: a context begins: %s", self._name, place.why)
         self.began.set()
-        if place.after is None:
+        if place.follows is None:
             turn = await self._chat.restart(*place.messages, tools=question.tools, limits=question.limits)
         else:
-            after = place.after if place.after_turn else None
-            turn = await self._chat.turn(*place.messages, after=after, limits=question.limits)
-        answered = read_turn(self._chat, turn, question)
+            turn = await self._chat.turn(*place.messages, after=place.after, limits=question.limits)
+        answered = _answered(turn, self._chat.pending.text, question)
+        if turn.calls and not answered.calls:
+            self._chat.pending = _with_text_alone(self._chat.pending, turn, question)
         self._history.add(question, answered)
         return answered
 
@@ -123,19 +125,23 @@ class Dialogue:
         return Refused(403, "conversation_over", self._why_over)
 
 
-def read_turn(chat: Chat, turn: Turn, question: Question) -> Answered:
+def _answered(turn: Turn, text_before_calls: str, question: Question) -> Answered:
     """Returns what the program is told of the turn that answered a question.
 
-    If the request has no tools, or one of the calls is broken, the turn is text; so it is for scorers, then.
+    If the question wants no calls, or one of the turn's calls is broken, the whole turn is text.
     """
-    num_bad_calls = sum(bool(call.error) for call in turn.calls) if question.reads_calls else 0
-    if turn.calls and question.reads_calls and not num_bad_calls:
-        return Answered(turn, chat.pending.text, turn.calls)
-    if turn.calls:
-        num_calls = len(turn.calls) if question.reads_calls else 0
-        chat.pending = replace(chat.pending, text="", calls=(), num_calls=num_calls, num_bad_calls=num_bad_calls)
+    are_calls_told = question.reads_calls and not any(call.error for call in turn.calls)
+    if turn.calls and are_calls_told:
+        return Answered(turn, text_before_calls, turn.calls)
     found = [(turn.text.find(stop), stop) for stop in question.limits.stop if stop in turn.text]
     if not found:
         return Answered(turn, turn.text)
     end, stop = min(found)
     return Answered(turn, turn.text[:end], stop=stop)
+
+
+def _with_text_alone(pending: Answer, turn: Turn, question: Question) -> Answer:
+    """Returns what is told of a turn whose calls the program is not told: the turn is text for scorers, too."""
+    calls = turn.calls if question.reads_calls else ()
+    num_bad_calls = sum(bool(call.error) for call in calls)
+    return replace(pending, text="", calls=(), num_calls=len(calls), num_bad_calls=num_bad_calls)

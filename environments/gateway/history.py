@@ -10,31 +10,32 @@ histories that the policy has answered in this conversation:
 
 from dataclasses import dataclass
 
-from environments.chat import Turn
-from environments.gateway.questions import Answered, Question, assistant_message, template_call
+from environments.chat import REPLYING_ROLES, Turn
+from environments.gateway.questions import Answered, Question, digest_with
+from environments.gateway.template_messages import assistant_message, template_call
 from environments.messages import Message
 
-_REPLYING = ("user", "tool")  # roles of what may follow a turn
 _MAX_SHOWN = 60  # characters of a text in a reason
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a question is asked.
+    """Where a question is asked: after the latest turn, after an earlier one, or in a context that begins anew.
 
     Attributes:
-        after: the turn that `messages` follow; None: they are a context that begins anew.
-        why: why a context begins, as a clause; empty if the question follows the latest turn.
+        follows: the turn that `messages` follow; None: they are a context that begins anew.
+        messages: those of the question that the policy has not seen there.
+        why: the reason why a context begins, as a clause; empty if the question follows the latest turn.
     """
 
-    after: Turn | None
+    follows: Turn | None
     messages: tuple[Message, ...]
     why: str = ""
 
     @property
-    def after_turn(self) -> int | None:
-        """The number of an earlier turn that the question follows; None: it follows the latest, or begins anew."""
-        return self.after.number if self.after is not None and self.why else None
+    def after(self) -> Turn | None:
+        """The turn that the question follows if a later one has been said, see `Chat.turn`; else None."""
+        return self.follows if self.why else None
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class History:
         self._latest: _Known | None = None
 
     def place(self, question: Question) -> Place:
-        """Returns where a question is asked: after the longest history that was answered, or in a context anew."""
+        """Returns where a question is asked: after the longest answered history that it begins with, or anew."""
         for length in range(len(question.messages) - 1, 0, -1):
-            if question.messages[length]["role"] not in _REPLYING:
+            if question.messages[length]["role"] not in REPLYING_ROLES:
                 break
             known = self._answered.get(question.prefixes[length])
             if known is not None:
@@ -67,12 +68,14 @@ class History:
     def add(self, question: Question, answered: Answered) -> None:
         """Takes the answer to a question."""
         calls = [template_call(call.id, call.name, call.arguments) for call in answered.calls]
-        whole = question.followed_by(assistant_message(answered.text, calls))
+        message = assistant_message(answered.text, calls)
+        prefixes = (*question.prefixes, digest_with(question.prefixes[-1], message))
         same = self._num_same(question)
+        # Messages that many requests have are kept once.
         before = self._touched[question.prefixes[same]].messages[:same] if same else ()
-        known = _Known((*before, *whole.messages[same:]), answered.turn)  # one object for a message of many requests
-        self._answered[whole.prefixes[-1]] = known
-        self._touched.update(dict.fromkeys(whole.prefixes, known))
+        known = _Known((*before, *question.messages[same:], message), answered.turn)
+        self._answered[prefixes[-1]] = known
+        self._touched.update(dict.fromkeys(prefixes, known))
         self._latest = known
 
     def _num_same(self, question: Question) -> int:

@@ -12,7 +12,7 @@ from environments.messages import Answer
 
 log = logging.getLogger(__name__)
 
-_ORDER_S = 20.0  # in which a program that is repeated asks what it asked before
+_ORDER_S = 20.0  # a program that is repeated asks what it asked before within this time
 _MAX_WAITING = 512
 
 
@@ -32,11 +32,14 @@ class Exchange:
 
     @property
     def is_owed(self) -> bool:
-        """True if no program has the outcome, or waits for it: its connection broke, or it was started again."""
+        """True if no program has the outcome or waits for it: the connection broke, or the program began again."""
         return not self.is_told and not self.listeners
 
     def leave(self, listener: object, *, is_told: bool) -> None:
-        """Takes leave of a listener; of what a program that has been started again was told before, nothing counts."""
+        """Removes a listener, and notes whether it was told the outcome.
+
+        Once the program has been started again, what an earlier listener was told does not count.
+        """
         if listener in self.listeners:
             self.listeners.remove(listener)
             self.is_told |= is_told
@@ -50,7 +53,7 @@ class Line:
     """
 
     def __init__(self, told: Sequence[Answer], name: str) -> None:
-        """Begins with no question; `told` is what the model was told before, if the conversation is repeated."""
+        """Makes a line without questions; `told` is what the model was told before a conversation is repeated."""
         self.exchanges: deque[Exchange] = deque()
         self._told = deque(told)
         self._name = name
@@ -89,7 +92,7 @@ class Line:
         return self.exchanges[0]
 
     def leave(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Takes leave of a question, whose outcome is there."""
+        """Removes a question, and gives its outcome to all who wait for it."""
         self.exchanges.remove(exchange)
         exchange.outcome.set_result(outcome)
 
@@ -102,8 +105,10 @@ class Line:
 def _is_what_was_told(question: Question, told: Answer, history: History) -> bool:
     """Returns True if a question is asked in just the words, and at the place, of what the model was told before."""
     place = history.place(question)
-    is_same_context = told.begins_context == (place.after is None) and told.after_turn == place.after_turn
-    asked = Question(place.messages, question.tools if place.after is None else ())
+    after_turn = None if place.after is None else place.after.number
+    begins_anew = place.follows is None
+    is_same_context = told.begins_context == begins_anew and told.after_turn == after_turn
+    asked = Question(place.messages, question.tools if begins_anew else ())
     asked_before = Question(tuple(told.messages), told.tools or ())
     is_same_text = asked.prefixes[-1] == asked_before.prefixes[-1]
     return is_same_context and is_same_text and told.limits == question.limits

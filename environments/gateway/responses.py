@@ -9,27 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from environments.gateway.chat_completions import error
-from environments.gateway.questions import (
-    Answered,
-    Question,
-    assistant_message,
-    bad_request,
-    canonical,
+from environments.gateway.questions import Answered, Question, bad_request, canonical, unsupported
+from environments.gateway.request_fields import (
+    ignored_in,
     limits_of,
     list_of,
     model_of,
     name_of,
-    set_parameters,
-    system_message,
-    template_call,
     text_of,
     text_of_parts,
+    tools_of,
+)
+from environments.gateway.template_messages import (
+    assistant_message,
+    system_message,
+    template_call,
     tool_result,
-    tool_schema,
-    unsupported,
     user_message,
 )
-from environments.messages import Message, Schemas
+from environments.messages import Message
 
 __all__ = ["error", "read", "stream", "write"]
 
@@ -47,28 +45,19 @@ def read(fields: Mapping[str, Any]) -> Question:
     text_format = text.get("format") if isinstance(text, dict) else None
     if text_format is not None and text_format != {"type": "text"}:
         raise unsupported("text.format: expected text, the policy samples with no grammar")
-    tools = _tools_of(fields)
+    tools = tools_of(fields, _function_of, "a tool of type function")
     choice = fields.get("tool_choice")
-    limits = limits_of(fields.get("max_output_tokens"), None, max_tokens_key="max_output_tokens", stop_key="stop")
     return Question(
         messages=_messages_of(fields),
         tools=tools,
-        limits=limits,
+        limits=limits_of(fields, max_tokens_key="max_output_tokens"),
         reads_calls=bool(tools) and choice != "none",
-        ignored=(
-            *set_parameters(fields, _IGNORED),
-            *(() if choice in (None, "auto", "none") else ("tool_choice",)),
-        ),
+        ignored=ignored_in(fields, _IGNORED, choice),
     )
 
 
-def _tools_of(fields: Mapping[str, Any]) -> Schemas:
-    schemas = []
-    for number, tool in enumerate(list_of(fields.get("tools"), "tools")):
-        if tool.get("type") != "function":
-            raise unsupported(f"tools[{number}]: expected a tool of type function")
-        schemas.append(tool_schema(tool, f"tools[{number}]"))
-    return tuple(schemas)
+def _function_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return tool if tool.get("type") == "function" else None
 
 
 def _messages_of(fields: Mapping[str, Any]) -> tuple[Message, ...]:

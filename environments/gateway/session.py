@@ -1,9 +1,9 @@
 """The endpoint of an environment process, and the part of it that belongs to one conversation.
 
-program  -- POST /v1/chat/completions -->  app: which conversation the key is of
-dialogue: a repeat, or a question that is asked when its turn comes
-history: which context it belongs to
-Chat.turn or Chat.restart  -->  the policy
+program  -- POST /v1/chat/completions -->  app.py       finds the conversation of the key
+                                           dialogue.py  a repeat, or a question that is asked when its turn comes
+                                           history.py   finds the context that the question belongs to
+policy   <-- Chat.turn, Chat.restart ----
 """
 
 import asyncio

@@ -35,7 +35,7 @@ def said(text: str, **more: object) -> dict[str, object]:
 def test_the_same_history_and_more_follows_the_latest_turn() -> None:
     history = history_of(([USER], "hm"))
     place = history.place(read({"messages": [USER, said("hm"), {"role": "user", "content": "well?"}]}))
-    assert place.after == turn(1, "hm")
+    assert place.follows == turn(1, "hm")
     assert place.messages == ({"role": "user", "content": "well?"},)
     assert place.why == ""
 
@@ -44,10 +44,10 @@ def test_an_earlier_history_and_more_follows_the_turn_that_answered_it() -> None
     more = [USER, said("hm"), {"role": "user", "content": "well?"}]
     history = history_of(([USER], "hm"), (more, "five"))
     place = history.place(read({"messages": [*more[:2], {"role": "user", "content": "now?"}]}))
-    assert place.after == turn(1, "hm")
+    assert place.follows == turn(1, "hm")
     assert place.why == "the history is that of turn 1, the latest turn is 2"
     again = history.place(read({"messages": more}))
-    assert (again.after, again.messages) == (turn(1, "hm"), ({"role": "user", "content": "well?"},))
+    assert (again.follows, again.messages) == (turn(1, "hm"), ({"role": "user", "content": "well?"},))
 
 
 def test_a_call_is_the_same_however_its_json_is_written() -> None:
@@ -58,7 +58,7 @@ def test_a_call_is_the_same_however_its_json_is_written() -> None:
     for content in ({"content": None}, {"content": ""}, {}, {"content": []}, {"content": "", "refusal": None}):
         messages = [USER, {"role": "assistant", "tool_calls": [CALL], **content}, RESULT]
         place = history.place(read({"messages": messages, "tools": [TOOL]}))
-        assert place.after == turn(1)
+        assert place.follows == turn(1)
         assert place.messages == ({"role": "tool", "name": "add", "tool_call_id": "call00100", "content": "5"},)
 
 
@@ -78,14 +78,14 @@ def test_anything_else_begins_anew_and_says_what_is_different() -> None:
         ),
     ):
         place = history.place(read({"messages": messages}))
-        assert (place.after, place.why) == (None, why)
+        assert (place.follows, place.why) == (None, why)
         assert len(place.messages) == len(messages)
 
 
 def test_other_tools_are_another_context() -> None:
     history = history_of(([USER], "hm"))
     place = history.place(read({"messages": [USER, said("hm"), USER], "tools": [TOOL]}))
-    assert place.after is None
+    assert place.follows is None
     assert place.why == "its tools are others than those of the requests before"
     assert History().place(read({"messages": [USER]})).why == "nothing was answered before"
 
@@ -93,12 +93,12 @@ def test_other_tools_are_another_context() -> None:
 def test_reasoning_does_not_count() -> None:
     history = history_of(([USER], "hm"))
     messages = [USER, said("hm", reasoning_content="I think"), USER]
-    assert history.place(read({"messages": messages})).after == turn(1, "hm")
+    assert history.place(read({"messages": messages})).follows == turn(1, "hm")
 
 
 def test_of_two_turns_with_the_same_history_the_later_one_goes_on() -> None:
     history = history_of(([USER], "hm"), ([USER], "hm"))
-    assert history.place(read({"messages": [USER, said("hm"), USER]})).after == turn(2, "hm")
+    assert history.place(read({"messages": [USER, said("hm"), USER]})).follows == turn(2, "hm")
 
 
 texts = st.sampled_from(["", "a", "b"])
@@ -121,4 +121,4 @@ def test_what_follows_a_turn_has_exactly_its_history(
         if asked[: len(one)] == one and len(asked) > len(one) and {role for role, _ in asked[len(one) :]} == {"user"}
     ]
     place = history_of(*((written(pairs), text) for pairs, text in answered)).place(read({"messages": written(asked)}))
-    assert (place.after and place.after.number) == (max(fitting)[1] if fitting else None)
+    assert (place.follows and place.follows.number) == (max(fitting)[1] if fitting else None)
