@@ -1,4 +1,4 @@
-"""A conversation with an agent: it gets an endpoint and a row, asks the policy there, and ends; what it is worth.
+"""A conversation with an agent: it gets an endpoint and a row, asks the policy there, and ends with its rewards.
 
     RunningConversation      agent's conversation                    agent
     converse(chat, row) -->  gateway.session(chat), start   ------>  run(endpoint, row), or a process
@@ -41,7 +41,11 @@ _LAST_PORT = 65_535
 
 
 class Agents:
-    """Holds what all agents of an environment process share: the gateway that they call, and places of programs."""
+    """All that the agents of an environment process share: the gateway that they call, and the places of programs.
+
+    Attributes:
+        limit_s: the time that an agent may take to begin, and between an answer and its next request.
+    """
 
     def __init__(self, gateway: Gateway, config: MultiTurnConfig) -> None:
         self.gateway = gateway
@@ -52,7 +56,7 @@ class Agents:
     async def open(cls, config: MultiTurnConfig) -> "Agents":
         """Opens the gateway, at the first free port from the configured one on; ConfigError: it cannot listen there."""
         own = config.gateway
-        last = own.port if own.port == 0 else min(own.port + _NUM_PORTS - 1, _LAST_PORT)
+        last = own.port if own.port == 0 else min(own.port + _NUM_PORTS - 1, _LAST_PORT)  # 0: any free port
         for port in range(own.port, last):
             try:
                 return cls(await Gateway.open(own.host, port), config)
@@ -97,9 +101,9 @@ class FunctionAgent:
         try:
             returned = await chat.runner(NO_CALL, run)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-            return questions.worth(None, f"{self.name}{line_in(self.path, error)}", reason_of(error))
+            return questions.settle(None, f"{self.name}{line_in(self.path, error)}", reason_of(error))
         else:
-            return questions.worth(returned, self.name)
+            return questions.settle(returned, self.name)
         finally:
             session.close()
 
@@ -120,13 +124,13 @@ class CommandAgent:
             session.accepts_rewards = True
             given["reward_key"] = session.reward_key
         try:
-            return await _ProgramTalk(self, chat, session, given).hold()
+            return await _ProgramTalk(self, chat, session, given).run()
         finally:
             session.close()
 
 
 class Questions:
-    """Counts what an agent asks the policy, and says what the agent's end is worth.
+    """Counts what an agent asks the policy, and settles with which rewards or failure the agent has ended.
 
     Attributes:
         num_open: the questions without an answer.
@@ -159,11 +163,15 @@ class Questions:
             self.num_open -= 1
             self._on_change()
 
-    def worth(self, rewards: Any, name: str, error: str = "") -> Any:
-        """Returns the rewards that an agent has given: None, a number, or a dict with score.
+    def settle(self, rewards: Any, name: str, error: str = "") -> Any:
+        """Returns the rewards of an agent that has ended, and notes its failure, if the policy may be the cause.
 
-        `error` says why it has failed; empty: it has not. Rewards of another kind are a failure, too. It is none if the
-        agent ends because it was told that the policy says no more, or that there is no room.
+        An end is no failure if the agent was told that the policy says no more, or that there is no room.
+
+        Args:
+            rewards: None, a number, or a dict with score; anything else is a failure.
+            name: what the agent is called in errors.
+            error: why it has failed; empty: it has not.
 
         Raises:
             EnvironmentFailed: it has failed before the policy has answered, so the policy cannot be the cause; or the
@@ -198,7 +206,9 @@ class _ProgramTalk:
     """One conversation with a program, which may be ended while it waits for the policy, and started again."""
 
     def __init__(self, agent: CommandAgent, chat: Chat, session: Session, given: Mapping[str, Any]) -> None:
-        self._agent = agent
+        self._config = agent.config
+        self._places = agent.agents.places
+        self._limit_s = agent.agents.limit_s
         self._session = session
         self._questions = Questions(chat, session, self._show_waiting)
         self._given = (json.dumps(given, default=str) + "\n").encode()
@@ -207,15 +217,15 @@ class _ProgramTalk:
         self._is_answered = asyncio.Event()  # there is no question without an answer
         self._running: tuple[Place, asyncio.Timeout] | None = None  # while a program runs
 
-    async def hold(self) -> Any:
+    async def run(self) -> Any:
         """Runs the program until it ends, and returns its rewards."""
         while True:
-            async with self._agent.agents.places.place(self._must_leave.set) as place:
+            async with self._places.place(self._must_leave.set) as place:
                 program = await Program.start(
-                    self._agent.config.command, self._variables, self._given, self._session.endpoint.api_key
+                    self._config.command, self._variables, self._given, marker=self._session.endpoint.api_key
                 )
                 try:
-                    error = await self._ends(program, place)
+                    error = await self._failure_of(program, place)
                 finally:
                     await program.end()
             if error is not None:
@@ -223,8 +233,11 @@ class _ProgramTalk:
             await self._is_answered.wait()
             self._session.restarted()
 
-    async def _ends(self, program: Program, place: Place) -> str | None:
-        """Waits for the end of a program; returns why it has failed, empty if it has not, None if it made room."""
+    async def _failure_of(self, program: Program, place: Place) -> str | None:
+        """Waits for the end of a program, and returns why it has failed; empty if it has not.
+
+        None: it still runs, waits for the policy, and has to leave its place to another program.
+        """
         self._must_leave.clear()
         leaving = asyncio.create_task(self._must_leave.wait())
         ending = asyncio.create_task(program.exit_code())
@@ -238,8 +251,7 @@ class _ProgramTalk:
             if code := ending.result():
                 return f"it {how_it_ended(code)}: {program.last_errors}"
         except TimeoutError:
-            limit_s = self._agent.agents.limit_s
-            return f"it took longer than {limit_s:g} s until its next request: {program.last_errors}"
+            return f"it took longer than {self._limit_s:g} s until its next request: {program.last_errors}"
         except TooMuchOutput as error:
             return str(error)
         finally:
@@ -249,7 +261,10 @@ class _ProgramTalk:
         return ""
 
     def _show_waiting(self) -> None:
-        """Lets the time limit stand still, and the place be given away, while the program waits for the policy."""
+        """Lets the time limit stand still, and the place be given away, while the program waits for the policy.
+
+        It is called whenever a question begins or ends, and when a program has started.
+        """
         is_waiting = self._questions.num_open > 0
         if is_waiting:
             self._is_answered.clear()
@@ -261,19 +276,19 @@ class _ProgramTalk:
         if limit.expired():
             return
         now_s = asyncio.get_running_loop().time()
-        limit.reschedule(None if is_waiting else now_s + self._agent.agents.limit_s)
-        self._agent.agents.places.set_idle(place, is_idle=is_waiting)
+        limit.reschedule(None if is_waiting else now_s + self._limit_s)
+        self._places.set_idle(place, is_idle=is_waiting)
 
     def _rewards(self, program: Program, error: str) -> Any:
         """Returns the rewards of a program that has ended, by the way that the configuration names."""
         rewards = None
-        if self._agent.config.reward == "endpoint":
+        if self._config.reward == "endpoint":
             rewards = self._session.posted
-        elif self._agent.config.reward == "output":
+        elif self._config.reward == "output":
             rewards = _printed(program.last_printed)
         if not error and not self._questions.num_answered:
             error = f"it ended without an answer to a request: {program.last_errors}"
-        return self._questions.worth(rewards, shlex.join(self._agent.config.command), error)
+        return self._questions.settle(rewards, shlex.join(self._config.command), error)
 
 
 def _printed(line: str) -> Any:
