@@ -33,8 +33,9 @@ async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequenc
     async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
         turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
         environments = Environments(config, processes, tokenizer, turn_tokens)
-        tried = [prompt for table in tables for prompt in _first_prompts(processes, table)]
-        asked = [_or_raise(one) for one in await gather_calls(*(_tried(environments, prompt) for prompt in tried))]
+        prompts = [prompt for table in tables for prompt in _first_prompts(processes, table)]
+        tried = await gather_calls(*(_tried(environments, prompt) for prompt in prompts))
+        asked = [_or_raise(one) for one in tried]
         await must_record(section, processes, tables[0].rows)
         tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
     each = (
@@ -62,6 +63,7 @@ async def _tried(environments: Environments, prompt: PromptBatch) -> str | Confi
 
 
 def _or_raise(asked: str | ConfigError) -> str:
+    """Returns what `_tried` has returned, or raises it."""
     if isinstance(asked, ConfigError):
         raise asked
     return asked

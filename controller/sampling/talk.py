@@ -287,32 +287,39 @@ class Talk:
         """Decodes a turn and tells it to the environment; returns its answer as tokens.
 
         There are none if the environment has ended the conversation, or if the policy may say no more. Then the
-        environment is told so, and answers for the last time. It has failed if one answer after the other does not fit
-        into the context.
+        environment is told so, and answers for the last time.
         """
         text, has_stopped = self._text_of(turn, said.limits)
         answer = await self._times.note(self._say(turn, text, has_stopped, episode, said))
         said.add_answer(answer)
         said.add_text(text, answer)
         said.is_truncated = turn.is_last and not has_stopped
-        reply: Reply | NoRoom = Reply()
-        for num_refused in range(_MAX_REFUSED):
-            if answer.is_over:
-                said.ended_by = "environment"
-                said.is_truncated |= num_refused > 0
-                return Reply()
-            if turn.turn < self._environments.config.rollout.multi_turn.max_turns:
-                reply = await self._tokens_of(answer, turn, said)
-            if isinstance(reply, Reply):
-                break
-            answer = await self._times.note(episode.refuse(reply))
-            said.add_answer(answer)
-        else:
-            said.add_answer(Answer(lost=f"{_MAX_REFUSED} answers to turn {turn.turn} did not fit into the context"))
-            reply = Reply()
-        if not len(reply.tokens):
+        reply = Reply()
+        if not answer.is_over and turn.turn < self._environments.config.rollout.multi_turn.max_turns:
+            reply = await self._reply_that_fits(answer, turn, episode, said)
+        if said.answers[-1].is_over:
+            said.ended_by = "environment"
+        elif not len(reply.tokens):
             said.add_answer(await self._times.note(episode.end()))
         return reply
+
+    async def _reply_that_fits(self, answer: Answer, turn: Turn, episode: Episode, said: _Said) -> Reply:
+        """Returns an answer as tokens, or the one that takes its place because it does not fit into the context.
+
+        There are no tokens if none of them can be said. The environment has failed if one answer after the other does
+        not fit.
+        """
+        for _ in range(_MAX_REFUSED):
+            reply = await self._tokens_of(answer, turn, said)
+            if isinstance(reply, Reply):
+                return reply
+            answer = await self._times.note(episode.refuse(reply))
+            said.add_answer(answer)
+            if answer.is_over:
+                said.is_truncated = True
+                return Reply()
+        said.add_answer(Answer(lost=f"{_MAX_REFUSED} answers to turn {turn.turn} did not fit into the context"))
+        return Reply()
 
     def _text_of(self, turn: Turn, limits: TurnLimits) -> tuple[str, bool]:
         """Returns the text of a turn, and whether it ended by itself, and not at a limit of its length."""
@@ -351,9 +358,10 @@ class Talk:
         )
 
     async def _tokens_of(self, answer: Answer, turn: Turn, said: _Said) -> Reply | NoRoom:
-        """Returns an answer as tokens, or that they and one token more do not fit into its context.
+        """Returns an answer as tokens, or NoRoom if they and one token more do not fit into the context.
 
-        There are none if they do not fit into the response, or cannot be said to the model.
+        There are no tokens if the response has no room for them, which cuts the conversation off, or if they cannot be
+        said to the model, which is a failure of the environment.
         """
         if turn.is_last:
             said.is_truncated = True
@@ -373,27 +381,30 @@ class Talk:
         return reply
 
     async def _rendered(self, answer: Answer, turn: Turn, said: _Said) -> Reply:
-        """Returns an answer as the tokens that follow the turn before it, or of the context that it begins.
+        """Returns an answer as the tokens that follow a turn, or of the context that it begins.
 
         Raises:
             ValueError: the chat template cannot write it.
         """
+        if not answer.begins_context:
+            return self._following(answer, turn, said.history)
         environments = self._environments
-        if answer.begins_context:
-            # In a thread, as a context may be long.
-            context = await asyncio.to_thread(environments.context, said.about.data_source, answer)
-            return Reply(
-                tokens=context.tokens.tolist(),
-                messages=answer.messages,
-                num_said=len(context.tokens),
-                begins_context=True,
-                is_templated=environments.tokenizer.chat_template.template is not None,
-                limits=answer.limits,
-            )
+        # In a thread, as a context may be long.
+        context = await asyncio.to_thread(environments.context, said.about.data_source, answer)
+        return Reply(
+            tokens=context.tokens.tolist(),
+            messages=answer.messages,
+            num_said=len(context.tokens),
+            begins_context=True,
+            is_templated=environments.tokenizer.chat_template.template is not None,
+            limits=answer.limits,
+        )
+
+    def _following(self, answer: Answer, turn: Turn, history: History) -> Reply:
+        """Returns an answer as the tokens that follow the latest turn, or an earlier one in a context of its own."""
         after = answer.after_turn or turn.turn
-        history = said.history
         is_templated = history.is_templated(after)
-        following = environments.turn_tokens.reply(
+        following = self._environments.turn_tokens.reply(
             answer.messages, last_token=history.last_token_of(after), is_templated=is_templated
         ).tolist()
         if not following:  # without a template an empty text has no tokens

@@ -1,4 +1,4 @@
-"""Finds out of tokens which of a response's contexts return to an earlier turn of it."""
+"""Finds, by their tokens alone, which contexts of a response return to an earlier turn of it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -36,6 +36,8 @@ def _latest(begins: Sequence[int], end: int) -> int:
 
 
 def _goes_on_from(beginning: Tokens, context: Tokens) -> bool:
-    size = len(beginning)
-    # The last token first: it differs for most, and one comparison is cheaper than many.
-    return 0 < size < len(context) and context[size - 1] == beginning[-1] and bool((context[:size] == beginning).all())
+    """Returns True if a context begins with these tokens, at least one, and has further ones."""
+    length = len(beginning)
+    if not 0 < length < len(context) or context[length - 1] != beginning[-1]:  # the last one differs for most
+        return False
+    return bool((context[:length] == beginning).all())
