@@ -47,19 +47,20 @@ class Segments:
                 or a context has no token, or more tokens than its segment.
         """
         responses = batch["responses"]
-        later = batch["segments"] if "segments" in batch else _no_later_segments(batch.num_rows)
+        later = later_segments(batch)
         _check_pairs(later)
-        numbers = num_contexts(later)
-        rows = np.repeat(np.arange(len(numbers)), numbers)
-        first = np.cumsum(numbers) - numbers
+        num_segments = num_contexts(later)
+        rows = np.repeat(np.arange(len(num_segments)), num_segments)
+        first_of_rows = np.cumsum(num_segments) - num_segments
+        last_of_rows = first_of_rows + num_segments - 1
         is_later = np.ones(len(rows), np.bool_)
-        is_later[first] = False
+        is_later[first_of_rows] = False
         begins = np.zeros(len(rows), np.int64)
         contexts = np.zeros(len(rows), np.int64)
         begins[is_later] = later.values[::_VALUES_EACH]
         contexts[is_later] = later.values[1::_VALUES_EACH]
         ends = np.append(begins[1:], 0)
-        ends[first + numbers - 1] = responses.lengths
+        ends[last_of_rows] = responses.lengths
         segments = cls(rows, begins, contexts, ends)
         segments._check(responses.lengths)
         return segments
@@ -95,6 +96,13 @@ class Segments:
             )
 
 
+def later_segments(batch: Batch) -> Column:
+    """Returns the column `segments` of a batch; without it, one in which no row has later segments."""
+    if "segments" in batch:
+        return batch["segments"]
+    return Column(np.empty(0, np.int32), np.zeros(batch.num_rows, np.int32))
+
+
 def num_contexts(segments: Column) -> NDArray[np.int64]:
     """Counts the contexts of each row, the prompt included: 1 for each row without later segments; [num_rows] int64."""
     return 1 + segments.lengths.astype(np.int64) // _VALUES_EACH
@@ -105,10 +113,6 @@ def context_tokens(segments: Column) -> NDArray[np.int64]:
     of_contexts = segments.values.copy()
     of_contexts[::_VALUES_EACH] = 0
     return Column(of_contexts, segments.lengths).sums().astype(np.int64)
-
-
-def _no_later_segments(num_rows: int) -> Column:
-    return Column(np.empty(0, np.int32), np.zeros(num_rows, np.int32))
 
 
 def _check_pairs(segments: Column) -> None:

@@ -12,6 +12,7 @@ from controller.ppo.scores import Objects, Scores
 from rewards.samples import Scored
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.multi_turn import MultiTurnConfig
+from splitppo.segments import context_tokens, num_contexts
 
 log = logging.getLogger(__name__)
 
@@ -231,8 +232,8 @@ def conversation_metrics(
     if response_mask is not None:
         numbers["response_length/sampled"] = response_mask.sums().tolist()
     if segments is not None:
-        numbers["num_contexts"] = (1 + segments.lengths // 2).tolist()
-        numbers["response_length/contexts"] = [int(row[1::2].sum()) for row in segments.rows()]
+        numbers["num_contexts"] = num_contexts(segments).tolist()
+        numbers["response_length/contexts"] = context_tokens(segments).tolist()
     metrics: dict[str, float] = {}
     for name, values in numbers.items():
         metrics |= {f"{name}/mean": float(np.mean(values))}

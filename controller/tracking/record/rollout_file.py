@@ -27,6 +27,7 @@ from splitppo.config import ActorConfig, Config
 from splitppo.run_folder.append_log import json_line
 from splitppo.run_folder.columns import SHOWN
 from splitppo.run_folder.rollout_writer import step_file
+from splitppo.segments import later_segments, num_contexts
 from splitppo.splitmix import splitmix64
 
 Rows = NDArray[np.int64]
@@ -101,19 +102,18 @@ def val_file(validation: ValidationResult, config: Config, step: int) -> Any:
 
 def _contexts(batch: Batch, talks: Objects, rows: Rows) -> dict[str, Any]:
     """Returns the number of contexts of all responses, and of some where they begin and which turns they follow."""
-    no_segments = Column(np.zeros(0, np.int32), np.zeros(batch.num_rows, np.int32))
-    segments = batch.columns.get("segments", no_segments)
+    segments = later_segments(batch)
     of_rows = segments.rows()
     prompts = batch["prompts"].rows()
     responses = batch["responses"].rows()
-    places = {row: of_rows[row].tolist() for row in rows[segments.lengths[rows] > 0].tolist()}
+    later = {row: of_rows[row].tolist() for row in rows[segments.lengths[rows] > 0].tolist()}
     followed = {
         row: [*followed_turns(prompts[row], responses[row], of_row, talks[row].turn_ends if talks[row] else ())]
-        for row, of_row in places.items()
+        for row, of_row in later.items()
     }
     return {
-        "contexts": pa.array(1 + segments.lengths // 2, pa.int32()),
-        "segments": _of_some(places, batch.num_rows, pa.list_(pa.int32())),
+        "contexts": pa.array(num_contexts(segments), pa.int32()),
+        "segments": _of_some(later, batch.num_rows, pa.list_(pa.int32())),
         "followed_turns": _of_some(followed, batch.num_rows, pa.list_(pa.int32())),
     }
 
