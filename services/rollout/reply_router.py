@@ -112,13 +112,24 @@ class ReplyRouter:
             InvalidArgument: the turn has not ended, or takes no reply like this one.
         """
         turn = f"turn {reply.turn} of response {reply.place}"
-        tokens = reply.tokens
-        limits = self._limits
         response = self._responses.get(reply.place)
         if response is None:
             raise InvalidArgument(f"there is no response {reply.place}; there are {len(self._responses)} responses")
         if not 1 <= reply.turn <= response.num_turns:
             raise InvalidArgument(f"{turn} has not ended: {response.num_turns} of its turns have")
+        self._check_values(reply, turn)
+        if reply.turn <= response.num_replies:
+            return False
+        if response.has_ended:
+            raise InvalidArgument(f"{turn} is the last one, and takes no reply")
+        if not reply.is_last:
+            self._check_room(response, reply)
+        return True
+
+    def _check_values(self, reply: conversation_pb2.TurnReply, turn: str) -> None:
+        """Raises InvalidArgument if no turn could have this reply; `turn` names the one that it is to."""
+        tokens = reply.tokens
+        limits = self._limits
         if bool(tokens) == reply.is_last:
             raise InvalidArgument(f"the reply to {turn} must have tokens, or is_last and no tokens")
         if reply.is_last and (reply.begins_context or reply.limits.ByteSize()):
@@ -127,13 +138,6 @@ class ReplyRouter:
             raise InvalidArgument(f"the reply to {turn} has a token id outside of 0 to {limits.num_token_ids - 1}")
         if problem := problem_of_limits(reply.limits, takes_stop_texts=limits.takes_stop_texts):
             raise InvalidArgument(f"the turn after {turn}: {problem}")
-        if reply.turn <= response.num_replies:
-            return False
-        if response.has_ended:
-            raise InvalidArgument(f"{turn} is the last one, and takes no reply")
-        if not reply.is_last:
-            self._check_room(response, reply)
-        return True
 
     def _check_room(self, response: _Response, reply: conversation_pb2.TurnReply) -> None:
         """Raises InvalidArgument unless a token fits into response and context behind the tokens of a reply."""

@@ -35,6 +35,16 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         segments = Segments.of(batch)
         lengths = segments.lengths(batch["prompts"])
         rows = segments.rows
+    _check_longest(lengths, rows, room, model)
+    _check_same_rotation(int(lengths.max()) + room, room, model)
+    for name, column in batch.columns.items():
+        if column.values.dtype == np.float32:
+            refuse(column, ~np.isfinite(column.values), name, "a finite number")
+    return batch
+
+
+def _check_longest(lengths: NDArray[np.int64], rows: NDArray[np.int64], room: int, model: Any) -> None:
+    """Raises ValueError if the longest segment, of these lengths and of these rows, is too long with `room` tokens."""
     longest = int(lengths.argmax())
     num_tokens = int(lengths[longest]) + room
     most = most_positions(model.config)
@@ -43,11 +53,6 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
         of = "prompt and response" if np.count_nonzero(rows == row) == 1 else "one of its contexts and what follows"
         sampled = f" ({room} of them to be sampled)" if room else ""
         raise ValueError(f"row {row} has {num_tokens} tokens of {of}{sampled}, the model takes {most}")
-    _check_same_rotation(num_tokens, room, model)
-    for name, column in batch.columns.items():
-        if column.values.dtype == np.float32:
-            refuse(column, ~np.isfinite(column.values), name, "a finite number")
-    return batch
 
 
 def _check_same_rotation(longest: int, room: int, model: Any) -> None:

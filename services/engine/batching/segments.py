@@ -4,6 +4,7 @@ This is the one place where it happens: what comes after it (micro-batches, forw
 context. What is computed for them is put back into whole rows by `SegmentRows.put_back`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -43,20 +44,11 @@ class SegmentRows:
         """
         segments = Segments.of(batch)
         responses = batch["responses"]
-        begins = responses.offsets[:-1][segments.rows] + segments.begins
-        first_tokens = begins + segments.contexts
-        ends = begins + segments.ends - segments.begins
+        first_tokens = responses.offsets[:-1][segments.rows] + segments.begins + segments.contexts
         columns = {name: column for name, column in batch.columns.items() if name != "segments"}
         if len(segments.rows) > batch.num_rows:
-            for name, column in columns.items():
-                if name == "responses" or spec_of(name).is_of_tokens:
-                    columns[name] = _tokens_between(column, first_tokens, ends, len(responses.values))
-                else:
-                    columns[name] = column.take(segments.rows)
-            columns["prompts"] = _contexts(batch, segments, begins, first_tokens)
-            columns["segment_of"] = Column(segments.rows.astype(np.int32), np.ones(len(segments.rows), np.int32))
-        divided = Batch(len(segments.rows), columns, trusted=True)
-        return cls(divided, segments.rows, first_tokens, responses.lengths)
+            columns = _divided(columns, segments, first_tokens)
+        return cls(Batch(len(segments.rows), columns, trusted=True), segments.rows, first_tokens, responses.lengths)
 
     def put_back(self, column: Column, rows: NDArray[np.bool_] | None = None) -> Column:
         """Returns a column of whole rows from one with values for the response tokens of segments, one each or several.
@@ -82,6 +74,21 @@ def whole_rows(batch: Batch) -> NDArray[np.int64]:
     return batch["segment_of"].values.astype(np.int64)
 
 
+def _divided(columns: Mapping[str, Column], segments: Segments, first_tokens: Array) -> dict[str, Column]:
+    """Returns the columns of segments, whose responses begin at `first_tokens`, from those of whole rows."""
+    responses = columns["responses"]
+    ends = first_tokens + segments.ends - segments.begins - segments.contexts
+    divided = {
+        name: _tokens_between(column, first_tokens, ends, len(responses.values))
+        if name == "responses" or spec_of(name).is_of_tokens
+        else column.take(segments.rows)
+        for name, column in columns.items()
+    }
+    divided["prompts"] = _contexts(columns["prompts"], responses, segments, first_tokens)
+    divided["segment_of"] = Column(segments.rows.astype(np.int32), np.ones(len(segments.rows), np.int32))
+    return divided
+
+
 def _tokens_between(column: Column, starts: Array, ends: Array, num_tokens: int) -> Column:
     """Cuts a column of `num_tokens` response tokens, with one value each or several, into ranges of tokens."""
     width = len(column.values) // num_tokens
@@ -89,12 +96,13 @@ def _tokens_between(column: Column, starts: Array, ends: Array, num_tokens: int)
     return Column(np.concatenate(parts), ((ends - starts) * width).astype(np.int32))
 
 
-def _contexts(batch: Batch, segments: Segments, begins: Array, ends: Array) -> Column:
-    """Returns the context of each segment: the prompt of its row, or the response tokens in the segment's range."""
-    prompts = batch["prompts"].rows()
-    responses = batch["responses"]
+def _contexts(prompts: Column, responses: Column, segments: Segments, first_tokens: Array) -> Column:
+    """Returns the context of each segment: the prompt of its row, or the response tokens before `first_tokens`."""
+    of_rows = prompts.rows()
     contexts = [
-        prompts[row] if is_first else responses.values[begin:end]
-        for row, is_first, begin, end in zip(segments.rows, segments.is_first, begins, ends, strict=True)
+        of_rows[row] if is_first else responses.values[first - length : first]
+        for row, is_first, length, first in zip(
+            segments.rows, segments.is_first, segments.contexts, first_tokens, strict=True
+        )
     ]
     return Column.from_rows(contexts, responses.values.dtype)
