@@ -181,11 +181,12 @@ def test_programs_train_as_a_coroutine_does_also_if_they_are_ended_and_started_a
     records = []
     for options in (
         (agent("by_chat"),),
-        (agent("by_anthropic"),),
+        (agent("by_anthropic"), "run.schedule=gather"),
         (agent("by_urllib"), "rollout.multi_turn.gateway.max_agents=4"),
     ):
         groups.empty()
-        with groups.started(*templated, *options, "run.stop_after_step=1") as controller:
+        shared = ("rollout.stream_groups=1", "run.stop_after_step=1")
+        with groups.started(*templated, *options, *shared) as controller:
             digests.append(controller.complete().summary["weights_sha256"])
         records.append(recorded(controller.folder))
     assert digests == digests[:1] * 3
