@@ -32,18 +32,18 @@ def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _is_stop_text(text: object) -> bool:
+    """Returns True if a text may end a turn: it is neither empty nor long, and UTF-8 can encode it."""
+    is_text = isinstance(text, str) and 0 < len(text) <= _MAX_STOP_CHARACTERS
+    return is_text and text == without_surrogates(str(text))
+
+
 @dataclass(frozen=True)
 class Room:
     """The tokens that are left after a turn: in its context, and in the response with all of its contexts."""
 
     context: int
     response: int
-
-
-def _is_stop_text(text: object) -> bool:
-    """Returns whether a text may end a turn: it is neither empty nor long, and UTF-8 can encode it."""
-    is_text = isinstance(text, str) and 0 < len(text) <= _MAX_STOP_CHARACTERS
-    return is_text and text == without_surrogates(str(text))
 
 
 @dataclass(frozen=True)

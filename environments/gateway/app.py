@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 HAS_KEY = "has_key"  # in a request's state: what is called when a request with a living key has been read
 MAX_BODY_BYTES = 16 << 20
-_LARGE_BYTES = 1 << 20  # of a body: so large ones are read a few at a time
-_MAX_LARGE = 8
+_LARGE_BYTES = 1 << 20  # bodies above this size are large
+_MAX_LARGE = 8  # large bodies that are read at a time
 _CLOSED = 499  # the status of an answer that nobody reads
 _BODY_S = 30.0  # until a body is there
 
@@ -82,17 +82,20 @@ async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Reque
     _count_ignored(keys.ignored, question)
     exchange = dialogue.take(question, is_retry=_is_retry(request))
     _tell_connection(request)
+    outcome = await _listen(exchange, request)
+    return Response(status_code=_CLOSED) if outcome is None else _response(api, outcome, fields)
+
+
+async def _listen(exchange: Exchange, request: Request) -> Outcome | None:
+    """Waits for the outcome as one of the listeners; None: the connection broke before it was there."""
     listener = object()
     exchange.listeners.add(listener)
-    is_told = False
+    outcome = None
     try:
         outcome = await _outcome(exchange, request)
-        is_told = outcome is not None
     finally:
-        exchange.leave(listener, is_told=is_told)
-    if outcome is None:
-        return Response(status_code=_CLOSED)
-    return _response(api, outcome, fields)
+        exchange.leave(listener, is_told=outcome is not None)
+    return outcome
 
 
 async def _outcome(exchange: Exchange, request: Request) -> Outcome | None:
@@ -108,6 +111,7 @@ async def _outcome(exchange: Exchange, request: Request) -> Outcome | None:
 
 
 async def _until_broken(request: Request) -> None:
+    """Waits until the connection of a request, whose body has been read, breaks."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -122,9 +126,10 @@ def _response(api: Api, outcome: Outcome, fields: Mapping[str, Any]) -> Response
 
 
 def _error(api: Api, refused: Refused) -> Response:
-    headers = {"x-should-retry": "false"} if refused.status == 500 else {}
+    """Writes a refusal in the words of the API."""
+    headers = {"x-should-retry": "false"} if refused.status == 500 else {}  # clients would ask again by themselves
     if refused.status == 408:
-        headers["connection"] = "close"
+        headers["connection"] = "close"  # the rest of the body may come later
     return Response(json.dumps(api.error(refused)), refused.status, headers, "application/json")
 
 
@@ -176,6 +181,7 @@ def _tell_connection(request: Request) -> None:
 
 
 def _count_ignored(ignored: Counter[str], question: Question) -> None:
+    """Counts the parameters of a request that change nothing, and logs each of them once."""
     for name in question.ignored:
         if not ignored[name]:
             log.info("requests of agents set %s, which is ignored: the configuration of the run decides", name)
@@ -183,6 +189,7 @@ def _count_ignored(ignored: Counter[str], question: Question) -> None:
 
 
 async def _models(keys: Keys, request: Request) -> Response:
+    """Names the one model that there is."""
     if _key_of(request) not in keys.dialogues:
         raise _no_such_key("endpoint.api_key")
     models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "splitppo"}]

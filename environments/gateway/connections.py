@@ -56,6 +56,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def _begin_answer(self) -> None:
+        """Ends the time of the request: its key is that of a living conversation, and it may wait for the answer."""
         self._is_answered = True
         self._end_timer()
 

@@ -74,7 +74,7 @@ class Line:
         """Returns the question that is asked next: the oldest one.
 
         While the conversation is repeated, it is the one that was asked at this place before, and others wait for it.
-        If it does not come, the program does not repeat itself, and the oldest one is asked again.
+        If that one does not come in time, the program asks otherwise than before, and from then on it is the oldest.
         """
         while self._told:
             told = self._told[0]

@@ -39,16 +39,15 @@ class Session:
 
     Attributes:
         endpoint: what the program is given.
-        reward_key: a second key, with which a reward can be posted; good only if `accepts_rewards`.
-        accepts_rewards: True if posted rewards count.
+        reward_key: a second key, with which a reward can be posted; refused unless the session takes rewards.
         posted: the reward that was posted last, an object with `score`; None: none was.
     """
 
-    def __init__(self, keys: Keys, chat: Chat, base_url: str, name: str) -> None:
+    def __init__(self, keys: Keys, chat: Chat, base_url: str, name: str, *, takes_rewards: bool) -> None:
         self.endpoint = Endpoint(base_url, _new_key())
         self.reward_key = _new_key()
-        self.accepts_rewards = False
         self.posted: Any = None
+        self._takes_rewards = takes_rewards
         self._dialogue = Dialogue(chat, name)
         self._keys = keys
         self._keys.dialogues[self.endpoint.api_key] = self._dialogue
@@ -80,7 +79,7 @@ class Session:
         self._dialogue.close()
 
     def _take_reward(self, reward: Any) -> None:
-        if not self.accepts_rewards:
+        if not self._takes_rewards:
             raise Refused(403, "no_rewards", "rewards by request do not count here: the configuration has another way")
         self.posted = reward
 
@@ -114,10 +113,11 @@ class Gateway:
         name = f"[{reachable}]" if ":" in reachable else reachable
         return cls(server, f"http://{name}:{server.port}/v1")
 
-    def session(self, chat: Chat) -> Session:
-        """Returns the session of a conversation, with keys of its own."""
+    def session(self, chat: Chat, *, takes_rewards: bool = False) -> Session:
+        """Returns the session of a conversation, with keys of its own; `takes_rewards`: rewards by request count."""
         self._num_sessions += 1
-        return Session(self._server.keys, chat, self.base_url, f"conversation {self._num_sessions}")
+        name = f"conversation {self._num_sessions}"
+        return Session(self._server.keys, chat, self.base_url, name, takes_rewards=takes_rewards)
 
     @property
     def ignored(self) -> Mapping[str, int]:

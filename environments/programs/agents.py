@@ -118,10 +118,10 @@ class CommandAgent:
 
     async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
         """Runs the program to its end, and returns its rewards."""
-        session = self.agents.gateway.session(chat)
+        takes_rewards = self.config.reward == "endpoint"
+        session = self.agents.gateway.session(chat, takes_rewards=takes_rewards)
         given = {**row, "seed": chat.seed}
-        if self.config.reward == "endpoint":
-            session.accepts_rewards = True
+        if takes_rewards:
             given["reward_key"] = session.reward_key
         try:
             return await _ProgramTalk(self, chat, session, given).run()
@@ -249,9 +249,9 @@ class _ProgramTalk:
             if not ending.done():
                 return None
             if code := ending.result():
-                return f"it {how_it_ended(code)}: {program.last_errors}"
+                return f"it {how_it_ended(code)}: {program.reason}"
         except TimeoutError:
-            return f"it took longer than {self._limit_s:g} s until its next request: {program.last_errors}"
+            return f"it took longer than {self._limit_s:g} s until its next request: {program.reason}"
         except TooMuchOutput as error:
             return str(error)
         finally:
@@ -287,7 +287,7 @@ class _ProgramTalk:
         elif self._config.reward == "output":
             rewards = _printed(program.last_printed)
         if not error and not self._questions.num_answered:
-            error = f"it ended without an answer to a request: {program.last_errors}"
+            error = f"it ended without an answer to a request: {program.reason}"
         return self._questions.settle(rewards, shlex.join(self._config.command), error)
 
 

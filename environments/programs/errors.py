@@ -18,16 +18,25 @@ def reason_in(lines: Sequence[str]) -> str:
     Of a traceback of Python or a stack of Node it is the error, whole, and the last line of the user's own that led
     there. Else it is the last four lines, without those that have no room.
     """
-    if _TRACEBACK in lines:
-        begin = len(lines) - 1 - list(reversed(lines)).index(_TRACEBACK)
-        last_frame = max((place for place, line in enumerate(lines) if _PYTHON_FRAME.match(line)), default=begin)
-        errors = [line for line in lines[max(begin, last_frame) + 1 :] if not line[0].isspace()]
-        if errors:
-            return _shortened(" ".join(errors)) + _place_in(lines, _PYTHON_FRAME)
-    frames = [place for place, line in enumerate(lines) if _NODE_FRAME.match(line)]
-    if frames and frames[0] > 0:
-        return _shortened(lines[frames[0] - 1].strip()) + _place_in(list(reversed(lines)), _NODE_FRAME)
-    return _last_of(lines)
+    return _error_of_python(lines) or _error_of_node(lines) or _last_of(lines)
+
+
+def _error_of_python(lines: Sequence[str]) -> str:
+    """Returns the error behind the last traceback of Python, and its place; empty if there is none."""
+    if _TRACEBACK not in lines:
+        return ""
+    begin = len(lines) - 1 - list(reversed(lines)).index(_TRACEBACK)
+    last_frame = max((place for place, line in enumerate(lines) if _PYTHON_FRAME.match(line)), default=begin)
+    errors = [line for line in lines[max(begin, last_frame) + 1 :] if not line[0].isspace()]
+    return _shortened(" ".join(errors)) + _place_in(lines, _PYTHON_FRAME) if errors else ""
+
+
+def _error_of_node(lines: Sequence[str]) -> str:
+    """Returns the error before the first stack of Node, and its place; empty if there is none."""
+    first_frame = next((place for place, line in enumerate(lines) if _NODE_FRAME.match(line)), 0)
+    if not first_frame:
+        return ""
+    return _shortened(lines[first_frame - 1].strip()) + _place_in(list(reversed(lines)), _NODE_FRAME)
 
 
 def _place_in(lines: Sequence[str], frame: re.Pattern[str]) -> str:

@@ -99,7 +99,7 @@ class Program:
         return next(reversed(self._output.lines()), "")
 
     @property
-    def last_errors(self) -> str:
+    def reason(self) -> str:
         """The reason in its error output, or else in its standard output, as one line of text; see `reason_in`."""
         return reason_in(self._errors.lines() or self._output.lines() or ["it printed nothing"])
 

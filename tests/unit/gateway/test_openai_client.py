@@ -233,14 +233,16 @@ async def test_a_key_is_good_for_its_own_conversation_alone(gateway: Gateway) ->
 
 
 async def test_rewards_are_taken_only_where_they_count_and_with_their_own_key(gateway: Gateway) -> None:
-    session = gateway.session(ScriptedPolicy().chat)
+    without, session = (gateway.session(ScriptedPolicy().chat, takes_rewards=takes) for takes in (False, True))
     async with client(session) as asked:
-        rewarding = asked.with_options(api_key=session.reward_key)
-        for poster, error in ((asked, openai.AuthenticationError), (rewarding, openai.PermissionDeniedError)):
+        for key, error in (
+            (session.endpoint.api_key, openai.AuthenticationError),
+            (without.reward_key, openai.PermissionDeniedError),
+        ):
             with pytest.raises(error):
-                await poster.post("/reward", body={"score": 1}, cast_to=object)
-        assert session.posted is None
-        session.accepts_rewards = True
+                await asked.with_options(api_key=key).post("/reward", body={"score": 1}, cast_to=object)
+        assert (without.posted, session.posted) == (None, None)
+        rewarding = asked.with_options(api_key=session.reward_key)
         with pytest.raises(openai.BadRequestError, match="expected a number"):
             await rewarding.post("/reward", body={"score": "9"}, cast_to=object)
         await rewarding.post("/reward", body={"score": 0.5, "acc": 1}, cast_to=object)
