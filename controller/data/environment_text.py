@@ -61,7 +61,7 @@ class EnvironmentText:
         return self._tokens.sub(lambda match: BREAK.join(match[0]), text)
 
     def disarm_assistant(self, text: str) -> str:
-        """Does the same for what an assistant says, who may write added tokens such as <think> that are not special."""
+        """Writes what an assistant says as `disarm` does, but leaves added tokens such as <think> as they are."""
         return self._tokens.sub(
             lambda match: match[0] if match[0] in self._of_assistant else BREAK.join(match[0]), text
         )

@@ -48,11 +48,14 @@ class TypedTurns:
         Special tokens may be typed; the first one that ends a turn ends this one.
 
         Raises:
-            Left: the user has had enough.
+            Left: the user leaves.
         """
-        while not (ids := self._ids(*await self._text(number))):
+        while True:
+            text, is_cut = await self._text(number)
+            ids = self._ids(text, is_cut)
+            if ids:
+                return ids
             self._transcript.line("    nothing is typed yet: a turn that is ended so has at least one token")
-        return ids
 
     def _ids(self, text: str, is_cut: bool) -> Sequence[int]:
         """Returns the tokens of what is typed for a turn; none if nothing is, and no token ends it."""

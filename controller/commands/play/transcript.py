@@ -37,8 +37,8 @@ class Transcript:
         self._shows_tokens = shows_tokens
         self._limits = (config.longest_context, config.data.max_response_length)
         self._context: list[Piece] = []
-        self._num_response = 0  # tokens, likewise:
-        self._num_sampled = 0
+        self._num_response = 0  # tokens of the response
+        self._num_sampled = 0  # those of them in turns
         self._rewards = 0.0
 
     def line(self, text: str) -> None:

@@ -103,6 +103,6 @@ class WatchedEnvironments(EnvironmentProcesses):
 
     def begin(self, *given: Any, **named: Any) -> Episode:
         """Returns a conversation that has not been started."""
-        episode = WatchedEpisode(**vars(super().begin(*given, **named)))
+        episode = WatchedEpisode(**vars(super().begin(*given, **named)))  # a dataclass with the same fields
         episode.transcript = self.transcript
         return episode
