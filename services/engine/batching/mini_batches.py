@@ -72,16 +72,18 @@ def plan_mini_batches(
     if "mini_batches" in batch:
         assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, config.ppo_epochs)
     [num_mini_batches] = reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)
-    whole = whole_rows(batch)
+    row_of_segment = whole_rows(batch)
     own_tokens = masked_lengths(response_mask(batch))
-    tokens = np.bincount(whole, weights=own_tokens).astype(np.float64)[whole]  # of the whole row
+    tokens_of_rows = np.bincount(row_of_segment, weights=own_tokens).astype(np.float64)
+    tokens = tokens_of_rows[row_of_segment]  # for each segment those of its whole row
     is_computed = (tokens > 0) & (batch["responses"].lengths > 0)
     rows_of_steps = [
         np.flatnonzero((epoch == index) & is_computed) for epoch in assigned.T for index in range(int(num_mini_batches))
     ]
-    totals = reduce_array([[own_tokens[rows].sum(), len(np.unique(whole[rows]))] for rows in rows_of_steps], device)
+    own_totals = [[own_tokens[rows].sum(), len(np.unique(row_of_segment[rows]))] for rows in rows_of_steps]
+    totals = reduce_array(own_totals, device)
     totals /= config.ulysses_sequence_parallel_size  # so many ranks have the same rows
-    together = whole if keeps_rows else None
+    together = row_of_segment if keeps_rows else None
     micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device, together=together)
     scale = config.loss_scale_factor or max_response_length
     mini_batches = []

@@ -90,7 +90,7 @@ def row_lengths(batch: Batch) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, eq=False)
 class _Units:
-    """Rows by what a micro-batch takes as a whole: each row, or all that have to stay together; arrays of [num_units].
+    """The units that a micro-batch takes as a whole: single rows, or rows that stay together; arrays of [num_units].
 
     Attributes:
         rows: the rows of each unit.
@@ -118,6 +118,7 @@ class _Units:
         return cls(rows, num_rows, tokens, longest, costs)
 
     def take(self, units: Rows) -> "_Units":
+        """Returns some of the units, by their indices."""
         rows = [self.rows[unit] for unit in units]
         return _Units(rows, self.num_rows[units], self.tokens[units], self.longest[units], self.costs[units])
 

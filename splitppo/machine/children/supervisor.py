@@ -49,7 +49,7 @@ def run_with(parent_pid: int) -> NoReturn:
 
 
 def _end_started(programs: Sequence[int]) -> NoReturn:
-    """Asks a program, if it has been started, to end; gives it a moment for that, and ends."""
+    """Asks the program to end, and gives it a moment for that, then ends; `programs` is empty before its start."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     deadline_s = time.monotonic() + _GRACE_S
     for program in programs:
@@ -71,7 +71,7 @@ def _end(status: int) -> NoReturn:
 
 
 def _has_children() -> bool:
-    """Returns whether a child still runs; takes the exit codes of those that have ended."""
+    """Returns True if a child still runs; takes the exit codes of those that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
