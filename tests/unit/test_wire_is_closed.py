@@ -249,6 +249,7 @@ TEXT_FIELDS = {
     "loss_mode": "looked up in a closed set, repeated in an error",
     "phase": "logged, at most 100 characters",
     "manifest_sha256": "compared, repeated in an error",
+    "stop": "looked for in what is sampled",
 }
 
 
