@@ -2,11 +2,13 @@
 
 A chat template is a program that comes with a model. In jinja2's sandbox it can open nothing, but loop and allocate
 without end. So one process renders for the controller: a template that takes more than MAX_S seconds of processor time,
-or MAX_WALL_S in all, ends the process, and the next call starts another. What it says back is text alone.
+or MAX_WALL_S in all, ends the process, and the next call starts another. What it says back is text alone. A process
+that is killed from outside says nothing about the template: another one is asked once more.
 """
 
 import atexit
 import json
+import logging
 import os
 import pickle
 import resource
@@ -35,9 +37,13 @@ MAX_S = 4  # of processor time, for one request
 MAX_WALL_S = 120.0  # until a request is answered, also on a busy machine; a process that was stopped answers none
 MAX_BYTES = 2**30  # of memory, beside what the process has at its start
 MAX_CHARACTERS = 2**26  # of a rendered text
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TEXT = b"t"
 _ERROR = b"e"
 _EXIT_LIMIT_S = 1.0
+_MAX_ASKED = 2  # processes, if each is killed before it has answered
+
+log = logging.getLogger(__name__)
 
 
 class Template:
@@ -45,6 +51,7 @@ class Template:
 
     Raises:
         jinja2.TemplateError: the source is not valid Jinja, or takes too much time or memory.
+        ChildProcessError: one process after the other was killed.
     """
 
     def __init__(self, source: str) -> None:
@@ -57,12 +64,19 @@ class Template:
         """Renders the template once with each of these mappings of variables, which can be pickled.
 
         The list ends with the first error: the template fails, or takes too much time or memory.
+
+        Raises:
+            ChildProcessError: one process after the other was killed.
         """
         try:
             request = pickle.dumps((self._source, [*map(dict, each)]))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             return [jinja2.TemplateError(f"a value of them cannot be sent to the process that renders: {error}")]
         return _ask(request, len(each))
+
+
+class _Killed(Exception):
+    """Raised if the process was ended by a signal from outside; the message says how."""
 
 
 class _Renderer:
@@ -86,7 +100,7 @@ class _Renderer:
         self._is_overdue = False
 
     def ask(self, request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
-        """Sends a request, and returns the answers to it, up to the first error."""
+        """Sends a request, and returns the answers to it, up to the first error; _Killed: there are none."""
         answers: list[str | jinja2.TemplateError] = []
         overdue = threading.Timer(MAX_WALL_S, self._end_overdue)
         overdue.daemon = True
@@ -118,12 +132,18 @@ class _Renderer:
         end(self._process, _EXIT_LIMIT_S)
 
     def _why_it_ended(self) -> str:
-        """Waits for the end of the process, and returns its reason as the end of a sentence, e.g. its time limit."""
+        """Waits for the end of the process, and returns its reason as the end of a sentence, e.g. its time limit.
+
+        Raises:
+            _Killed: the template is not the reason.
+        """
         status = self._process.wait()
         if self._is_overdue:
             return f"the process that renders it has not answered for {MAX_WALL_S:g} s"
         if status == -signal.SIGXCPU:
             return f"it takes more than {MAX_S} s of processor time"
+        if -status in _FROM_OUTSIDE:
+            raise _Killed(how_it_ended(status))
         return f"the process that renders it {how_it_ended(status)}"
 
 
@@ -132,20 +152,35 @@ _renderers: list[_Renderer] = []  # at most one
 
 
 def _ask(request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
-    """Sends a request to the process, which is started if there is none."""
+    """Sends a request to the process; one that is killed meanwhile is replaced, and the next one is asked.
+
+    Raises:
+        ChildProcessError: one after the other was killed.
+    """
     with _lock:
-        if _renderers and _renderers[0].parent != os.getpid():  # this process was forked, and that one is not its own
-            _renderers.clear()
-        if not _renderers:
-            _renderers.append(_Renderer())
-        is_answered = False
-        try:
-            answers = _renderers[0].ask(request, num_answers)
-            is_answered = _renderers[0].is_running
-        finally:
-            if not is_answered:  # also after Ctrl-C: the next request must not get the answers to this one
-                close()
-        return answers
+        for _ in range(_MAX_ASKED):
+            try:
+                return _ask_once(request, num_answers)
+            except _Killed as error:
+                how = str(error)
+                log.warning("the process that renders chat templates %s", how)
+    raise ChildProcessError(f"the process that renders chat templates {how}, {_MAX_ASKED} times in a row")
+
+
+def _ask_once(request: bytes, num_answers: int) -> list[str | jinja2.TemplateError]:
+    """Sends a request to the process, which is started if there is none; _Killed: it was killed meanwhile."""
+    if _renderers and _renderers[0].parent != os.getpid():  # this process was forked, and that one is not its own
+        _renderers.clear()
+    if not _renderers:
+        _renderers.append(_Renderer())
+    is_answered = False
+    try:
+        answers = _renderers[0].ask(request, num_answers)
+        is_answered = _renderers[0].is_running
+    finally:
+        if not is_answered:  # also after Ctrl-C: the next request must not get the answers to this one
+            close()
+    return answers
 
 
 @atexit.register

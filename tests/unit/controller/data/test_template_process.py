@@ -84,6 +84,25 @@ def test_a_process_that_is_stopped_is_ended_and_the_next_template_is_rendered(mo
     assert template.render_all([{"x": 1}]) == ["1"]
 
 
+def test_a_process_that_is_killed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Template("{{ x }}")
+    os.kill(template_process._renderers[0]._process.pid, signal.SIGKILL)
+    assert template.render_all([{"x": 1}]) == ["1"]
+    start = subprocess.Popen
+
+    def start_and_kill(*command: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        process = start(*command, **settings)
+        process.kill()
+        return process
+
+    template_process.close()
+    monkeypatch.setattr(subprocess, "Popen", start_and_kill)
+    with pytest.raises(
+        ChildProcessError, match=r"^the process that renders chat templates was ended by SIGKILL, 2 times"
+    ):
+        template.render_all([{"x": 1}])
+
+
 def test_each_text_is_rendered_up_to_the_first_that_is_refused() -> None:
     template = Template("{{ raise_exception('no b') if a == 'b' else a }}")
     given: list[dict[str, Any]] = [{"a": each} for each in "acbd"]
