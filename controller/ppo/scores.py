@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float32s, Mask
+from rewards.returned import LARGEST
 from splitppo.batch import Column
 from splitppo.config import ConfigError
 
@@ -100,7 +101,7 @@ class Scores:
         The part is 0 for a response that lacks the field, for instance because its scorer failed.
 
         Raises:
-            ConfigError: no response has the field, or a response has no finite number there.
+            ConfigError: no response has the field, or a response has no number there of at most LARGEST in size.
         """
         if not names:
             return None
@@ -110,7 +111,7 @@ class Scores:
     def _component(self, name: str, columns: dict[str, list[Any]]) -> list[float]:
         """Returns the field `name` of each response, [B], 0 where it is missing; ConfigError if no response has it.
 
-        A field that is there must be a finite number, else a ConfigError names the response.
+        A field that is there must be a number as `is_numeric` says, else a ConfigError names the response.
         """
         key = "key 'algorithm.gdpo_reward_keys'"
         values = columns.get(name, [])
@@ -118,9 +119,10 @@ class Scores:
             numeric = ", ".join(field for field, some in columns.items() if any(map(is_numeric, some)))
             raise ConfigError(f"{key}: no response has the field {name!r}; known: {numeric}")
         for value, place, source in zip(values, self.places, self.data_sources, strict=True):
-            if value is not None and not (is_numeric(value) and np.isfinite(value)):
+            if value is not None and not is_numeric(value):
                 got = f"got {value!r} for {place}, data_source {source!r}"
-                raise ConfigError(f"{key}: expected a finite number in the field {name!r}, {got}")
+                expected = f"a finite number of at most {LARGEST:g}"
+                raise ConfigError(f"{key}: expected {expected} in the field {name!r}, {got}")
         return [0.0 if value is None else float(value) for value in values]
 
 
@@ -130,8 +132,8 @@ def objects(values: Iterable[Any]) -> Objects:
 
 
 def is_numeric(value: object) -> TypeGuard[float]:
-    """Returns True if a value that a scorer returned is an int, a float or a bool, which a metric can be made of."""
-    return isinstance(value, bool | int | float)
+    """Returns True if a metric can be made of a field that a scorer returned: a number or a bool, not over LARGEST."""
+    return isinstance(value, bool | int | float) and abs(value) <= LARGEST  # not so for NaN
 
 
 def _joined(columns: Sequence[Any]) -> Any:

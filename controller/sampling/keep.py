@@ -7,7 +7,6 @@ A round samples and scores the responses to one batch of prompts. This module de
 whether there is another round, and when to give up.
 """
 
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from controller.data.prompts import NO_ROWS, Answered, PromptBatch
 from controller.ppo.masked_stats import Float64s
 from controller.ppo.scores import Scores, is_numeric
+from rewards.returned import LARGEST
 from splitppo.batch import Batch, concatenate
 from splitppo.config import ConfigError
 from splitppo.config.subsections.filter_groups import SCORE_METRICS, FilterGroupsConfig
@@ -174,7 +174,7 @@ def metric_values(scores: Scores, metric: str) -> Float64s:
     it returns a plain number, the response's score counts, like in validation.
 
     Raises:
-        ConfigError: a scorer returns no such numeric field, or a number in it that is not finite.
+        ConfigError: a scorer returns no such numeric field, or a number in it that is not finite or too large.
     """
     values_B = scores.scores.astype(np.float64)
     if metric in SCORE_METRICS:
@@ -186,10 +186,11 @@ def metric_values(scores: Scores, metric: str) -> Float64s:
         if value is None and (has_failed or metric == "acc"):
             continue
         whose = f"algorithm.filter_groups.metric: the scorer of data_source {scores.data_sources[row]!r} gives"
+        if isinstance(value, int | float) and not is_numeric(value):
+            expected = f"a finite number of at most {LARGEST:g}"
+            raise ConfigError(f"{whose} {value} in the field {metric!r}; expected {expected}")
         if not is_numeric(value):
             expected = ", ".join((*SCORE_METRICS, *(name for name, other in extra.items() if is_numeric(other))))
             raise ConfigError(f"{whose} no numeric field {metric!r}; expected one of {expected}")
-        if not math.isfinite(value):
-            raise ConfigError(f"{whose} {value} in the field {metric!r}; expected a finite number")
         values_B[row] = value
     return values_B

@@ -82,14 +82,17 @@ def _variables(scores: Scores) -> list[dict[str, Any]]:
 def _core_variables(scores: Scores) -> dict[str, str]:
     """Returns by data source the variable that val-core reports: "acc" if a response has it, else "reward"."""
     pairs = zip(scores.data_sources, scores.extra, strict=True)
-    with_acc = {source for source, extra in pairs if extra.get("acc") is not None}
+    with_acc = {source for source, extra in pairs if is_numeric(extra.get("acc"))}
     return {source: "acc" if source in with_acc else "reward" for source in scores.data_sources}
 
 
 def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing: float | None) -> dict[str, float]:
     """Computes mean, std, best, worst, majority of a variable over one prompt's responses; `missing` fills in gaps."""
-    values = [(answer.get(variable, missing), answer.get("pred")) for answer in answers]
-    numbers = [(float(value), pred) for value, pred in values if is_numeric(value)]
+    values = [answer.get(variable) for answer in answers]
+    known = [value if is_numeric(value) else missing for value in values]
+    numbers = [
+        (float(value), answer.get("pred")) for value, answer in zip(known, answers, strict=True) if value is not None
+    ]
     if (num_samples := len(numbers)) == 0:
         return {}
     values_N = np.array([value for value, _ in numbers])

@@ -127,6 +127,8 @@ def test_numeric_fields_of_scorers_become_metrics_and_others_do_not() -> None:
     metrics = reward_extra_metrics({"acc": [True, None, False], "pred": ["a", "b", "c"], "none": [None, None, None]})
     assert metrics == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
     check_declared(metrics)
+    hijacked = reward_extra_metrics({"acc": [1.0, 0.0, 1e308, 1e308, float("nan"), -float("inf"), 10**400]})
+    assert hijacked == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
 
 
 def test_code_answers_that_passed_a_limit_are_counted_by_limit_where_there_are_code_answers() -> None:

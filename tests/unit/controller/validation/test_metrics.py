@@ -65,6 +65,15 @@ def test_one_greedy_sample_per_prompt_gives_the_mean_per_source() -> None:
     assert accuracy.by_source == {"gsm8k": 0.5, "math": 1.0}
 
 
+def test_a_field_that_is_too_large_counts_as_none() -> None:
+    right = {"reward": 1.0, "acc": 1.0}
+    judged = answers("s", 0, dict(right), {"reward": 1.0, "acc": 1e300, "big": 1e308})
+    metrics = validation_metrics(judged)
+    assert metrics["val/accuracy"] == metrics["val-core/s/acc/mean@2"] == 0.5
+    assert not [name for name in metrics if "/big/" in name]
+    assert accuracy_by_source(answers("s", 0, {"reward": 1.0, "acc": 1e300})).overall == 1.0  # the reward
+
+
 def test_where_there_is_an_acc_it_counts_and_the_reward_is_auxiliary() -> None:
     judged = Scores.join(
         [
