@@ -27,7 +27,7 @@ from environments.loading import Loaded, Parse, load_agents, load_environments, 
 from environments.loops import EnvironmentFailed
 from environments.messages import MARKS, NO_CALL, TIMED_OUT, Answer, Begin, NoRoom, Reply, Request, Said, Schemas, Setup
 from environments.output import bounded_output
-from environments.tool_calls.json_calls import call_of
+from environments.tool_calls.json_calls import bad_call, call_of
 from environments.tools import reason_of
 from rewards.channel import LENGTH_BYTES, Channel, framed
 from rewards.returned import plain, score_and_fields
@@ -479,9 +479,14 @@ async def _beat(writer: asyncio.StreamWriter) -> None:
 def _plain_calls(parsed: Any) -> tuple[str, Sequence[ToolCall]]:
     """Reads what a parser of the user's returned, as values that the controller can load."""
     before, calls = parsed
-    written = ({"name": call.name, "arguments": call.arguments} for call in calls if not call.error)
-    readable = map(call_of, json.loads(json.dumps(list(written))))
-    return plain(before), [call if call.error else next(readable) for call in calls]
+    return plain(before), [call if call.error else _plain_call(call) for call in calls]
+
+
+def _plain_call(call: ToolCall) -> ToolCall:
+    try:
+        return call_of(json.loads(json.dumps({"name": call.name, "arguments": call.arguments})))
+    except RecursionError:
+        return bad_call("its arguments are nested too deep")
 
 
 def _final(result: Any) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect
 
 from environments.chat import Step
+from environments.tool_calls.json_calls import read_value
 from splitppo.config_error import config_errors
 
 _START_LIMIT_S = 10.0  # for the server's first sign of life
@@ -49,8 +50,8 @@ class Adapter:
         said = text.rpartition("</think>")[2].strip()
         field = self._fields["action"]
         try:
-            action = json.loads(said) if field is None else {field: said}
-        except (ValueError, RecursionError):
+            action = read_value(said) if field is None else {field: said}
+        except ValueError:
             return Step(f"expected an action as a JSON object, got: {said}")
         return await self._ask("step", action)
 

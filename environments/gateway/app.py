@@ -20,6 +20,7 @@ from environments.gateway.keys import Keys
 from environments.gateway.line import Exchange
 from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request
 from environments.gateway.request_fields import object_of
+from environments.tool_calls.json_calls import MAX_DEPTH, is_deep
 from rewards.returned import score_and_fields
 
 log = logging.getLogger(__name__)
@@ -206,6 +207,8 @@ async def _reward(keys: Keys, large: asyncio.Semaphore, request: Request) -> Res
         score_and_fields(fields, "the program")
     except (TypeError, ValueError) as error:
         raise bad_request(str(error)) from error
+    if is_deep(fields, MAX_DEPTH):
+        raise bad_request(f"expected a reward whose fields are nested at most {MAX_DEPTH} deep")
     take(fields)
     return Response(b'{"ok": true}', media_type="application/json")
 

@@ -29,6 +29,7 @@ from environments.messages import NO_CALL
 from environments.programs.places import Place, Places
 from environments.programs.program import Program, TooMuchOutput
 from environments.programs.variables import variables_of
+from environments.tool_calls.json_calls import MAX_DEPTH, is_deep
 from environments.tools import reason_of
 from rewards.returned import score_and_fields
 from splitppo.config.subsections.multi_turn import EnvironmentConfig, MultiTurnConfig
@@ -294,9 +295,13 @@ class _ProgramTalk:
 
 
 def _printed(line: str) -> Any:
-    """Returns what the last line of a program says if it is a JSON object with score; a bare number is text."""
+    """Returns what the last line of a program says if it is a JSON object with score; a bare number is text.
+
+    What is nested too deep to be handled as plain values is text, too.
+    """
     try:
         printed = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return printed if isinstance(printed, dict) and "score" in printed else None
+    is_reward = isinstance(printed, dict) and "score" in printed and not is_deep(printed, MAX_DEPTH)
+    return printed if is_reward else None

@@ -6,8 +6,8 @@ from typing import Any
 
 from environments.chat import ToolCall
 
-# What is nested deeper is no call: pickle can take less than `json.loads`.
-_MAX_DEPTH = 64
+# What is nested deeper is no call, action or reward: pickle and `repr` can take less than `json.loads`.
+MAX_DEPTH = 64
 _KEYS = ("name", "arguments", "parameters")
 
 
@@ -52,14 +52,33 @@ def call_of(written: Any) -> ToolCall:
     arguments = written.get("arguments", written.get("parameters", {}))
     if not isinstance(arguments, dict):
         return bad_call("its arguments are no JSON object")
-    if is_deep(arguments, _MAX_DEPTH):
-        return bad_call(f"its arguments are nested more than {_MAX_DEPTH} deep")
-    # The text of a JSON string may name half of a character, which nothing can encode.
+    if is_deep(arguments, MAX_DEPTH):
+        return bad_call(f"its arguments are nested more than {MAX_DEPTH} deep")
     try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        return bad_call(f"it has half of a character, {error.object[error.start]!r}")
+        _check_characters([name, arguments])
+    except ValueError as error:
+        return bad_call(str(error))
     return ToolCall(name, arguments)
+
+
+def read_value(text: str) -> Any:
+    """Reads JSON that has one meaning, and that any other program can take; ValueError: it is none."""
+    try:
+        value = loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if is_deep(value, MAX_DEPTH):
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    _check_characters(value)
+    return value
+
+
+def _check_characters(value: Any) -> None:
+    """Raises ValueError if a text of a JSON value names half of a character, which nothing can encode."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has half of a character, {error.object[error.start]!r}") from error
 
 
 def is_deep(value: Any, depth: int) -> bool:

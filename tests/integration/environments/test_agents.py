@@ -111,6 +111,11 @@ def between():
     if kind == "prints":
         for _ in range(100):
             sys.stdout.write("x" * 1_000_000)
+    if kind.startswith("says "):
+        print(kind.removeprefix("says "))
+        sys.exit()
+    if kind == "posts nested":
+        post_reward(url, row["reward_key"], {"score": 9, "more": json.loads("[" * 200 + "]" * 200)})
     if kind == "posts":
         post_reward(url, key, {"score": 9})
     if kind == "variables":
@@ -218,6 +223,10 @@ async def test_an_agent_makes_its_messages_asks_and_is_rewarded(tmp_path: Path, 
         ("output", "x", 5.0),
         ("output", "number", None),
         ("output", "posts", None),
+        pytest.param("output", "says " + "[" * 60_000, None, id="deep"),
+        pytest.param("output", f'says {{"score": 9, "more": {"[" * 900}{"]" * 900}}}', None, id="nested"),
+        pytest.param("output", f'says {{"score": {"9" * 5000}}}', None, id="digits"),
+        ("endpoint", "posts nested", None),
         (None, "x", None),
         ("endpoint", "x", None),
         ("endpoint", "reward", 5.0),
@@ -231,7 +240,7 @@ async def test_a_program_is_rewarded_by_the_way_that_the_configuration_names(
     async with processes({"agent": program(tmp_path, reward=reward)}, timeout_s=20.0) as pool:
         answer = await held(pool, "agent", name)
     # With the key that lets in to the policy, no reward can be posted: the request is refused, and the program ends.
-    assert bool(answer.agent_error) == (name == "posts")
+    assert bool(answer.agent_error) == name.startswith("posts")
     assert answer.lost == ""
     assert (answer.final or {"score": None})["score"] == score
 
