@@ -111,6 +111,7 @@ class Chat:
         has_begun: True if the coroutine has asked for a turn.
         around: surrounds each question to the model, from when it is asked until it is answered.
         pending: what has been given for the latest turn, and is told with the next messages.
+        hurry: gives code of the user's that runs so many seconds more, if it has not fewer left.
         told: what the model was told before, if the conversation is repeated after the loss of its process.
     """
 
@@ -121,6 +122,7 @@ class Chat:
     pending: Answer = field(default_factory=Answer)
     has_begun: bool = False
     around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    hurry: Callable[[float], None] = lambda _limit_s: None
     told: Sequence[Answer] = ()
     _num_turns: int = 0
 

@@ -152,8 +152,10 @@ def _load_agent(key: str, config: EnvironmentConfig, agents: "Agents") -> Loaded
     if config.agent is None:
         return Loaded(config.label, agents.command(key, config).converse)
     function = _load_function(f"{key}.agent", config.agent)
-    with config_errors(TypeError, before=f"key '{key}.agent': {config.agent}: expected run(endpoint, row): "):
-        inspect.signature(function).bind("endpoint", "row")
+    signature = inspect.signature(function)
+    expected = f"expected run(endpoint, row), got {config.agent.rpartition(':')[2]}{signature}"
+    with config_errors(TypeError, before=f"key '{key}.agent': {config.agent}: {expected}: "):
+        signature.bind("endpoint", "row")
     path = Path(config.agent.rpartition(":")[0])
     return Loaded(config.label, agents.function(function, config.agent, path).converse, path=path)
 

@@ -98,6 +98,11 @@ class EnvironmentProcesses:
     def _new_process(self) -> EnvironmentProcess:
         return EnvironmentProcess(self._setup, self._template)
 
+    @property
+    def config(self) -> MultiTurnConfig:
+        """The section `rollout.multi_turn` as the processes have it."""
+        return self._setup.config
+
     def schemas_of(self, data_source: str) -> Schemas:
         """Returns the JSON schemas of the tools that rows of a data source have; () if they have none."""
         return self._schemas.get(self.key_of(data_source), ())
@@ -237,7 +242,7 @@ class Episode:
                 elif lost.call == NO_CALL and not lost.was_running and num_lost < 2 * _MAX_LOST:
                     continue  # it was lost while it started, or between two calls
                 elif lost.call == NO_CALL or (self._turn, lost.call) in self._skipped:
-                    return self._failed(f"it {lost}")
+                    return self._failed(self._reason_of(lost))
                 else:
                     is_alone = False
                     self._skipped[self._turn, lost.call] = str(lost)
@@ -301,6 +306,15 @@ class Episode:
         if len(said_again) != len(said_before) or (self._replay is None and said_again != said_before):
             return self._failed("it gave other messages than before when it was repeated in a new process")
         return latest
+
+    def _reason_of(self, lost: ProcessLost) -> str:
+        """Returns why a conversation has failed that lost its process also when it was alone."""
+        if not lost.is_hang:
+            return f"it {lost}"
+        config = self._pool.config
+        label = config.environments[self._environment].label
+        what = f"for more than {config.timeout_s:g} s (rollout.multi_turn.timeout_s) it let nothing else run"
+        return f"{label}: {what}, as time.sleep in a coroutine does, or a client that is not awaited"
 
     def _failed(self, reason: str) -> Answer:
         return Answer(is_over=True, lost=f"rollout.multi_turn.environments.{self._environment}: {reason}")

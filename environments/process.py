@@ -195,6 +195,12 @@ class _Call:
         else:
             self._give_place()
 
+    def hurry(self, limit_s: float) -> None:
+        """Lets the call take so many seconds from now on, if it does not wait for the model."""
+        self._limit_s = min(self._limit_s, limit_s)
+        if self.is_running and not self._num_questions:
+            self._start_limit()
+
     def _start_limit(self) -> None:
         self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
 
@@ -258,7 +264,7 @@ class UserCode:
                 task.cancel()
         if not is_done:
             self._give_up(work)
-            raise TookTooLong(f"it took longer than {limit_s:g} s")
+            raise TookTooLong(f"it took longer than {limit_s:g} s (rollout.multi_turn.timeout_s)")
         if work[0].cancelled():
             raise RuntimeError("it was cancelled")
         return work[0].result()
@@ -294,6 +300,11 @@ class UserCode:
                 await call.go_on()
             if any(call.is_running for call in waiting):
                 self._process.marks[is_running] = was_running
+
+    def hurry(self, limit_s: float) -> None:
+        """Lets the calls that run take so many seconds from now on; see `Chat.hurry`."""
+        for call in self._calls:
+            call.hurry(limit_s)
 
     def close(self) -> None:
         """Ends the conversation's thread as soon as nothing runs in it."""
@@ -359,7 +370,9 @@ class RunningConversation:
         self._loaded = process.environments[begin.environment]
         self._user_code = UserCode(process, number, begin.skipped)
         limit = process.config.max_parallel_calls
-        self._chat = Chat(begin.seed, limit, self._user_code, self._exchange, told=begin.told)
+        self._chat = Chat(
+            begin.seed, limit, self._user_code, self._exchange, hurry=self._user_code.hurry, told=begin.told
+        )
         self._answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._schemas: list[Schemas | None] = []  # of each turn's context, see `Answer.tools`
         self._task = asyncio.create_task(self._converse(begin.row))
@@ -378,7 +391,8 @@ class RunningConversation:
             except TimeoutError:
                 if not self._user_code.is_queued:  # behind others, whose fault it is
                     self.end()
-                    return Answer(is_over=True, lost=f"{self._loaded.name}: it took longer than {limit_s:g} s")
+                    reason = f"it took longer than {limit_s:g} s (rollout.multi_turn.timeout_s)"
+                    return Answer(is_over=True, lost=f"{self._loaded.name}: {reason}")
 
     async def _converse(self, row: Mapping[str, Any]) -> None:
         """Runs the conversation to its end, and puts its last answer, which says by what it was lost, if it was."""

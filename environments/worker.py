@@ -129,7 +129,8 @@ class EnvironmentProcess:
                     answers.set_result(reply.answers)
         except (TimeoutError, ProcessEnded, ChildProcessError) as error:
             self._lose(str(error) or TIMED_OUT, error.signal if isinstance(error, ProcessEnded) else None)
-            log.warning("an environment process is replaced: it %s", self.lost)
+            what = f"gave no sign of life for {self._limit_s:g} s" if self.lost == TIMED_OUT else self.lost
+            log.warning("an environment process is replaced: it %s", what)
         finally:
             self._lose("has been replaced")
             await self._worker.end()

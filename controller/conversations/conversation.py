@@ -225,7 +225,8 @@ def warn_of_no_rewards(scores: Scores, others: Collection[str], whose: str) -> N
     for source in sorted({source for source, talk in pairs if talk is not None} - rewarded - set(others)):
         log.warning(
             "no conversation of data_source %s in %s got a reward, so nothing is learned from it: its environment gave"
-            " none for a turn and has no get_reward, and no scorer scores it (reward.scorers)",
+            " none, neither for a turn nor at the end (get_reward; of an agent, what it returns, prints or posts), and"
+            " no scorer scores it (reward.scorers)",
             source,
             whose,
         )

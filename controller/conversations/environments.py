@@ -76,8 +76,15 @@ class Environments:
                 try:
                     contexts[place] = answer.messages, self._context_as_prompt(asked.rows[place], answer)
                 except ValueError as error:
-                    refused[place] = f"{asked.rows[place].place}: the environment began with a context: {error}"
+                    refused[place] = f"{asked.rows[place].place}: {self._beginning_of(asked.rows[place])}: {error}"
         return with_contexts(begun, contexts), refused
+
+    def _beginning_of(self, row: PromptRow) -> str:
+        """Returns what the context is, in words, with which the environment of a row begins."""
+        environment = self.config.rollout.multi_turn.environment_of(row.data_source)
+        if environment is not None and environment.is_agent:
+            return "the first request of the agent, which is the prompt"
+        return "the environment began with a context"
 
     def _context_as_prompt(self, row: PromptRow, answer: Answer) -> Context:
         """Returns a context in the place of a prompt; ValueError: it cannot be rendered, or is too long."""

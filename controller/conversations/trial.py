@@ -15,6 +15,12 @@ from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
 
 _SHOWN_CHARACTERS = 200  # of a message that an agent asks with
+_EMPTY_FAILED = (
+    "    told an empty answer, it failed, which the emptiness may have caused (play answers otherwise): {error}\n"
+)
+_OF_PROGRAMS = (
+    "  a traceback of a program with error 403 is expected here: it was told that the policy has no further turn\n"
+)
 
 
 async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequence[PromptBatch]) -> str:
@@ -43,7 +49,8 @@ async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequenc
         for key, names in tools.items()
     )
     written = f" (tool_format: {tool_format})" if any(tools.values()) else ""
-    return "".join([f"environments: {'; '.join(each)}{written}\n", *asked])
+    has_programs = any(environment.command for environment in section.environments.values())
+    return "".join([f"environments: {'; '.join(each)}{written}\n", *asked, _OF_PROGRAMS if has_programs else ""])
 
 
 def _first_prompts(processes: EnvironmentProcesses, table: PromptBatch) -> list[PromptBatch]:
@@ -75,7 +82,7 @@ async def _try(environments: Environments, prompt: PromptBatch) -> str:
     Returns a line that says what it asked, if it began with messages of its own in the place of the prompt; else "".
 
     Raises:
-        ConfigError: it fails, or what it begins with is no prompt.
+        ConfigError: it fails, though the empty turn cannot be the cause, or what it begins with is no prompt.
     """
     [row] = prompt.rows
     episode = environments.processes.begin(row.data_source, row.fields, seed=0, prompt=row.prompt)
@@ -99,8 +106,10 @@ async def _try(environments: Environments, prompt: PromptBatch) -> str:
             refuse_lost(answer, "ended")
     finally:
         episode.abandon()
+    if answer.agent_is_wrong:
+        raise ConfigError(f"{row.place}: the agent failed, whatever the policy says: {answer.agent_error}")
     asked = _asked(row.place, first, int(begun.prompts.lengths[0])) if first.begins_context else ""
-    return asked + (f"    told an empty answer, it failed: {answer.agent_error}\n" if answer.agent_error else "")
+    return asked + (_EMPTY_FAILED.format(error=answer.agent_error) if answer.agent_error else "")
 
 
 def _asked(place: str, answer: Answer, num_tokens: int) -> str:

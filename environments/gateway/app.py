@@ -78,8 +78,14 @@ async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Reque
     dialogue = keys.dialogues.get(_key_of(request))
     if dialogue is None:
         raise _no_such_key("endpoint.api_key")
-    fields = object_of(await _body(request, large))
-    question = api.read(fields)
+    body = await _body(request, large)
+    try:
+        fields = object_of(body)
+        question = api.read(fields)
+    except Refused as refused:
+        dialogue.refused = refused.sentence
+        raise
+    dialogue.refused = ""
     _count_ignored(keys.ignored, question)
     exchange = dialogue.take(question, is_retry=_is_retry(request))
     _tell_connection(request)

@@ -11,6 +11,8 @@ from environments.gateway.questions import Answered, Outcome, Question, Refused,
 from environments.messages import Answer
 from environments.tools import reason_of
 
+MAX_LATE = 10  # requests of a program that has not noticed yet that the policy says no more
+
 log = logging.getLogger(__name__)
 
 
@@ -24,18 +26,23 @@ class Dialogue:
         began: set as soon as the first question is asked of the policy.
         is_over: set if the policy has no further turn, or `failure` is set.
         failure: what the conversation failed by; None: it has not.
+        asks_on: set if the program has asked 10 times more after it was told so; see `is_over`.
+        refused: why the latest request was refused, as it is written wrongly; empty: it was not.
     """
 
     def __init__(self, chat: Chat, name: str) -> None:
         self.began = asyncio.Event()
         self.is_over = asyncio.Event()
+        self.asks_on = asyncio.Event()
         self.failure: Exception | None = None
+        self.refused = ""
         self._chat = chat
         self._name = name
         self._history = History()
         self._exchanges: dict[bytes, list[Exchange]] = {}  # by the key of the question, in order of arrival
         self._line = Line(chat.told, name)
         self._asking: asyncio.Task[None] | None = None
+        self._num_late = 0  # requests that came when it was over
         self._why_over = "the conversation has ended"
 
     def take(self, question: Question, *, is_retry: bool) -> Exchange:
@@ -56,6 +63,9 @@ class Dialogue:
         if is_retry and equal:
             return equal[-1]
         if self.is_over.is_set():
+            self._num_late += 1
+            if self._num_late == MAX_LATE:
+                self.asks_on.set()
             raise self._over()
         exchange = Exchange(question)
         self._line.add(exchange)

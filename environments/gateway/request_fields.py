@@ -9,6 +9,10 @@ from environments.messages import MAX_STOP_TEXTS, MAX_TEXT_BYTES, Schemas, TurnL
 from environments.tool_calls.json_calls import is_deep
 
 _MAX_DEPTH = 64  # of a tool's schema
+_JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+# The keywords of a JSON schema under which other schemas lie: by name, or one or a list of them.
+_SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
+_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
 _MAX_NAME_LENGTH = 200  # characters of the names and ids of tools and calls
 _LARGEST = 2**31 - 1  # of a number of tokens on the wire
 
@@ -51,6 +55,8 @@ def text_of_parts(value: Any, kinds: Sequence[str], where: str) -> str:
 
 def name_of(value: Any, where: str) -> str:
     """Returns a name or an id of a request, which is not empty."""
+    if value is None:
+        raise bad_request(f"{where}: it is missing")
     name = text_of(value, where)
     if not name or len(name) > _MAX_NAME_LENGTH:
         raise bad_request(f"{where}: expected 1 to {_MAX_NAME_LENGTH} characters, got {len(name)}")
@@ -96,11 +102,31 @@ def _tool_schema(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     function["parameters"] = parameters
     if is_deep(parameters, _MAX_DEPTH):
         raise bad_request(f"{where}: its parameters are nested more than {_MAX_DEPTH} deep")
+    _check_types(parameters, f"{where}, parameters")
     try:
         canonical(parameters).encode()
     except UnicodeEncodeError as error:
         raise bad_request(f"{where}: its parameters have half of a character") from error
     return {"type": "function", "function": function}
+
+
+def _check_types(schema: Any, where: str) -> None:
+    """Checks the types that a JSON schema names, at any depth; Refused: there is no such type."""
+    if not isinstance(schema, Mapping):
+        return
+    types = schema.get("type", ())
+    for name in types if isinstance(types, list | tuple) else (types,):
+        if name not in _JSON_TYPES:
+            expected = ", ".join(_JSON_TYPES)
+            raise bad_request(f"{where}, type: expected one of {expected}, got {str(name)[:60]!r}")
+    for keyword in _SCHEMAS_BY_NAME:
+        named = schema.get(keyword)
+        for name, one in named.items() if isinstance(named, Mapping) else ():
+            _check_types(one, f"{where}, {str(name)[:60]}")
+    for keyword in _SCHEMAS:
+        value = schema.get(keyword)
+        for one in value if isinstance(value, list) else (value,):
+            _check_types(one, f"{where}, {keyword}")
 
 
 def _object_or_empty(value: Any, where: str) -> Mapping[str, Any]:

@@ -64,9 +64,19 @@ class Session:
         return self._dialogue.is_over
 
     @property
+    def asks_on(self) -> asyncio.Event:
+        """Set if the program goes on to ask after it was told, often enough, that the policy has no further turn."""
+        return self._dialogue.asks_on
+
+    @property
     def failure(self) -> Exception | None:
         """The exception that ended the conversation, which is not the program's doing; None: there is none."""
         return self._dialogue.failure
+
+    @property
+    def refused(self) -> str:
+        """The reason why the latest request was refused, as it is written wrongly; empty: it was not."""
+        return self._dialogue.refused
 
     def restarted(self) -> None:
         """The program was started again: its requests are answered from what was said, from the first."""

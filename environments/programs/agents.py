@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from environments.adapters.variables import filled, without_secrets
-from environments.chat import Chat, ContextFull
+from environments.chat import Chat, ContextFull, TookTooLong
+from environments.gateway.dialogue import MAX_LATE
 from environments.gateway.session import Gateway, Session
 from environments.loops import EnvironmentFailed
 from environments.messages import NO_CALL
@@ -39,6 +40,12 @@ from splitppo.user_file import line_in
 
 _NUM_PORTS = 100  # that are tried, from the configured one on
 _LAST_PORT = 65_535
+_SHOWN_CHARACTERS = 200  # of the last line of a program
+_END_LIMIT_S = 5.0  # for an agent that goes on to ask when the policy says no more
+_ASKED_ON = (
+    f"it was ended, because it asked {MAX_LATE} times more after it was told that the policy has no further turn (error"
+    f" 403), and did not end within {_END_LIMIT_S:g} s"
+)
 
 
 class Agents:
@@ -99,13 +106,17 @@ class FunctionAgent:
         session = self.agents.gateway.session(chat)
         questions = Questions(chat, session)
         run = partial(self.function, session.endpoint, {**row, "seed": chat.seed})
+        hurrying = asyncio.create_task(_hurry(session, chat.hurry))
         try:
             returned = await chat.runner(NO_CALL, run)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-            return questions.settle(None, f"{self.name}{line_in(self.path, error)}", reason_of(error))
+            is_cut_off = isinstance(error, TookTooLong) and session.asks_on.is_set()
+            reason = _ASKED_ON if is_cut_off else reason_of(error)
+            return questions.settle(None, f"{self.name}{line_in(self.path, error)}", reason)
         else:
             return questions.settle(returned, self.name)
         finally:
+            hurrying.cancel()
             session.close()
 
 
@@ -169,7 +180,8 @@ class Questions:
     def settle(self, rewards: Any, name: str, error: str = "") -> Any:
         """Returns the rewards of an agent that has ended, and notes its failure, if the policy may be the cause.
 
-        An end is no failure if the agent was told that the policy says no more, or that there is no room.
+        An end is no failure if the agent ends by itself after it was told that the policy says no more, or that there
+        is no room. To ask nothing is one.
 
         Args:
             rewards: None, a number, or a dict with score; anything else is a failure.
@@ -182,16 +194,24 @@ class Questions:
         """
         if self._session.failure is not None:
             raise EnvironmentFailed(f"{name}: {reason_of(self._session.failure)}")
-        if self._session.is_over.is_set() or self._is_refused:
+        is_told = self._session.is_over.is_set() or self._is_refused
+        if is_told and error != _ASKED_ON:
             error = ""
-        if mistake := _mistake_in(rewards):
+        elif not is_told and not error and not self.num_answered:
+            error = "it ended without an answer" if self._session.refused else "it never asked the policy"
+        mistake = _mistake_in(rewards)
+        if mistake:
             rewards = None
             error = error or mistake
         if error:
+            refused = self._session.refused
+            if refused not in error:
+                error = f"{error}; its last request was refused: {refused}"
             reason = without_secrets(f"{name}: {error}")
             if not self.num_answered:
                 raise EnvironmentFailed(reason)
-            self._chat.pending = replace(self._chat.pending, agent_error=reason)
+            is_wrong = bool(mistake or refused)
+            self._chat.pending = replace(self._chat.pending, agent_error=reason, agent_is_wrong=is_wrong)
         return rewards
 
 
@@ -203,6 +223,12 @@ def _mistake_in(rewards: Any) -> str:
         except (TypeError, ValueError) as error:
             return str(error)
     return ""
+
+
+async def _hurry(session: Session, hurry: Callable[[float], None]) -> None:
+    """Shortens the time of an agent that goes on to ask when the policy says no more."""
+    await session.asks_on.wait()
+    hurry(_END_LIMIT_S)
 
 
 class _ProgramTalk:
@@ -244,6 +270,7 @@ class _ProgramTalk:
         self._must_leave.clear()
         leaving = asyncio.create_task(self._must_leave.wait())
         ending = asyncio.create_task(program.exit_code())
+        hurrying = asyncio.create_task(_hurry(self._session, self._give_time))
         try:
             async with asyncio.timeout(None) as limit:
                 self._running = place, limit
@@ -254,13 +281,17 @@ class _ProgramTalk:
             if code := ending.result():
                 return f"it {how_it_ended(code)}: {program.reason}"
         except TimeoutError:
-            return f"it took longer than {self._limit_s:g} s until its next request: {program.reason}"
+            if self._session.asks_on.is_set():
+                return _ASKED_ON
+            until = "until its next request (rollout.multi_turn.timeout_s)"
+            return f"it took longer than {self._limit_s:g} s {until}: {program.reason}"
         except TooMuchOutput as error:
             return str(error)
         finally:
             self._running = None
             leaving.cancel()
             ending.cancel()
+            hurrying.cancel()
         return ""
 
     def _show_waiting(self) -> None:
@@ -275,22 +306,34 @@ class _ProgramTalk:
             self._is_answered.set()
         if self._running is None:
             return
-        place, limit = self._running
-        if limit.expired():
-            return
-        now_s = asyncio.get_running_loop().time()
-        limit.reschedule(None if is_waiting else now_s + self._limit_s)
-        self._places.set_idle(place, is_idle=is_waiting)
+        self._give_time(None if is_waiting else self._limit_s)
+        self._places.set_idle(self._running[0], is_idle=is_waiting)
+
+    def _give_time(self, limit_s: float | None) -> None:
+        """Lets the program that runs take so many seconds from now on; None: any number."""
+        limit = None if self._running is None else self._running[1]
+        if limit is not None and not limit.expired():
+            limit.reschedule(None if limit_s is None else asyncio.get_running_loop().time() + limit_s)
 
     def _rewards(self, program: Program, error: str) -> Any:
-        """Returns the rewards of a program that has ended, by the way that the configuration names."""
+        """Returns the rewards of a program that has ended, by the way that the configuration names.
+
+        A program that gives none by this way has failed.
+        """
         rewards = None
+        missing = ""
         if self._config.reward == "endpoint":
             rewards = self._session.posted
+            missing = "it posted no reward (POST /v1/reward with reward_key of its row), as reward: endpoint expects"
         elif self._config.reward == "output":
             rewards = _printed(program.last_printed)
-        if not error and not self._questions.num_answered:
-            error = f"it ended without an answer to a request: {program.reason}"
+            line = program.last_printed
+            shown = f"its last line is {line[:_SHOWN_CHARACTERS]!r}" if line else "it printed nothing"
+            missing = f"{shown}, expected a JSON object with score, by reward: output"
+        if not error and not self._questions.num_answered and not self._session.refused:
+            error = f"it never asked the policy: {program.reason}"
+        elif not error and rewards is None:
+            error = missing
         return self._questions.settle(rewards, shlex.join(self._config.command), error)
 
 

@@ -93,7 +93,7 @@ class EnvironmentConfig(Section):
     reward: AgentReward = None
     """The only way in which an agent gives rewards. return: what the function returns. output: the last line that the
     program prints, a JSON object with score. endpoint: POST /v1/reward, with a key that the program finds in its row.
-    null: return for a function; a program gives none, the scorers of the data source do."""
+    null: return for a function; a program gives none, the scorers of the data source must."""
 
     @property
     def label(self) -> str:

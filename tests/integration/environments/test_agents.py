@@ -45,7 +45,7 @@ def talk(url, key, row, between=lambda: None):
 """
 
 FUNCTIONS = """
-import asyncio, sys
+import asyncio, sys, time
 from talk import talk
 
 def plain(endpoint, row):
@@ -56,6 +56,16 @@ def where(endpoint, row):
 
 async def waiting(endpoint, row):
     return await asyncio.to_thread(talk, endpoint.base_url, endpoint.api_key, row)
+
+def asks_on(endpoint, row):
+    while True:
+        try:
+            talk(endpoint.base_url, endpoint.api_key, row)
+        except Exception:
+            pass
+
+async def blocks(endpoint, row):
+    time.sleep(1000)
 
 def trouble(endpoint, row):
     def between():
@@ -132,6 +142,16 @@ if kind == "shell":  # does what the policy says
     sys.exit()
 if kind == "silent":
     sys.exit()
+while kind == "asks on":
+    try:
+        talk(url, key, row)
+    except Exception:
+        pass
+if kind == "bad request":
+    try:
+        ask(url, key, {"role": "king", "content": "x"})
+    except Exception:
+        sys.exit()
 length = talk(url, key, row, between)
 if kind == "reward":
     post_reward(url, row["reward_key"], {"score": length})
@@ -240,7 +260,12 @@ async def test_a_program_is_rewarded_by_the_way_that_the_configuration_names(
     async with processes({"agent": program(tmp_path, reward=reward)}, timeout_s=20.0) as pool:
         answer = await held(pool, "agent", name)
     # With the key that lets in to the policy, no reward can be posted: the request is refused, and the program ends.
-    assert bool(answer.agent_error) == name.startswith("posts")
+    assert bool(answer.agent_error) == (name.startswith("posts") or (reward is not None and score is None))
+    why = {
+        ("output", "number"): "its last line is '5', expected a JSON object with score, by reward: output",
+        ("endpoint", "x"): "it posted no reward (POST /v1/reward with reward_key of its row)",
+    }
+    assert why.get((str(reward), name), "") in answer.agent_error
     assert answer.lost == ""
     assert (answer.final or {"score": None})["score"] == score
 
@@ -269,7 +294,7 @@ async def test_a_policy_with_the_agents_shell_is_rewarded_only_by_the_way_that_t
         await episode.start()
         assert contents(await episode.say(f"{sys.executable} {file}", "stop")) == ["yes?"]
         answer = await episode.say("no", "stop")
-    assert (answer.is_over, answer.lost, answer.agent_error) == (True, "", "")
+    assert (answer.is_over, answer.lost, bool(answer.agent_error)) == (True, "", reward == "endpoint")
     assert (answer.final or {"score": None})["score"] == score
 
 
@@ -312,6 +337,7 @@ async def test_a_function_that_fails_after_an_answer_scores_what_it_has_given(
     assert (answer.is_over, answer.lost, answer.final) == (True, "", None)
     assert answer.agent_error.startswith(f"{functions}:trouble")
     assert error.split(": ", 1)[-1] in answer.agent_error
+    assert answer.agent_is_wrong == (name == "returns a text")
 
 
 @pytest.mark.parametrize(
@@ -337,22 +363,49 @@ async def test_a_program_that_fails_after_an_answer_scores_what_it_has_given_and
     assert other.final == {"score": 5.0, "name": "x"}
 
 
-@pytest.mark.parametrize("name", ["early", "silent"])
 @pytest.mark.parametrize("kind", ["function", "program"])
+async def test_an_agent_that_asks_on_when_the_policy_says_no_more_is_ended(tmp_path: Path, kind: str) -> None:
+    functions = write_agents(tmp_path)
+    agent = program(tmp_path) if kind == "program" else {"agent": f"{functions}:asks_on"}
+    async with nothing_is_left(), processes({"agent": agent}, timeout_s=1000.0) as pool:
+        episode = begun(pool, "agent", "asks on")
+        await episode.start()
+        await episode.say("yes", "stop")
+        last = await episode.end()
+    assert (last.is_over, last.lost, last.final) == (True, "", None)
+    assert "it asked 10 times more after it was told that the policy has no further turn" in last.agent_error
+
+
+async def test_an_agent_that_holds_up_its_process_is_named(tmp_path: Path) -> None:
+    agent = {"agent": f"{write_agents(tmp_path)}:blocks"}
+    async with processes({"agent": agent}) as pool:
+        lost = (await begun(pool, "agent").start()).lost
+    assert lost.startswith("rollout.multi_turn.environments.agent: ")
+    assert "functions.py:blocks: for more than 2 s (rollout.multi_turn.timeout_s) it let nothing else run" in lost
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "why"),
+    [
+        ("function", "early", "ValueError: no"),
+        ("program", "early", "it ended with exit code 1: nothing works"),
+        ("program", "silent", "it never asked the policy: it printed nothing"),
+        (
+            "program",
+            "bad request",
+            "it ended without an answer; its last request was refused: messages[0]: expected role",
+        ),
+        ("function", "silent", "it never asked the policy"),
+    ],
+)
 async def test_an_agent_that_fails_before_the_policy_has_answered_is_a_failed_environment(
-    tmp_path: Path, kind: str, name: str
+    tmp_path: Path, kind: str, name: str, why: str
 ) -> None:
     functions = write_agents(tmp_path)
     agent = program(tmp_path) if kind == "program" else {"agent": f"{functions}:trouble"}
     async with processes({"agent": agent}, timeout_s=20.0) as pool:
         answer = await held(pool, "agent", name)
     assert answer.is_over
-    why = {
-        ("function", "early"): "ValueError: no",
-        ("program", "early"): "it ended with exit code 1: nothing works",
-        ("program", "silent"): "it ended without an answer to a request: it printed nothing",
-        ("function", "silent"): "it ended without asking for a turn",
-    }[kind, name]
     assert why in answer.lost
 
 
@@ -474,7 +527,7 @@ async def test_an_address_at_which_nobody_can_listen_is_refused(tmp_path: Path) 
     [
         ({"command": ["no-such-program"]}, "key 'rollout.multi_turn.environments.agent.command': there is no program"),
         ({"agent": "FILE:nothing"}, "has no class or function 'nothing'"),
-        ({"agent": "FILE:ask"}, "expected run(endpoint, row): "),
+        ({"agent": "FILE:ask"}, "expected run(endpoint, row), got ask(): "),
         ({"command": ["sh"], "env": {"A": "$NOT_SET"}}, "environment variables that are set: "),
     ],
 )

@@ -298,7 +298,11 @@ async def test_an_environment_that_fails_ends_its_conversation_only(tmp_path: Pa
     [
         ("raise", "KeyError: 'oh no'"),
         ("exit", "RuntimeError: SystemExit: 2"),
-        pytest.param("hang", "it timed out", marks=pytest.mark.extended),
+        pytest.param(
+            "hang",
+            "for more than 2 s (rollout.multi_turn.timeout_s) it let nothing else run",
+            marks=pytest.mark.extended,
+        ),
         ("wait", "it took longer than 2 s"),
         ("role", "expected messages with role 'user' or 'tool'"),
         ("text", "expected messages with role 'user' or 'tool' and a text as content, got x"),

@@ -187,11 +187,25 @@ def run(endpoint, row):
     headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
     asked = urllib.request.Request(endpoint.base_url + "/chat/completions", body, headers)
     answer = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+    if row["prompt"] == "wrong":
+        return "good"
+    if row["prompt"] == "schema":
+        tool = {"type": "function", "function": {"nam": "add"}}
+        asked.data = json.dumps({**json.loads(body), "tools": [tool]}).encode()
+        urllib.request.urlopen(asked)
     return {"one": 1.0}[answer]
 """
 
 
-@pytest.mark.parametrize("prompt", ["ab", "early"])
+WRONG = {  # whatever the policy says
+    "early": ("the environment failed when it began: {file}:run, line 6: ValueError: no key of a search engine",),
+    "wrong": ("{file}:run: the agent returned 'good', expected a number, or a dict with 'score'",),
+    "schema": ("HTTPError: HTTP Error 400", "; its last request was refused: tools[0], name: it is missing"),
+    "no room": ("the first request of the agent, which is the prompt: it has ", "more than data.max_prompt_length ("),
+}
+
+
+@pytest.mark.parametrize("prompt", ["ab", *WRONG])
 def test_check_says_what_agents_ask_first_and_why_they_fail(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str
 ) -> None:
@@ -200,19 +214,19 @@ def test_check_says_what_agents_ask_first_and_why_they_fail(
     file = tmp_path / "mine.py"
     file.write_text(AGENT)
     agent = f"rollout.multi_turn.environments={{default: {{agent: '{file}:run'}}}}"
-    code = check(config_file, agent, "data.train_batch_size=2", "data.max_prompt_length=40")
+    length = f"data.max_prompt_length={len(prompt) + 1 if prompt == 'no room' else 40}"
+    code = check(config_file, agent, "data.train_batch_size=2", length)
     said = capsys.readouterr()
-    if prompt == "early":
+    if prompt in WRONG:
         assert code == 2
-        assert said.err == (
-            f"error: {tmp_path}/train.jsonl, line 1: the environment failed when it began: {file}:run, line 6:"
-            " ValueError: no key of a search engine\n"
-        )
+        assert said.err.startswith(f"error: {tmp_path}/train.jsonl, line 1: ")
+        assert [part for part in WRONG[prompt] if part.format(file=file) not in said.err] == []
     else:
         assert (code, said.err) == (0, "")
         assert f"{tmp_path}/train.jsonl, line 1: asks first, in " in said.out
         assert "(messages: user): 'What is ab'\n" in said.out
-        assert f"    told an empty answer, it failed: {file}:run, line 11: KeyError: ''\n" in said.out
+        failed = "told an empty answer, it failed, which the emptiness may have caused (play answers otherwise): "
+        assert f"    {failed}{file}:run, line 17: KeyError: ''\n" in said.out
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from environments.chat import ContextFull, ConversationOver
+from environments.gateway.questions import Refused
+from environments.gateway.request_fields import tools_of
 from environments.gateway.session import Endpoint, Gateway
 from environments.messages import Answer, TurnLimits
 from tests.support.scripted_policy import ScriptedPolicy
@@ -230,6 +232,27 @@ async def test_responses_that_are_not_supported_are_one_sentence(
     assert isinstance(caught.value.body, dict)
     assert "\n" not in caught.value.body["message"]
     assert policy.answers == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"nam": "add"}, "tools[0], name: it is missing"),
+        ({"name": ""}, "tools[0], name: expected 1 to 200 characters, got 0"),
+        ({"name": "add", "parameters": {"properties": {"a": {"type": "intt"}}}}, "a, type: expected one of string,"),
+        ({"name": "add", "parameters": {"properties": {"a": {"anyOf": [{"items": {"type": ["int"]}}]}}}}, "got 'int'"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused) as refused:
+        tools_of({"tools": [fields]}, lambda tool: tool, "a tool")
+    assert (refused.value.status, sentence in str(refused.value)) == (400, True)
+
+
+def test_a_property_may_be_named_type() -> None:
+    properties = {"type": {"type": ["string", "null"]}, "items": {"type": "array", "items": {"type": "number"}}}
+    add = {"name": "add", "parameters": {"properties": properties}}
+    assert tools_of({"tools": [add]}, lambda tool: tool, "a tool")
 
 
 async def test_the_end_of_a_context_and_of_a_conversation_are_errors_of_anthropics_kind(gateway: Gateway) -> None:

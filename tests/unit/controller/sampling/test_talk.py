@@ -307,7 +307,8 @@ def test_a_source_whose_environments_never_give_a_reward_is_named(caplog: pytest
         warn_of_no_rewards(scores, {"c"}, "step 3")
     assert caplog.messages == [
         "no conversation of data_source b in step 3 got a reward, so nothing is learned from it: its environment gave"
-        " none for a turn and has no get_reward, and no scorer scores it (reward.scorers)"
+        " none, neither for a turn nor at the end (get_reward; of an agent, what it returns, prints or posts), and no"
+        " scorer scores it (reward.scorers)"
     ]
 
 
