@@ -94,8 +94,8 @@ class Answer:
         calls: the calls that could be read, as the template's "tool_calls" of the assistant's message.
         tool_error: the first failure of a tool, as "name: message"; empty if none failed.
         agent_error: why an agent failed after an answer of the policy, which may be the cause; empty if none did.
-        agent_is_wrong: True if an agent failed by itself, whatever the policy says: by rewards that are none, or by a
-            request that is written wrongly.
+        agent_is_wrong: True if an agent would fail whatever the policy says: its rewards are of a wrong kind, or its
+            request is written wrongly.
         lost: the reason why the environment failed, one sentence; empty if it did not.
         timed_out_calls: the calls (from 1) that took too long, so that they are not made again.
     """

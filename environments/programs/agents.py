@@ -181,7 +181,7 @@ class Questions:
         """Returns the rewards of an agent that has ended, and notes its failure, if the policy may be the cause.
 
         An end is no failure if the agent ends by itself after it was told that the policy says no more, or that there
-        is no room. To ask nothing is one.
+        is no room. An agent that never asks the policy has failed.
 
         Args:
             rewards: None, a number, or a dict with score; anything else is a failure.
