@@ -15,9 +15,11 @@ what does not fit into the response ends the conversation.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -42,6 +44,8 @@ from splitppo.v1 import conversation_pb2
 from splitppo.v1.batch_pb2 import Slot
 from splitppo.v1.conversation_pb2 import Turn, TurnReply, TurnsEnded
 
+log = logging.getLogger(__name__)
+
 # Environments get seeds that every random number generator takes.
 _SEED_BITS = 31
 # Shorter pauses between two times in which environments work are no pause in the timeline.
@@ -49,8 +53,8 @@ _PAUSE_S = 0.01
 # The most bytes of a request with replies, far below the limit of gRPC.
 _MAX_REQUEST_BYTES = 1 << 20
 _MAX_INT32 = 2**31 - 1
-# The answers in a row without room in the context, after which the environment has failed.
-_MAX_REFUSED = 16
+# The answers in a row without room in the context, after which a conversation ends as truncated.
+_MAX_REFUSED = 1000
 _COUNTS = ("num_calls", "num_bad_calls", "num_tool_errors", "num_timeouts", "num_crashes", "num_overlapping")
 
 
@@ -312,8 +316,8 @@ class Talk:
     async def _reply_that_fits(self, answer: Answer, turn: Turn, episode: Episode, said: _Said) -> Reply:
         """Returns an answer as tokens, or the one that takes its place because it does not fit into the context.
 
-        There are no tokens if none of them can be said. The environment has failed if one answer after the other does
-        not fit.
+        There are no tokens if none of them can be said. If one answer after the other does not fit, the conversation
+        ends as truncated.
         """
         for _ in range(_MAX_REFUSED):
             reply = await self._tokens_of(answer, turn, said)
@@ -324,7 +328,8 @@ class Talk:
             if answer.is_over:
                 said.is_truncated = True
                 return Reply()
-        said.add_answer(Answer(lost=f"{_MAX_REFUSED} answers to turn {turn.turn} did not fit into the context"))
+        _say_once_that_nothing_fits(_MAX_REFUSED)
+        said.is_truncated = True
         return Reply()
 
     def _text_of(self, turn: Turn, limits: TurnLimits) -> tuple[str, bool]:
@@ -468,6 +473,14 @@ class Talk:
     def spans(self, step: int) -> list[Span]:
         """Returns the times in which at least one environment was asked, as spans of the timeline."""
         return [Span("environments", "environment", step, start, end) for start, end in self._times.times_s]
+
+
+@cache
+def _say_once_that_nothing_fits(num_answers: int) -> None:
+    log.warning(
+        "after a turn, %d answers of its environment did not fit into the context (environment/num_truncated)",
+        num_answers,
+    )
 
 
 class _TimesOfWork:

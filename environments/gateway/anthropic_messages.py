@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.gateway.questions import Answered, Question, Refused, bad_request, unsupported
+from environments.gateway.questions import Answered, Form, Question, Refused, bad_request, unsupported
 from environments.gateway.request_fields import (
     ignored_in,
     limits_of,
     list_of,
-    model_of,
     name_of,
     text_of,
     text_of_parts,
@@ -119,14 +118,14 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     return assistant_message("".join(texts), calls)
 
 
-def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the answer to a request with these fields."""
+def write(answered: Answered, form: Form) -> Mapping[str, Any]:
+    """Returns the answer in the form that its request wants."""
     usage = {"input_tokens": answered.turn.num_context_tokens, "output_tokens": answered.turn.num_tokens}
     return {
         "id": f"msg_{answered.turn.number:06d}",
         "type": "message",
         "role": "assistant",
-        "model": model_of(fields),
+        "model": form.model,
         "content": _blocks_of(answered),
         "stop_reason": _reason_of(answered),
         "stop_sequence": answered.stop,
@@ -134,9 +133,9 @@ def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def stream(answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]:
+def stream(answered: Answered, form: Form) -> Iterator[bytes]:
     """Writes the answer as events: each block with its content at once."""
-    whole = write(answered, fields)
+    whole = write(answered, form)
     begin = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
     yield _event("message_start", message={**begin, "usage": {**whole["usage"], "output_tokens": 0}})
     for index, block in enumerate(whole["content"]):

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,35 +17,33 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from environments.gateway import anthropic_messages, chat_completions, responses
+from environments.gateway.bodies import Bodies, tell_connection
+from environments.gateway.draining import draining
 from environments.gateway.keys import Keys
 from environments.gateway.line import Exchange
-from environments.gateway.questions import MODEL, Answered, Outcome, Question, Refused, bad_request
-from environments.gateway.request_fields import object_of
+from environments.gateway.questions import MODEL, Answered, Form, Outcome, Question, Refused, bad_request
+from environments.gateway.request_fields import form_of
 from environments.tool_calls.json_calls import MAX_DEPTH, is_deep
 from rewards.returned import score_and_fields
 
 log = logging.getLogger(__name__)
 
-HAS_KEY = "has_key"  # in a request's state: what is called when a request with a living key has been read
-MAX_BODY_BYTES = 16 << 20
-_LARGE_BYTES = 1 << 20  # bodies above this size are large
-_MAX_LARGE = 8  # large bodies that are read at a time
+_WRITTEN_WRONGLY = (400, 422)  # the statuses of requests that say what they may not
 _CLOSED = 499  # the status of an answer that nobody reads
-_BODY_S = 30.0  # until a body is there
 
 
 class Api(Protocol):
     """An API that programs speak: a module that reads its requests, and writes its answers and errors."""
 
     def read(self, fields: Mapping[str, Any]) -> Question: ...
-    def write(self, answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]: ...
-    def stream(self, answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]: ...
+    def write(self, answered: Answered, form: Form) -> Mapping[str, Any]: ...
+    def stream(self, answered: Answered, form: Form) -> Iterator[bytes]: ...
     def error(self, refused: Refused) -> Mapping[str, Any]: ...
 
 
 def make_app(keys: Keys) -> ASGIApp:
     """Returns the endpoint for these keys, which may come and go."""
-    large = asyncio.Semaphore(_MAX_LARGE)
+    bodies = Bodies()
 
     def route(path: str, answer: Callable[[Request], Awaitable[Response]], api: Api, method: str = "POST") -> Route:
         return Route(path, partial(_refusing, answer, api), methods=[method])
@@ -56,11 +55,11 @@ def make_app(keys: Keys) -> ASGIApp:
         "/v1/responses": responses,
     }
     routes = [
-        *(route(path, partial(_answer, keys, api, large), api) for path, api in apis.items()),
+        *(route(path, partial(_answer, keys, api, bodies), api) for path, api in apis.items()),
         route("/v1/models", partial(_models, keys), chat_completions, "GET"),
-        route("/v1/reward", partial(_reward, keys, large), chat_completions),
+        route("/v1/reward", partial(_reward, keys, bodies), chat_completions),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+    return draining(Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page}))
 
 
 async def _refusing(answer: Callable[[Request], Awaitable[Response]], api: Api, request: Request) -> Response:
@@ -73,24 +72,29 @@ async def _refusing(answer: Callable[[Request], Awaitable[Response]], api: Api, 
         return Response(status_code=_CLOSED)
 
 
-async def _answer(keys: Keys, api: Api, large: asyncio.Semaphore, request: Request) -> Response:
+async def _answer(keys: Keys, api: Api, bodies: Bodies, request: Request) -> Response:
     """Answers a request with what the policy says, at the latest when its connection breaks."""
-    dialogue = keys.dialogues.get(_key_of(request))
+    key = _key_of(request)
+    dialogue = keys.dialogues.get(key)
     if dialogue is None:
         raise _no_such_key("endpoint.api_key")
-    body = await _body(request, large)
     try:
-        fields = object_of(body)
-        question = api.read(fields)
+        question, form = await bodies.read(request, key, partial(_question_of, api))
     except Refused as refused:
-        dialogue.refused = refused.sentence
+        if refused.status in _WRITTEN_WRONGLY:
+            dialogue.refused = refused.sentence
         raise
     dialogue.refused = ""
     _count_ignored(keys.ignored, question)
     exchange = dialogue.take(question, is_retry=_is_retry(request))
-    _tell_connection(request)
+    tell_connection(request)
     outcome = await _listen(exchange, request)
-    return Response(status_code=_CLOSED) if outcome is None else _response(api, outcome, fields)
+    return Response(status_code=_CLOSED) if outcome is None else _response(api, outcome, form)
+
+
+def _question_of(api: Api, fields: Mapping[str, Any], num_bytes: int) -> tuple[Question, Form]:
+    """Reads a request: all that is kept of it while it waits."""
+    return replace(api.read(fields), num_bytes=num_bytes), form_of(fields)
 
 
 async def _listen(exchange: Exchange, request: Request) -> Outcome | None:
@@ -123,13 +127,13 @@ async def _until_broken(request: Request) -> None:
         pass
 
 
-def _response(api: Api, outcome: Outcome, fields: Mapping[str, Any]) -> Response:
+def _response(api: Api, outcome: Outcome, form: Form) -> Response:
     """Writes an outcome; a stream is written at once, because the whole turn is there."""
     if isinstance(outcome, Refused):
         return _error(api, outcome)
-    if fields.get("stream"):
-        return Response(b"".join(api.stream(outcome, fields)), media_type="text/event-stream")
-    return Response(json.dumps(api.write(outcome, fields)), media_type="application/json")
+    if form.is_stream:
+        return Response(b"".join(api.stream(outcome, form)), media_type="text/event-stream")
+    return Response(json.dumps(api.write(outcome, form)), media_type="application/json")
 
 
 def _error(api: Api, refused: Refused) -> Response:
@@ -138,30 +142,6 @@ def _error(api: Api, refused: Refused) -> Response:
     if refused.status == 408:
         headers["connection"] = "close"  # the rest of the body may come later
     return Response(json.dumps(api.error(refused)), refused.status, headers, "application/json")
-
-
-async def _body(request: Request, large: asyncio.Semaphore) -> bytes:
-    """Reads a body, of which all but a few large ones are small; Refused: it is too large, or does not come."""
-    too_large = Refused(413, "request_too_large", f"expected a body of at most {MAX_BODY_BYTES >> 20} MiB")
-    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    is_large = False
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large
-                if len(body) > _LARGE_BYTES and not is_large:
-                    await large.acquire()
-                    is_large = True
-        return bytes(body)
-    except TimeoutError as error:
-        raise Refused(408, "request_timeout", f"the body was not there after {_BODY_S:g} s") from error
-    finally:
-        if is_large:
-            large.release()
 
 
 def _key_of(request: Request) -> str:
@@ -180,13 +160,6 @@ def _is_retry(request: Request) -> bool:
     return count.isdecimal() and count.strip("0") != ""
 
 
-def _tell_connection(request: Request) -> None:
-    """Tells the connection of a request that a program with a living key waits there for an answer."""
-    has_key = request.scope.get("state", {}).get(HAS_KEY)
-    if has_key is not None:
-        has_key()
-
-
 def _count_ignored(ignored: Counter[str], question: Question) -> None:
     """Counts the parameters of a request that change nothing, and logs each of them once."""
     for name in question.ignored:
@@ -203,12 +176,13 @@ async def _models(keys: Keys, request: Request) -> Response:
     return Response(json.dumps({"object": "list", "data": models}), media_type="application/json")
 
 
-async def _reward(keys: Keys, large: asyncio.Semaphore, request: Request) -> Response:
+async def _reward(keys: Keys, bodies: Bodies, request: Request) -> Response:
     """Takes a reward: a JSON object with `score`."""
-    take = keys.rewards.get(_key_of(request))
+    key = _key_of(request)
+    take = keys.rewards.get(key)
     if take is None:
         raise _no_such_key("the key of rewards")
-    fields = object_of(await _body(request, large))
+    fields = await bodies.read(request, key, lambda fields, _num_bytes: fields)
     try:
         score_and_fields(fields, "the program")
     except (TypeError, ValueError) as error:

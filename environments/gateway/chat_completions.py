@@ -5,12 +5,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.gateway.questions import Answered, Question, Refused, bad_request, canonical, unsupported
+from environments.gateway.questions import Answered, Form, Question, Refused, bad_request, canonical, unsupported
 from environments.gateway.request_fields import (
     ignored_in,
     limits_of,
     list_of,
-    model_of,
     name_of,
     text_of,
     text_of_parts,
@@ -113,8 +112,8 @@ def _call_of(call: Mapping[str, Any], where: str) -> Message:
     return template_call(name_of(call.get("id"), f"{where}, id"), text_of(function.get("name"), where), arguments)
 
 
-def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the answer to a request with these fields."""
+def write(answered: Answered, form: Form) -> Mapping[str, Any]:
+    """Returns the answer in the form that its request wants."""
     message: dict[str, Any] = {"role": "assistant", "content": answered.text, "refusal": None}
     if answered.calls:
         message["content"] = answered.text or None
@@ -125,17 +124,15 @@ def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         "logprobs": _log_probs_of(answered),
         "finish_reason": _reason_of(answered),
     }
-    return {**_head(answered, fields, "chat.completion"), "choices": [choice], "usage": _usage_of(answered)}
+    return {**_head(answered, form, "chat.completion"), "choices": [choice], "usage": _usage_of(answered)}
 
 
-def stream(answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]:
+def stream(answered: Answered, form: Form) -> Iterator[bytes]:
     """Writes the answer as events: a chunk with all of it, one with its end, the usage if it is asked for."""
-    options = fields.get("stream_options")
-    with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    usage = {"usage": None} if with_usage else {}
+    usage = {"usage": None} if form.with_usage else {}
 
     def chunk(choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        head = _head(answered, fields, "chat.completion.chunk")
+        head = _head(answered, form, "chat.completion.chunk")
         return b"data: " + json.dumps({**head, "choices": choices, **usage, **more}).encode() + b"\n\n"
 
     delta: dict[str, Any] = {"role": "assistant", "content": answered.text}
@@ -145,7 +142,7 @@ def stream(answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]:
     logprobs = _log_probs_of(answered)
     yield chunk([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}])
     yield chunk([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": _reason_of(answered)}])
-    if with_usage:
+    if form.with_usage:
         yield chunk([], usage=_usage_of(answered))
     yield b"data: [DONE]\n\n"
 
@@ -157,9 +154,9 @@ def error(refused: Refused) -> Mapping[str, Any]:
     return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": refused.code}}
 
 
-def _head(answered: Answered, fields: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def _head(answered: Answered, form: Form, kind: str) -> Mapping[str, Any]:
     number = answered.turn.number
-    return {"id": f"chatcmpl-{number:06d}", "object": kind, "created": int(time.time()), "model": model_of(fields)}
+    return {"id": f"chatcmpl-{number:06d}", "object": kind, "created": int(time.time()), "model": form.model}
 
 
 def _reason_of(answered: Answered) -> str:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from environments.gateway.app import HAS_KEY
+from environments.gateway.bodies import HAS_KEY
 
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 MAX_CONNECTIONS = 1000 if _OPEN_FILES == resource.RLIM_INFINITY else min(1000, _OPEN_FILES // 2)

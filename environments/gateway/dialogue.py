@@ -67,8 +67,7 @@ class Dialogue:
             if self._num_late == MAX_LATE:
                 self.asks_on.set()
             raise self._over()
-        exchange = Exchange(question)
-        self._line.add(exchange)
+        exchange = self._line.add(question)
         equal.append(exchange)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_all())
@@ -93,10 +92,10 @@ class Dialogue:
 
     async def _ask_all(self) -> None:
         """Asks the questions that wait, one after the other."""
-        while self._line.exchanges:
+        while self._line.questions:
             exchange = await self._line.next(self._history)
             try:
-                outcome: Outcome = await self._ask(exchange.question)
+                outcome: Outcome = await self._ask(self._line.questions[exchange])
             except ContextFull as full:
                 outcome = Refused(400, "context_length_exceeded", f"prompt is too long: {full}")
             except ValueError as error:

@@ -14,18 +14,19 @@ log = logging.getLogger(__name__)
 
 _ORDER_S = 20.0  # a program that is repeated asks what it asked before within this time
 _MAX_WAITING = 512
+_MAX_WAITING_BYTES = 32 << 20
+_MESSAGE_BYTES = 512  # that a message takes beside its text
 
 
 @dataclass(eq=False)
 class Exchange:
-    """A question of the program's, and what comes of it.
+    """What comes of a question of the program's.
 
     Attributes:
         listeners: the open connections that wait for the outcome.
         is_told: True if the outcome was written to one of them.
     """
 
-    question: Question
     outcome: "asyncio.Future[Outcome]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     listeners: set[object] = field(default_factory=set)
     is_told: bool = False
@@ -49,26 +50,32 @@ class Line:
     """The questions that wait, the oldest first.
 
     Attributes:
-        exchanges: the questions, also the one that is asked at the moment.
+        questions: the questions, by their exchanges, also the one that is asked at the moment.
     """
 
     def __init__(self, told: Sequence[Answer], name: str) -> None:
         """Makes a line without questions; `told` is what the model was told before a conversation is repeated."""
-        self.exchanges: deque[Exchange] = deque()
+        self.questions: dict[Exchange, Question] = {}
         self._told = deque(told)
         self._name = name
         self._has_grown = asyncio.Event()
         self._has_overlapped = False
 
-    def add(self, exchange: Exchange) -> None:
-        """Adds a question; Refused: too many wait."""
-        if len(self.exchanges) >= _MAX_WAITING:
+    def add(self, question: Question) -> Exchange:
+        """Adds a question; Refused: too many wait, or what waits would take too much memory."""
+        if len(self.questions) >= _MAX_WAITING:
             raise Refused(429, "too_many_requests", f"{_MAX_WAITING} requests of this conversation wait already")
-        if self.exchanges and not self._has_overlapped:
+        num_bytes = sum(map(_num_bytes, self.questions.values()))
+        if self.questions and num_bytes + _num_bytes(question) > _MAX_WAITING_BYTES:
+            waiting = f"{len(self.questions)} requests of this conversation wait already"
+            raise Refused(429, "too_many_requests", f"{waiting}, and have {num_bytes:,} bytes")
+        if self.questions and not self._has_overlapped:
             log.info("%s: requests overlap; they are asked in the order in which they arrive", self._name)
             self._has_overlapped = True
-        self.exchanges.append(exchange)
+        exchange = Exchange()
+        self.questions[exchange] = question
         self._has_grown.set()
+        return exchange
 
     async def next(self, history: History) -> Exchange:
         """Returns the question that is asked next: the oldest one.
@@ -78,7 +85,8 @@ class Line:
         """
         while self._told:
             told = self._told[0]
-            found = next((one for one in self.exchanges if _is_what_was_told(one.question, told, history)), None)
+            asked = self.questions.items()
+            found = next((one for one, question in asked if _is_what_was_told(question, told, history)), None)
             if found is not None:
                 self._told.popleft()
                 return found
@@ -89,17 +97,22 @@ class Line:
             except TimeoutError:
                 log.info("%s: the program asks otherwise than before", self._name)
                 self._told.clear()
-        return self.exchanges[0]
+        return next(iter(self.questions))
 
     def leave(self, exchange: Exchange, outcome: Outcome) -> None:
         """Removes a question, and gives its outcome to all who wait for it."""
-        self.exchanges.remove(exchange)
+        del self.questions[exchange]
         exchange.outcome.set_result(outcome)
 
     def end(self, refused: Refused) -> None:
         """Refuses all that wait."""
-        for exchange in list(self.exchanges):
+        for exchange in list(self.questions):
             self.leave(exchange, refused)
+
+
+def _num_bytes(question: Question) -> int:
+    """Returns about how much memory a question takes while it waits."""
+    return question.num_bytes + _MESSAGE_BYTES * len(question.messages)
 
 
 def _is_what_was_told(question: Question, told: Answer, history: History) -> bool:

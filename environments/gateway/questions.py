@@ -34,6 +34,7 @@ class Question:
         limits: the limits of the turn.
         reads_calls: True if calls of tools are wanted; else they are text.
         ignored: names of parameters that the request sets, and that change nothing here.
+        num_bytes: the bytes of the request.
     """
 
     messages: tuple[Message, ...]
@@ -41,6 +42,7 @@ class Question:
     limits: TurnLimits = field(default_factory=TurnLimits)
     reads_calls: bool = False
     ignored: tuple[str, ...] = ()
+    num_bytes: int = 0
 
     @cached_property
     def prefixes(self) -> tuple[bytes, ...]:
@@ -60,6 +62,24 @@ class Question:
         limits = self.limits
         asked = canonical([limits.max_tokens, limits.stop, limits.with_log_probs, self.reads_calls])
         return hashlib.sha256(self.prefixes[-1] + asked.encode()).digest()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a request says about the form of its answer; some of it is only said again there.
+
+    Attributes:
+        model: the name that the request has for the policy.
+        is_stream: True if the answer is written as events.
+        with_usage: True if events of chat completions end with the usage.
+        instructions, max_output_tokens: see the API of responses.
+    """
+
+    model: str = MODEL
+    is_stream: bool = False
+    with_usage: bool = False
+    instructions: str | None = None
+    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True)

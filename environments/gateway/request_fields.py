@@ -1,12 +1,11 @@
 """Reads the fields of requests: texts, names, lists, tools and limits; Refused says which field is written wrongly."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from environments.gateway.questions import MODEL, bad_request, canonical, unsupported
+from environments.gateway.questions import MODEL, Form, bad_request, canonical, unsupported
 from environments.messages import MAX_STOP_TEXTS, MAX_TEXT_BYTES, Schemas, TurnLimits, without_surrogates
-from environments.tool_calls.json_calls import is_deep
+from environments.tool_calls.json_calls import finite_json, is_deep
 
 _MAX_DEPTH = 64  # of a tool's schema
 _JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -17,10 +16,10 @@ _MAX_NAME_LENGTH = 200  # characters of the names and ids of tools and calls
 _LARGEST = 2**31 - 1  # of a number of tokens on the wire
 
 
-def object_of(body: bytes) -> Mapping[str, Any]:
-    """Reads the JSON object of a request's body."""
+def object_of(body: bytes | bytearray) -> Mapping[str, Any]:
+    """Reads the JSON object of a request's body, in UTF-8; all its numbers are finite."""
     try:
-        fields = json.loads(body)
+        fields = finite_json(body.decode("utf-8-sig", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"expected a JSON object as body, got what is no JSON ({error})") from error
     if not isinstance(fields, dict):
@@ -158,10 +157,19 @@ def ignored_in(fields: Mapping[str, Any], names: Sequence[str], tool_choice: obj
     return tuple(ignored)
 
 
-def model_of(fields: Mapping[str, Any]) -> str:
-    """Returns the name of the model that a request asks for: any will do."""
+def form_of(fields: Mapping[str, Any]) -> Form:
+    """Returns what a request says about the form of its answer. Any name of a model will do."""
     model = fields.get("model")
-    return model if isinstance(model, str) else MODEL
+    options = fields.get("stream_options")
+    instructions = fields.get("instructions")
+    max_output_tokens = fields.get("max_output_tokens")
+    return Form(
+        model=model if isinstance(model, str) and len(model) <= _MAX_NAME_LENGTH else MODEL,
+        is_stream=bool(fields.get("stream")),
+        with_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        instructions=instructions if isinstance(instructions, str) else None,
+        max_output_tokens=max_output_tokens if isinstance(max_output_tokens, int) else None,
+    )
 
 
 def _kind_of(value: Any) -> str:

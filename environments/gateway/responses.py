@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from environments.gateway.chat_completions import error
-from environments.gateway.questions import Answered, Question, bad_request, canonical, unsupported
+from environments.gateway.questions import Answered, Form, Question, bad_request, canonical, unsupported
 from environments.gateway.request_fields import (
     ignored_in,
     limits_of,
     list_of,
-    model_of,
     name_of,
     text_of,
     text_of_parts,
@@ -105,11 +104,11 @@ def _message_of(item: Mapping[str, Any], where: str) -> Message:
     raise bad_request(f"{where}: expected role system, developer, user or assistant, got {str(role)[:60]!r}")
 
 
-def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the answer to a request with these fields."""
+def write(answered: Answered, form: Form) -> Mapping[str, Any]:
+    """Returns the answer in the form that its request wants."""
     turn = answered.turn
     return {
-        **_begun(answered, fields),
+        **_begun(answered, form),
         "status": "incomplete" if answered.is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if answered.is_cut else None,
         "output": _items_of(answered),
@@ -123,10 +122,10 @@ def write(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def stream(answered: Answered, fields: Mapping[str, Any]) -> Iterator[bytes]:
+def stream(answered: Answered, form: Form) -> Iterator[bytes]:
     """Writes the answer as events: each item with its content at once."""
-    whole = write(answered, fields)
-    begun = {**_begun(answered, fields), "status": "in_progress", "output": [], "usage": None}
+    whole = write(answered, form)
+    begun = {**_begun(answered, form), "status": "in_progress", "output": [], "usage": None}
     events: list[Mapping[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
@@ -169,16 +168,16 @@ def _events_of(item: Mapping[str, Any], index: int) -> Sequence[Mapping[str, Any
     ]
 
 
-def _begun(answered: Answered, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _begun(answered: Answered, form: Form) -> Mapping[str, Any]:
     return {
         "id": f"resp_{answered.turn.number:06d}",
         "object": "response",
         "created_at": int(time.time()),
-        "model": model_of(fields),
+        "model": form.model,
         "error": None,
         "incomplete_details": None,
-        "instructions": fields.get("instructions"),
-        "max_output_tokens": fields.get("max_output_tokens"),
+        "instructions": form.instructions,
+        "max_output_tokens": form.max_output_tokens,
         "metadata": {},
         "parallel_tool_calls": True,
         "previous_response_id": None,

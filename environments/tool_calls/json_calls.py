@@ -25,6 +25,11 @@ def loads(text: str) -> Any:
     return _DECODER.decode(text)
 
 
+def finite_json(text: str) -> Any:
+    """Reads JSON of which all numbers are finite; ValueError, RecursionError: see `loads`."""
+    return json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+
+
 def read_call(text: str) -> tuple[ToolCall, int | None]:
     """Reads a call from the text of a JSON object; returns also the index at which it is no JSON, None if it is."""
     try:
@@ -99,6 +104,12 @@ def _finite(written: str) -> float:
     return number
 
 
+def _whole(written: str) -> int:
+    """Reads a whole number of JSON; NotFinite if no float is as large."""
+    _finite(written)
+    return int(written)
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Makes a dictionary of the pairs of a JSON object; ValueError if it has a key twice."""
     fields: dict[str, Any] = {}
@@ -109,7 +120,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, parse_int=_whole, object_pairs_hook=_object)
 
 
 def bad_call(reason: str, expected: str = '{"name": ..., "arguments": {...}}') -> ToolCall:

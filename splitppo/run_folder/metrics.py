@@ -335,7 +335,7 @@ METRICS: Mapping[str, Sequence[Metric]] = {
         Metric(
             "environment/num_truncated",
             "conversations",
-            "that did not fit into data.max_response_length",
+            "that did not fit into data.max_response_length, or did not end though nothing more fitted into a context",
             "rollout.multi_turn",
         ),
         Metric(

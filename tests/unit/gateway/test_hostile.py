@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.gateway import anthropic_messages, app, chat_completions, connections, responses
+from environments.gateway import anthropic_messages, app, bodies, chat_completions, connections, responses
 from environments.gateway.questions import Question, Refused
 from environments.gateway.session import Gateway, Session
 from tests.support.groups import wait_until
@@ -103,10 +106,88 @@ async def test_a_body_of_100_mb_is_refused_before_it_is_kept(peers: Peers) -> No
 
 
 async def test_the_same_connection_goes_on_after_a_body_that_was_too_large(peers: Peers) -> None:
-    peer = await peers.send(peers.request(length=(17 << 20)), bytes(17 << 20))
+    peer = await peers.send(peers.request(length=(9 << 20)), bytes(9 << 20))
     assert await peer.status() == 413
     peer.writer.write(peers.request() + BODY)
     assert await peer.status() == 200
+
+
+async def test_a_client_that_sends_all_before_it_reads_learns_why_it_was_refused(peers: Peers) -> None:
+    body = b'{"a": "' + b"x" * (20 << 20) + b'"}'
+    for key in (None, "sk-other"):
+        head = peers.request(key=key, length=len(body), more="Connection: close\r\n")
+        peer = await peers.send(head, body)
+        assert await peer.status() == (413 if key is None else 401)
+        assert await peer.is_closed()
+
+
+@pytest.mark.parametrize("values", [b"{},", b"[],", b'"",', b"0,", b'"\\"",'])
+async def test_a_body_of_many_values_is_refused_before_it_is_parsed(peers: Peers, values: bytes) -> None:
+    body = b'{"metadata": [' + values * 200_000 + b"0]," + BODY[1:]
+    assert await (await peers.send(peers.request(length=len(body)), body)).status() == 413
+
+
+async def test_a_long_text_is_one_value(peers: Peers) -> None:
+    text = '[{,"\\\n' * 100_000
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    assert await (await peers.send(peers.request(length=len(body)), body)).status() == 200
+
+
+async def test_requests_that_wait_keep_their_questions_and_nothing_else(peers: Peers, policy: ScriptedPolicy) -> None:
+    policy.is_free.clear()
+    tracemalloc.start()
+    sent = []
+    for number in range(8):
+        fields = {**json.loads(BODY), "max_tokens": number + 1, "metadata": "x" * (2 << 20)}
+        body = json.dumps(fields).encode()
+        sent.append(await peers.send(peers.request(length=len(body)), body))
+    del fields, body
+    overlapping = partial(wait_until, lambda: policy.chat.pending.num_overlapping == 7, DEADLINE_S, "8 requests")
+    await asyncio.to_thread(overlapping)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 4 << 20
+    policy.is_free.set()
+    assert [await peer.status() for peer in sent] == [200] * 8
+
+
+async def test_requests_of_one_conversation_that_wait_have_bounded_bytes(peers: Peers, policy: ScriptedPolicy) -> None:
+    policy.is_free.clear()
+    sent = []
+    for number in range(40):
+        fields = {"messages": [{"role": "user", "content": str(number) + "x" * 1_000_000}]}
+        body = json.dumps(fields).encode()
+        sent.append(await peers.send(peers.request(length=len(body)), body))
+    statuses = [asyncio.create_task(peer.status()) for peer in sent]
+    refused = partial(wait_until, lambda: sum(one.done() for one in statuses) == 7, DEADLINE_S, "7 refusals")
+    await asyncio.to_thread(refused)
+    policy.is_free.set()
+    assert Counter(await asyncio.gather(*statuses)) == {200: 33, 429: 7}
+
+
+async def test_stalled_uploads_hold_up_their_own_key_alone_and_their_time(
+    gateway: Gateway, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_BODY_S", 2.0)
+    stalled = [await peers.send(peers.request(length=3_000_000), b" " * 1_200_000) for _ in range(2)]
+    body = b" " * 1_400_000 + BODY
+    in_line = await peers.send(peers.request(length=len(body)), body)
+    others = Peers(gateway.session(ScriptedPolicy().chat))
+    assert await (await others.send(others.request(length=len(body)), body)).status() == 200
+    assert [await peer.status() for peer in (*stalled, in_line)] == [408, 408, 200]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 400])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+async def test_a_number_that_is_not_finite_is_refused_in_a_schema(peers: Peers, path: str, number: str) -> None:
+    schema = f'{{"properties": {{"a": {{"default": {number}}}}}}}'
+    function = f'{{"name": "f", "parameters": {schema}}}'
+    tool = f'{{"type": "function", "name": "f", "function": {function}, "parameters": {schema}}}'
+    if path == "messages":
+        tool = f'{{"name": "f", "input_schema": {schema}}}'
+    body = f'{{"input": "x", "tools": [{tool}], {BODY.decode()[1:]}'.encode()
+    head = peers.request(length=len(body)).replace(b"chat/completions", path.encode())
+    assert await (await peers.send(head, body)).status() == 400
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])
@@ -122,7 +203,7 @@ async def test_half_a_head_is_closed_after_a_time(
 
 
 async def test_half_a_body_is_told_after_a_time(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_BODY_S", 0.1)
+    monkeypatch.setattr(bodies, "_BODY_S", 0.1)
     peer = await peers.send(peers.request() + BODY[:10])
     assert await peer.status() == 408
     assert await peer.is_closed()

@@ -213,14 +213,35 @@ async def test_an_environment_that_ends_because_there_is_no_room_has_its_rewards
     }
 
 
-async def test_an_environment_that_asks_for_what_has_no_room_again_and_again_has_failed(tmp_path: Path) -> None:
+async def test_an_environment_that_asks_for_what_has_no_room_again_and_again_is_truncated_with_its_rewards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def stubborn(row: Mapping[str, Any], seed: int) -> Conversing:
-        while (yield Answer(messages=user("p" * 20))) is not None:
-            pass
+        yield Answer()
+        reward: float | None = 1.0
+        while (yield Answer(messages=user("p" * 20), reward=reward)) is not None:
+            reward = None
         yield OVER
 
     _, conversations = await narrow(tmp_path, stubborn, letters).rollouts()
-    assert {one.lost for one in conversations} == {"16 answers to turn 1 did not fit into the context"}
+    assert {(one.turn_rewards, one.end_score, one.is_truncated, one.lost) for one in conversations} == {
+        ((1.0,), 1.0, True, "")
+    }
+    assert [record.getMessage() for record in caplog.records] == [
+        "after a turn, 1000 answers of its environment did not fit into the context (environment/num_truncated)"
+    ]
+
+
+async def test_an_environment_that_shortens_its_history_step_by_step_goes_on(tmp_path: Path) -> None:
+    def shortening(row: Mapping[str, Any], seed: int) -> Conversing:
+        yield Answer()
+        for length in range(40, 2, -1):
+            if not isinstance((yield Answer(messages=user("p" * length))), NoRoom):
+                break
+        yield OVER
+
+    _, conversations = await narrow(tmp_path, shortening, letters).rollouts()
+    assert {(one.num_turns, one.end_score, one.lost) for one in conversations} == {(2, 1.0, "")}
 
 
 async def test_a_context_that_does_not_fit_into_the_response_ends_it(tmp_path: Path) -> None:
