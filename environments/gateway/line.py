@@ -20,7 +20,7 @@ _MESSAGE_BYTES = 512  # that a message takes beside its text
 
 @dataclass(eq=False)
 class Exchange:
-    """What comes of a question of the program's.
+    """The outcome of a question of the program's, and who waits for it.
 
     Attributes:
         listeners: the open connections that wait for the outcome.

@@ -66,7 +66,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Form:
-    """What a request says about the form of its answer; some of it is only said again there.
+    """The form in which a request wants its answer, with some fields that are only said again there.
 
     Attributes:
         model: the name that the request has for the policy.
