@@ -94,7 +94,9 @@ async def _answer(keys: Keys, api: Api, bodies: Bodies, request: Request) -> Res
 
 def _question_of(api: Api, fields: Mapping[str, Any], num_bytes: int) -> tuple[Question, Form]:
     """Reads a request: all that is kept of it while it waits."""
-    return replace(api.read(fields), num_bytes=num_bytes), form_of(fields)
+    question = replace(api.read(fields), num_bytes=num_bytes)
+    _ = question.prefixes  # made here because a large request is read in a thread
+    return question, form_of(fields)
 
 
 async def _listen(exchange: Exchange, request: Request) -> Outcome | None:
