@@ -14,13 +14,14 @@ from typing import Self
 from environments.programs.errors import reason_in
 from splitppo.machine.children.ending import exit_code_of
 from splitppo.machine.children.supervisor import supervised
-from splitppo.machine.children.tree import kill_tree
+from splitppo.machine.children.tree import find_processes, kill_tree, kill_trees
 
 MAX_OUTPUT_BYTES = 64 << 20
 _LOGGED_BYTES = 1 << 20
 _KEPT_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
 _POLL_INTERVAL_S = 0.01
+_MARKED_INTERVAL_S = 0.1
 _END_LIMIT_S = 5.0  # in which a supervisor kills what it has started
 _LAST_OUTPUT_S = 1.0  # in which output is read that was printed before the end
 
@@ -121,8 +122,12 @@ class Program:
         """Waits for the end of the supervisor, and returns its exit code; nothing of the program runs then."""
         while (code := self._process.returncode) is None:  # noqa: ASYNC110 - asyncio waits for others with its pipes, too
             await asyncio.sleep(_POLL_INTERVAL_S)
-        if code < 0:  # it was killed before it could kill what it has adopted
-            _kill_marked(self._marker)
+        if code < 0:  # it was killed; the other one kills what they have adopted, if it can
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_LIMIT_S):
+                    while _marked(self._marker):  # noqa: ASYNC110 - of processes that are no children nobody tells
+                        await asyncio.sleep(_MARKED_INTERVAL_S)
+            kill_trees(find_processes(_marked(self._marker)))
         return code
 
     async def _read(self, stream: asyncio.StreamReader | None, output: _Output) -> None:
@@ -133,9 +138,11 @@ class Program:
                 raise TooMuchOutput(f"it printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
 
 
-def _kill_marked(marker: bytes) -> None:
-    """Kills every process that has a text in its environment variables, as all have that a program has started."""
+def _marked(marker: bytes) -> list[int]:
+    """Returns the pids of processes that have a text in their environment variables, as a program hands them on."""
+    found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if marker in environment.read_bytes():
-                os.kill(int(environment.parent.name), signal.SIGKILL)
+                found.append(int(environment.parent.name))
+    return found

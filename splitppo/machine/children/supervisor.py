@@ -1,9 +1,12 @@
 """A process that runs a program, and ends with it all that the program has started, in whatever group or session.
 
-    parent                    supervisor (`run_with`)             program
+    parent                    supervisor (`run_with`), twice      program
     starts it  ------------>  adopts what loses its parent  --->  starts what it likes
     SIGTERM, or its end --->  SIGTERM, and 1 s later  --------->  ends what should not outlive it
                               kills all that is left, and ends
+
+There are two supervisors, one the parent of the other: a program that kills one of them, by its pid or with all of its
+process group, ends with all that it has started by the other one. Only one that kills both gets away.
 
 It needs the standard library, and psutil only if the program has left something running.
 """
@@ -13,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -21,7 +24,8 @@ from splitppo.machine.children.ending import exit_status_of
 from splitppo.machine.children.parent import end_with
 
 _PR_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
-_GRACE_S = 1.0
+_GRACE_S = 1.0  # of a program
+_INNER_GRACE_S = 2.5  # of the supervisor that ends the program
 _KILL_LIMIT_S = 5.0
 _PAUSE_S = 0.005
 
@@ -37,22 +41,44 @@ def run_with(parent_pid: int) -> NoReturn:
 
     SIGTERM ends both, and so does the end of the parent.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
     for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own ways with them would be inherited
         signal.signal(number, signal.SIG_DFL)
+    outer_pid = os.getpid()
+    _supervise(parent_pid, lambda: _fork_inner(outer_pid), _INNER_GRACE_S)
+
+
+def _fork_inner(outer_pid: int) -> int:
+    """Forks the supervisor that runs the program, and returns its pid."""
+    inner_pid = os.fork()
+    if inner_pid == 0:
+        try:
+            os.setpgid(0, 0)  # a signal to the program's group does not reach the outer one
+            _supervise(outer_pid, _start_program, _GRACE_S)
+        finally:
+            os._exit(1)
+    return inner_pid
+
+
+def _start_program() -> int:
+    return os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])  # noqa: S606
+
+
+def _supervise(parent_pid: int, start: Callable[[], int], grace_s: float) -> NoReturn:
+    """Starts a child, and ends as it does, on SIGTERM, or with the parent; nothing that it has started is left then."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what left its group and lost its parent is found, too
     started = list[int]()
-    signal.signal(signal.SIGTERM, lambda *_: _end_started(started))
+    signal.signal(signal.SIGTERM, lambda *_: _end_started(started, grace_s))
     end_with(parent_pid, signal.SIGTERM)
-    started.append(os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:]))  # noqa: S606
+    started.append(start())
     _, status = os.waitpid(started[0], 0)
     _end(exit_status_of(os.waitstatus_to_exitcode(status)))
 
 
-def _end_started(programs: Sequence[int]) -> NoReturn:
-    """Asks the program to end, and gives it a moment for that, then ends; `programs` is empty before its start."""
+def _end_started(children: Sequence[int], grace_s: float) -> NoReturn:
+    """Asks the child to end, and gives it a moment for that, then ends; `children` is empty before its start."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    deadline_s = time.monotonic() + _GRACE_S
-    for program in programs:
+    deadline_s = time.monotonic() + grace_s
+    for program in children:
         with suppress(ProcessLookupError, ChildProcessError):  # it has ended, and its exit code was taken
             os.kill(program, signal.SIGTERM)
             while os.waitpid(program, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:

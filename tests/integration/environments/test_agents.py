@@ -99,10 +99,18 @@ def between():
         sys.exit(3)
     if kind == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "kills its parent":
+    if "kills its" in kind:
+        start("env -i setsid sleep 1001")
         start("sleep 1001")
-        time.sleep(0.2)
-        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(0.5)
+        parent = os.getppid()
+        with open(f"/proc/{parent}/stat") as stat:
+            grandparent = int(stat.read().rpartition(")")[2].split()[1])
+        if kind == "kills its group":
+            os.killpg(0, signal.SIGKILL)
+        if kind.startswith("stops its parent"):
+            os.kill(parent, signal.SIGSTOP)
+        os.kill(parent if kind == "kills its parent" else grandparent, signal.SIGKILL)
         time.sleep(1000)
     if kind == "stops its parent":
         os.kill(os.getppid(), signal.SIGSTOP)
@@ -346,6 +354,9 @@ async def test_a_function_that_fails_after_an_answer_scores_what_it_has_given(
         ("exits", "it ended with exit code 3: one line"),
         ("is killed", "it was ended by SIGKILL"),
         ("kills its parent", "it was ended by SIGKILL"),
+        ("kills its grandparent", "it was ended by SIGKILL"),
+        ("kills its group", "it was ended by SIGKILL"),
+        ("stops its parent and kills its grandparent", "it "),
         ("stops its parent", "it took longer than 2 s until its next request"),
         ("hangs", "it took longer than 2 s until its next request"),
         ("forks", "it ended with exit code 4"),
