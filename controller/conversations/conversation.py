@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from controller.data.prompt_files import PromptRow
 from controller.ppo.scores import Objects, Scores
@@ -38,7 +37,7 @@ class Conversation:
 
     Attributes:
         turn_rewards: the rewards that the environment gave for the policy's turns, one number per turn.
-        turn_begins, turn_ends: for each turn, the indices of its first and last token in the response.
+        turn_ends: for each turn, the index of its last token in the response.
         end_score: the score that the environment gave at the end, for the whole conversation.
         extra: further fields from the environment, which become metrics like those of scorers.
         messages: the chat messages after the prompt, those of the policy included; one with "begins_context" is the
@@ -60,12 +59,9 @@ class Conversation:
         num_returned: how many of the later contexts go back to an earlier turn.
         ended_by: what ended the conversation: "environment"; "turns", the largest number of turns; "length", no room.
         is_rewarded: True if the environment gave a reward or a score, also one of 0.
-        is_of_agent: True if an agent has led it, of whose words a scorer reads none: the policy may have written them,
-            by a shell of the agent's.
     """
 
     turn_rewards: Sequence[float] = ()
-    turn_begins: Sequence[int] = ()
     turn_ends: Sequence[int] = ()
     end_score: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +83,6 @@ class Conversation:
     num_returned: int = 0
     ended_by: str = "environment"
     is_rewarded: bool = True
-    is_of_agent: bool = False
 
     def row_as_begun(self, row: PromptRow) -> PromptRow:
         """Returns a data row with the prompt that this conversation had."""
@@ -108,15 +103,6 @@ class Conversation:
     def num_turns(self) -> int:
         """The number of the policy's turns."""
         return len(self.turn_ends)
-
-    def scored_tokens(self, num_tokens: int) -> NDArray[np.bool_]:
-        """Returns which of the response's tokens a scorer reads, [num_tokens] bool: all, or an agent's turns alone."""
-        if not self.is_of_agent:
-            return np.ones(num_tokens, np.bool_)
-        is_scored = np.zeros(num_tokens, np.bool_)
-        for begin, end in zip(self.turn_begins, self.turn_ends, strict=True):
-            is_scored[begin : end + 1] = True
-        return is_scored
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The spans of consecutive tokens are adjacent, and together they are the text. A character belongs to exactly one token:
 if several tokens have bytes of the character, to the token that completes it. A token without a character of its own (a
-special token, the first bytes of a character, a token that the text leaves out) has an empty span.
+special token, the first bytes of a character) has an empty span.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from controller.data.tokenizer import Tokenizer
@@ -19,17 +18,15 @@ from rewards.samples import Span
 
 
 class TokenSpans(Sequence[Span]):
-    """The characters [start, end) of a decoded response that belong to each token.
+    """The characters [start, end) of a decoded response that belong to each token; `ids` decode to `text`.
 
-    Those of `ids` that are `shown`, [num_tokens] bool, decode to `text`. The spans are computed at the first access,
-    because most responses are scored without them.
+    The spans are computed at the first access, because most responses are scored without them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, ids: NDArray[Any], text: str, shown: NDArray[np.bool_]) -> None:
+    def __init__(self, tokenizer: Tokenizer, ids: NDArray[Any], text: str) -> None:
         self._tokenizer = tokenizer
         self._ids = ids
         self._text = text
-        self._shown = shown
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -39,9 +36,7 @@ class TokenSpans(Sequence[Span]):
 
     @cached_property
     def _spans(self) -> Sequence[Span]:
-        ends = np.zeros(len(self._ids), np.int64)
-        ends[self._shown] = token_ends(self._tokenizer, self._ids[self._shown].tolist(), self._text)
-        return tuple(pairwise((0, *np.maximum.accumulate(ends).tolist())))
+        return tuple(pairwise((0, *token_ends(self._tokenizer, self._ids.tolist(), self._text))))
 
 
 def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:

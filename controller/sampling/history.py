@@ -46,10 +46,9 @@ class _Context(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """The number of a turn's context, from 0, and where the turn lies in the response and ends among the messages."""
+    """The number of a turn's context, from 0, and where the turn ends in the response and among the messages."""
 
     context: int
-    begin: int
     end: int
     message_end: int
 
@@ -92,11 +91,6 @@ class History:
         return [turn.end - 1 for turn in self._turns]
 
     @property
-    def turn_begins(self) -> list[int]:
-        """The index of the first token of each turn in the response."""
-        return [turn.begin for turn in self._turns]
-
-    @property
     def context_length(self) -> int:
         """The tokens of the latest context so far: all that the next one would follow."""
         before = 0 if len(self._contexts) > 1 else len(self.prompt)
@@ -104,9 +98,8 @@ class History:
 
     def add_turn(self, tokens: Sequence[int]) -> None:
         """Adds the tokens of a turn of the policy; its message is the next one that is added."""
-        begin = len(self.tokens)
         self.tokens += tokens
-        self._turns.append(_Turn(len(self._contexts) - 1, begin, len(self.tokens), len(self.messages) + 1))
+        self._turns.append(_Turn(len(self._contexts) - 1, len(self.tokens), len(self.messages) + 1))
 
     def add_reply(self, reply: Reply) -> None:
         """Adds what follows the latest turn."""
@@ -130,15 +123,15 @@ class History:
 
     def tokens_up_to(self, turn: int) -> list[int]:
         """Returns the tokens of a turn's context, up to the end of the turn, from 1."""
-        of_turn = self._turns[turn - 1]
-        before = [] if of_turn.context else list(self.prompt)
-        return before + self.tokens[self._contexts[of_turn.context].begin : of_turn.end]
+        context, end, _ = self._turns[turn - 1]
+        before = [] if context else list(self.prompt)
+        return before + self.tokens[self._contexts[context].begin : end]
 
     def messages_up_to(self, turn: int) -> list[Message]:
         """Returns the messages of a turn's context, up to the turn, from 1, itself."""
-        of_turn = self._turns[turn - 1]
-        before = [] if of_turn.context else list(self.prompt_messages)
-        messages = before + self.messages[self._contexts[of_turn.context].first_message : of_turn.message_end]
+        context, _, end = self._turns[turn - 1]
+        before = [] if context else list(self.prompt_messages)
+        messages = before + self.messages[self._contexts[context].first_message : end]
         return [without_mark(message) for message in messages]
 
 

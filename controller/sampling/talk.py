@@ -121,7 +121,6 @@ class _Said:
         first: how the environment began.
         history: prompt and response, with the contexts in it.
         limits: those of the latest turn.
-        is_of_agent: True if an agent leads the conversation.
         answers: all answers of the environment, with the first one.
         Others: see `Conversation`.
     """
@@ -130,7 +129,6 @@ class _Said:
     first: Answer
     history: History
     limits: TurnLimits
-    is_of_agent: bool
     turn_rewards: list[float] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     last_turn: str = ""
@@ -173,7 +171,6 @@ class _Said:
         has_own_prompt = self.first.begins_context and not self.first.lost
         return Conversation(
             turn_rewards=tuple(self.turn_rewards),
-            turn_begins=tuple(self.history.turn_begins),
             turn_ends=tuple(self.history.turn_ends),
             end_score=float(final.pop("score", 0.0)),
             extra={**notes, **final},
@@ -189,7 +186,6 @@ class _Said:
             num_returned=self.history.num_returned,
             ended_by="length" if self.is_truncated else self.ended_by,
             is_rewarded=any(answer.reward is not None or answer.final is not None for answer in self.answers),
-            is_of_agent=self.is_of_agent,
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in _COUNTS},
         )
 
@@ -289,9 +285,7 @@ class Talk:
         is_templated = self._environments.tokenizer.chat_template.applies_to(row.prompt)
         prompt = self.prompts_B.prompts.between(place, place + 1).values.tolist()
         history = History.of(prompt, as_messages(row.begun_prompt), is_templated=is_templated)
-        environment = self._environments.config.rollout.multi_turn.environment_of(row.data_source)
-        is_of_agent = environment is not None and environment.is_agent
-        return _Said(row, first, history, first.limits, is_of_agent)
+        return _Said(row, first, history, first.limits)
 
     async def _reply_to(self, turn: Turn, episode: Episode, said: _Said) -> Reply:
         """Decodes a turn and tells it to the environment; returns its answer as tokens.

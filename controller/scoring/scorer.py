@@ -90,13 +90,12 @@ class Scorer:
         """Decodes the responses of a batch to what their scorers get; `prompts` has one prompt per response.
 
         `extra_info` has the fields of the row and `ended_by`, "stop" or "length"; in a conversation the fields of
-        `Conversation.facts`. Of what an agent has led they get the policy's turns alone.
+        `Conversation.facts`.
         """
         responses = rollouts["responses"].rows()
-        talks: Sequence[Conversation | None] = conversations or [None] * len(responses)
-        scored = [_scored_tokens(ids, talk) for ids, talk in zip(responses, talks, strict=True)]
-        texts = self.tokenizer.decode_batch([ids[own] for ids, own in zip(responses, scored, strict=True)])
-        rows = zip(prompts.rows, prompts.texts, responses, scored, texts, talks, strict=True)
+        texts = self.tokenizer.decode_batch(responses)
+        talks: Sequence[Conversation | None] = conversations or [None] * len(texts)
+        rows = zip(prompts.rows, prompts.texts, responses, texts, talks, strict=True)
         return [
             Sample(
                 data_source=row.data_source,
@@ -110,9 +109,9 @@ class Scorer:
                 messages=_before_response(row, talk),
                 last_turn=text if talk is None else talk.last_turn,
                 last_context=self._last_context(ids, talk),
-                token_spans=TokenSpans(self.tokenizer, ids, text, own),
+                token_spans=TokenSpans(self.tokenizer, ids, text),
             )
-            for row, prompt, ids, own, text, talk in rows
+            for row, prompt, ids, text, talk in rows
         ]
 
     def _last_context(self, ids: NDArray[Any], talk: Conversation | None) -> str | None:
@@ -181,11 +180,6 @@ class Scorer:
             conversations=objects(talks),
             texts=objects(Text(sample.prompt, sample.response, sample.ground_truth) for sample in samples),
         )
-
-
-def _scored_tokens(ids: NDArray[Any], talk: Conversation | None) -> NDArray[np.bool_]:
-    """Returns which tokens of a response its scorers read, [num_tokens] bool."""
-    return np.ones(len(ids), np.bool_) if talk is None else talk.scored_tokens(len(ids))
 
 
 def _before_response(row: PromptRow, talk: Conversation | None) -> Messages:

@@ -135,8 +135,6 @@ class CommandAgent:
         given = {**row, "seed": chat.seed}
         if takes_rewards:
             given["reward_key"] = session.reward_key
-        elif self.config.reward is None:  # it judges nothing; the policy may have its shell
-            given.pop("ground_truth", None)
         try:
             return await _ProgramTalk(self, chat, session, given).run()
         finally:

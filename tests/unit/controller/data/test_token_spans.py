@@ -46,7 +46,7 @@ def read(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, list[str]]:
     """The text of the tokens, and what each of them holds of it."""
     array = np.array(ids, np.int32)
     [text] = tokenizer.decode_batch([array])
-    spans = list(TokenSpans(tokenizer, array, text, np.ones(len(array), np.bool_)))
+    spans = list(TokenSpans(tokenizer, array, text))
     assert len(spans) == len(ids)
     return text, [text[start:end] for start, end in spans]
 

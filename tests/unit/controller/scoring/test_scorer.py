@@ -190,20 +190,6 @@ async def test_of_several_contexts_reward_model_and_judge_read_the_last_one(toke
     assert [len(sample.extra_info["messages"]) for sample in reward.samples] == [4, 1]
 
 
-async def test_of_an_agents_conversation_a_scorer_reads_what_the_policy_said_alone(tokenizer: Tokenizer) -> None:
-    prompts, rollouts = make_table().take(np.array([0])), Batch.from_rows(responses=[[1, 2, 2, 1, 0]])
-    reward = LengthReward()
-    reward.extras = [{}]
-    turns = Conversation(turn_begins=(0, 3), turn_ends=(0, 4), turn_rewards=(0.0, 0.0))
-    read = {}
-    for is_of_agent in (False, True):
-        talks = [replace(turns, is_of_agent=is_of_agent)]
-        await Scorer(tokenizer, reward).score(prompts, rollouts, talks, num_examine=0)  # type: ignore[arg-type]
-        [sample] = reward.samples
-        read[is_of_agent] = sample.response, [sample.response[start:end] for start, end in sample.token_spans]
-    assert read == {False: ("abba?", ["a", "b", "b", "a", "?"]), True: ("aa?", ["a", "", "", "a", "?"])}
-
-
 class PlacingReward(LengthReward):
     """Half of every score is on the tokens, but for a response without any."""
 
