@@ -473,12 +473,14 @@ async def test_an_agent_that_is_told_that_the_policy_says_no_more_has_not_failed
 async def test_a_lost_process_is_replaced_and_its_agents_are_answered_from_what_was_said(tmp_path: Path) -> None:
     functions = write_agents(tmp_path)
     agents = {"program": program(tmp_path, reward="output"), "function": {"agent": f"{functions}:plain"}}
+    of_other_tests = {*psutil.Process().children(recursive=True)}
     async with nothing_is_left(), processes(agents, timeout_s=20.0) as pool:
         episodes = [begun(pool, kind, "x") for kind in agents]
         for episode in episodes:
             await episode.start()
             await episode.say("yes", "stop")
-        [child] = [process for process in psutil.Process().children(recursive=True) if is_environment(process)]
+        started = {*psutil.Process().children(recursive=True)} - of_other_tests
+        [child] = filter(is_environment, started)
         child.kill()
         lasts = await asyncio.gather(*(episode.say("no", "stop") for episode in episodes))
     assert [last.final for last in lasts] == [{"score": 5.0, "name": "x"}] * 2
