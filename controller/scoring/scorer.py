@@ -63,8 +63,9 @@ class Scorer:
         assert self.reward_tokenizer is not None
         rows = prompts.rows
         if conversations:
-            pairs = zip(rows, conversations, strict=True)
-            rows, said = zip(*(self._scored_turns(row, talk) for row, talk in pairs), strict=True)
+            scored = [self._scored_turns(row, talk) for row, talk in zip(rows, conversations, strict=True)]
+            rows = tuple(row for row, _ in scored)
+            said = tuple(messages for _, messages in scored)
         else:
             said = tuple(as_answer(text) for text in self.tokenizer.decode_batch(rollouts["responses"].rows()))
         return await asyncio.to_thread(self.reward_tokenizer.encode, rows, said)
