@@ -27,7 +27,7 @@ from splitppo.v1 import conversation_pb2 as splitppo_dot_v1_dot_conversation__pb
 from splitppo.v1 import worker_pb2 as splitppo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/actor.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x1esplitppo/v1/conversation.proto\x1a\x18splitppo/v1/worker.proto\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x1b\n\x13max_response_length\x18\x04 \x01(\x05\"\xe6\x01\n\x0fGenerateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.splitppo.v1.SamplingParams\x12\x11\n\tnum_parts\x18\x04 \x01(\x05\x12\x13\n\x0bsleep_after\x18\x05 \x01(\x08\x12/\n\x0c\x63onversation\x18\x06 \x01(\x0b\x32\x19.splitppo.v1.Conversation\"r\n\x16\x43omputeLogProbsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.SlotJ\x04\x08\x03\x10\x04R\x05model\"\xb8\x01\n\x12\x41\x63torUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x14\n\x0c\x61\x64vance_only\x18\x03 \x01(\x08\x12*\n\nloss_terms\x18\x04 \x01(\x0b\x32\x16.splitppo.v1.LossTerms\x12\x13\n\x0btotal_steps\x18\x05 \x01(\x03\"\x9b\x01\n\tLossTerms\x12\x11\n\tloss_mode\x18\x01 \x01(\t\x12\x15\n\rentropy_coeff\x18\x02 \x01(\x01\x12\x13\n\x0buse_kl_loss\x18\x03 \x01(\x08\x12\x14\n\x0ckl_loss_coef\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x19\n\x0cteacher_coef\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_teacher_coef\"m\n\x15PublishWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x11\n\tkeep_from\x18\x02 \x01(\x03\x12\x15\n\rsave_hf_model\x18\x03 \x01(\x08\x32\x85\x03\n\x0c\x41\x63torService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12S\n\x0f\x43omputeLogProbs\x12#.splitppo.v1.ComputeLogProbsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12\x46\n\x06Update\x12\x1f.splitppo.v1.ActorUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12Q\n\x0ePublishWeights\x12\".splitppo.v1.PublishWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17splitppo/v1/actor.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x1esplitppo/v1/conversation.proto\x1a\x18splitppo/v1/worker.proto\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x1b\n\x13max_response_length\x18\x04 \x01(\x05\"\xff\x01\n\x0fGenerateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.splitppo.v1.SamplingParams\x12\x11\n\tnum_parts\x18\x04 \x01(\x05\x12\x13\n\x0bsleep_after\x18\x05 \x01(\x08\x12/\n\x0c\x63onversation\x18\x06 \x01(\x0b\x32\x19.splitppo.v1.Conversation\x12\x17\n\x0fmax_step_tokens\x18\x07 \x01(\x05\"r\n\x16\x43omputeLogProbsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.SlotJ\x04\x08\x03\x10\x04R\x05model\"\xb8\x01\n\x12\x41\x63torUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x14\n\x0c\x61\x64vance_only\x18\x03 \x01(\x08\x12*\n\nloss_terms\x18\x04 \x01(\x0b\x32\x16.splitppo.v1.LossTerms\x12\x13\n\x0btotal_steps\x18\x05 \x01(\x03\"\x9b\x01\n\tLossTerms\x12\x11\n\tloss_mode\x18\x01 \x01(\t\x12\x15\n\rentropy_coeff\x18\x02 \x01(\x01\x12\x13\n\x0buse_kl_loss\x18\x03 \x01(\x08\x12\x14\n\x0ckl_loss_coef\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x19\n\x0cteacher_coef\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_teacher_coef\"m\n\x15PublishWeightsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x11\n\tkeep_from\x18\x02 \x01(\x03\x12\x15\n\rsave_hf_model\x18\x03 \x01(\x08\x32\x85\x03\n\x0c\x41\x63torService\x12\x45\n\x08Generate\x12\x1c.splitppo.v1.GenerateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12>\n\x05Reply\x12\x19.splitppo.v1.ReplyRequest\x1a\x1a.splitppo.v1.ReplyResponse\x12S\n\x0f\x43omputeLogProbs\x12#.splitppo.v1.ComputeLogProbsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12\x46\n\x06Update\x12\x1f.splitppo.v1.ActorUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12Q\n\x0ePublishWeights\x12\".splitppo.v1.PublishWeightsRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,15 +37,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS']._serialized_start=123
   _globals['_SAMPLINGPARAMS']._serialized_end=219
   _globals['_GENERATEREQUEST']._serialized_start=222
-  _globals['_GENERATEREQUEST']._serialized_end=452
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=454
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=568
-  _globals['_ACTORUPDATEREQUEST']._serialized_start=571
-  _globals['_ACTORUPDATEREQUEST']._serialized_end=755
-  _globals['_LOSSTERMS']._serialized_start=758
-  _globals['_LOSSTERMS']._serialized_end=913
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=915
-  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1024
-  _globals['_ACTORSERVICE']._serialized_start=1027
-  _globals['_ACTORSERVICE']._serialized_end=1416
+  _globals['_GENERATEREQUEST']._serialized_end=477
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=479
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=593
+  _globals['_ACTORUPDATEREQUEST']._serialized_start=596
+  _globals['_ACTORUPDATEREQUEST']._serialized_end=780
+  _globals['_LOSSTERMS']._serialized_start=783
+  _globals['_LOSSTERMS']._serialized_end=938
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_start=940
+  _globals['_PUBLISHWEIGHTSREQUEST']._serialized_end=1049
+  _globals['_ACTORSERVICE']._serialized_start=1052
+  _globals['_ACTORSERVICE']._serialized_end=1441
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,8 @@ class ActorServiceServicer:
         """Samples responses. Reads prompts and seeds (n seeds per prompt); afterwards the slot holds prompts x n rows with
         prompts, seeds (the row's own), responses and rollout_log_probs, ordered by prompt, then sample. The service cancels
         it at a token boundary when it drains, is to load a checkpoint or has a newer controller; nothing is changed then.
+        With the columns begun_responses and begun_log_probs, of rows with one seed each, a response goes on after the
+        tokens that it has; responses and rollout_log_probs then hold those, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

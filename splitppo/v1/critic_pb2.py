@@ -26,7 +26,7 @@ from splitppo.v1 import batch_pb2 as splitppo_dot_v1_dot_batch__pb2
 from splitppo.v1 import worker_pb2 as splitppo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18splitppo/v1/critic.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x18splitppo/v1/worker.proto\"c\n\x14\x43omputeValuesRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\"w\n\x13\x43riticUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x32\xa9\x01\n\rCriticService\x12O\n\rComputeValues\x12!.splitppo.v1.ComputeValuesRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12G\n\x06Update\x12 .splitppo.v1.CriticUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18splitppo/v1/critic.proto\x12\x0bsplitppo.v1\x1a\x17splitppo/v1/batch.proto\x1a\x18splitppo/v1/worker.proto\"c\n\x14\x43omputeValuesRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\"\x8b\x01\n\x13\x43riticUpdateRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.splitppo.v1.CommandHeader\x12\x1f\n\x04slot\x18\x02 \x01(\x0b\x32\x11.splitppo.v1.Slot\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12\x12\n\nnum_epochs\x18\x04 \x01(\x05\x32\xa9\x01\n\rCriticService\x12O\n\rComputeValues\x12!.splitppo.v1.ComputeValuesRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x12G\n\x06Update\x12 .splitppo.v1.CriticUpdateRequest\x1a\x19.splitppo.v1.CommandEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPUTEVALUESREQUEST']._serialized_start=92
   _globals['_COMPUTEVALUESREQUEST']._serialized_end=191
-  _globals['_CRITICUPDATEREQUEST']._serialized_start=193
-  _globals['_CRITICUPDATEREQUEST']._serialized_end=312
-  _globals['_CRITICSERVICE']._serialized_start=315
-  _globals['_CRITICSERVICE']._serialized_end=484
+  _globals['_CRITICUPDATEREQUEST']._serialized_start=194
+  _globals['_CRITICUPDATEREQUEST']._serialized_end=333
+  _globals['_CRITICSERVICE']._serialized_start=336
+  _globals['_CRITICSERVICE']._serialized_end=505
 # @@protoc_insertion_point(module_scope)

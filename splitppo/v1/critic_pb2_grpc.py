@@ -51,14 +51,16 @@ class CriticServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ComputeValues(self, request, context):
-        """Values of the states before each response token; adds the column values.
+        """Values of the states before each response token; adds the column values. The value model, and no other model of the
+        group, reads privileged_tokens, where given, before the prompt and before the context of each later segment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Update(self, request, context):
-        """One update of the value model; commits the step. Reads values and returns and, where given, response_mask.
+        """One update of the value model; commits the step. Reads values and returns and, where given, response_mask and
+        privileged_tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
