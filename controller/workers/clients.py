@@ -398,6 +398,7 @@ class SamplingClient(WorkerClient):
         *,
         base_step: int,
         num_parts: int = 1,
+        max_step_tokens: int = 0,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
         conversation: conversation_pb2.Conversation | None = None,
@@ -411,6 +412,10 @@ class SamplingClient(WorkerClient):
         With a `conversation`, `on_turns` is called with the turns that have ended, perhaps several times for a turn;
         each turn then needs a reply (`reply`), except the last one of a response. With `sleep_after` the group has
         given back the memory of its devices when this method returns.
+
+        If the slot has the columns `begun_responses` and `begun_log_probs`, its responses go on after these tokens.
+        With `max_step_tokens` at most so many tokens of each response are sampled, and the column `unfinished` says
+        which responses go on.
 
         Raises:
             WrongPolicy: the responses were sampled with the weights of another step.
@@ -433,6 +438,7 @@ class SamplingClient(WorkerClient):
             slot=slot,
             sampling=sampling,
             num_parts=num_parts if num_parts > 1 else 0,
+            max_step_tokens=max_step_tokens,
             sleep_after=sleep_after,
             conversation=conversation,
         )

@@ -229,6 +229,7 @@ class FakeSampler(FakeClient, SamplingClient):
         *,
         base_step: int,
         num_parts: int = 1,
+        max_step_tokens: int = 0,
         sleep_after: bool = False,
         on_part: Callable[[int], None] = lambda _: None,
         conversation: conversation_pb2.Conversation | None = None,
@@ -239,7 +240,7 @@ class FakeSampler(FakeClient, SamplingClient):
         self.slept += sleep_after
 
         async def stream() -> None:
-            answers = self._answers(self._slot(slot), slot.step, sampling)
+            answers = self._answers(self._slot(slot), slot.step, sampling, max_step_tokens)
             by_length = np.argsort(answers["responses"].lengths, kind="stable")
             for part, places in enumerate(map(np.sort, self._parts_of(by_length, num_parts)), start=1):
                 await self.log.ready(f"{self.role}.part", part)
@@ -248,7 +249,8 @@ class FakeSampler(FakeClient, SamplingClient):
                 on_part(part)
 
         def answer() -> None:
-            self._slots[slot.SerializeToString()] = self._answers(self._slot(slot), slot.step, sampling)
+            answers = self._answers(self._slot(slot), slot.step, sampling, max_step_tokens)
+            self._slots[slot.SerializeToString()] = answers
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
         timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
@@ -258,15 +260,27 @@ class FakeSampler(FakeClient, SamplingClient):
         """Returns the rows of each part; `rows` are in the order in which they end."""
         return np.array_split(rows, num_parts)
 
-    def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
+    def _answers(self, asked: Batch, step: int, sampling: SamplingParams, max_step_tokens: int) -> Batch:
+        """Returns the rows of a generation, each cut after `max_step_tokens` (0: none) behind its begun tokens."""
         rows = [
             (prompt, [seed], np.arange(1, 2 + seed % sampling.max_response_length))
             for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
             for seed in seeds
         ]
-        prompts, seeds, responses = zip(*rows, strict=True)
-        sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
-        return Batch.from_rows(prompts=prompts, seeds=seeds, responses=responses, rollout_log_probs=sampled)
+        prompts, seeds, whole = zip(*rows, strict=True)
+        begun = asked["begun_log_probs"].rows() if "begun_log_probs" in asked else [np.empty(0)] * len(whole)
+        ends = [len(had) + max_step_tokens if max_step_tokens else None for had in begun]
+        responses = [tokens[:end] for tokens, end in zip(whole, ends, strict=True)]
+        offset = self.rollout_offsets.get(step, 0.0)
+        sampled = [
+            np.concatenate([had, -0.1 * tokens[len(had) :] + offset])
+            for had, tokens in zip(begun, responses, strict=True)
+        ]
+        answers = Batch.from_rows(prompts=prompts, seeds=seeds, responses=responses, rollout_log_probs=sampled)
+        if not max_step_tokens:
+            return answers
+        goes_on = [[len(tokens) < len(all_tokens)] for tokens, all_tokens in zip(responses, whole, strict=True)]
+        return answers.merge(Batch.from_rows(unfinished=goes_on))
 
 
 class FakeActor(FakeSampler, ActorClient):

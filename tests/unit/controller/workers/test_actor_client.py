@@ -40,6 +40,13 @@ async def test_a_generation_that_is_not_streamed_asks_for_no_parts(connect: Conn
     assert worker.requests[0].num_parts == 0
 
 
+async def test_a_generation_asks_for_as_many_tokens_of_a_step_as_it_is_told(connect: Connect) -> None:
+    worker = FakeWorker()
+    client = await connect(worker)
+    await generate(client, max_step_tokens=7)
+    assert worker.requests[0].max_step_tokens == 7
+
+
 @pytest.mark.parametrize("first", [part(1, policy_version=3), result(policy_version=3)], ids=["part", "result"])
 async def test_responses_of_other_weights_are_refused_with_both_numbers(
     connect: Connect, first: worker_pb2.CommandEvent
