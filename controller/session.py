@@ -12,6 +12,7 @@ import uvloop
 
 from controller.conversations.conversation import EnvironmentsFailed
 from controller.conversations.environments import Environments, open_environments
+from controller.data.privileged_prompts import privileged_prompts
 from controller.memory.gpus import check_devices, visible_gpus
 from controller.memory.plan import memory_plan
 from controller.outcome import RunOutcome, sentence
@@ -344,7 +345,10 @@ class Session:
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=on_commit
         )
         rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
-        return Trainer(config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, point.state)
+        privileged = privileged_prompts(config.critic, inputs.tokenizer)
+        return Trainer(
+            config, workers, sampling, rollouts, scorer, evaluator, checkpoints, recorder, point.state, privileged
+        )
 
     async def _fit(self, trainer: Trainer, record: Record | None) -> None:
         """Trains to the end of the run, while the groups are watched; `record` has the answers of environments.

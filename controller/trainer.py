@@ -9,6 +9,7 @@ With `rollout.stream_groups`, values and scores of the responses that end first 
 from dataclasses import dataclass
 from functools import partial
 
+from controller.data.privileged_prompts import PrivilegedPrompts
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd
@@ -41,6 +42,7 @@ class Trainer:
     checkpoints: CheckpointWriter
     recorder: Recorder
     state: RunState
+    privileged: PrivilegedPrompts | None = None
 
     def __post_init__(self) -> None:
         self.schedule = self.config.run.schedule
@@ -86,8 +88,16 @@ class Trainer:
         """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
         config = self.state.config_at_step(self.config)
         record = self.recorder.begin(self.state.step)
-        join = self.critic_update.join
-        step = StepContext(config, self.workers, self.sampling, self.scorer, self.log_prob_check, record, join)
+        step = StepContext(
+            config=config,
+            workers=self.workers,
+            sampling=self.sampling,
+            scorer=self.scorer,
+            log_prob_check=self.log_prob_check,
+            record=record,
+            after_critic_update=self.critic_update.join,
+            privileged=self.privileged,
+        )
         rollouts = await self.rollouts.draw(step, self.state.draw)
         calls = StepCalls(step, rollouts)  # `calls.rollouts` is what `draw` returns
         look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)

@@ -29,7 +29,7 @@ Parse = Callable[[str, Schemas], tuple[str, Sequence[ToolCall]]]
 ToolsOfServers = Mapping[str, Sequence[Tool]]  # of MCP servers, by their names
 
 _KEY = "rollout.multi_turn"
-_NO_TOOL_METHODS = ("reset", "step", "get_reward", "close")
+_NO_TOOL_METHODS = ("reset", "step", "get_reward", "close", "privileged")
 _PARSERS: Mapping[str | None, Parse] = {
     None: lambda text, _: (text, ()),
     "hermes": hermes.parse,
@@ -92,7 +92,7 @@ def load_environments(setup: Setup, servers: ToolsOfServers, agents: "Agents | N
         if agents is not None and config.is_agent:
             loaded[name] = _load_agent(key, config, agents)
         else:
-            loaded[name] = _load(key, config, named, setup.is_start)
+            loaded[name] = _load(key, config, named, setup)
     return loaded
 
 
@@ -101,7 +101,7 @@ def load_parser(tool_format: str | None) -> Parse:
     return _PARSERS.get(tool_format) or _load_function(f"{_KEY}.tool_format", str(tool_format))
 
 
-def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Sequence[Tool]], is_start: bool) -> Loaded:
+def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Sequence[Tool]], setup: Setup) -> Loaded:
     """Loads one environment, or says in a ConfigError what is wrong with it.
 
     without a name           the tools that it lists
@@ -118,7 +118,7 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
             )
         return Loaded(", ".join(config.tools), partial(converse_with_tools, tools), [tool.schema for tool in found])
     if config.path is None:
-        return _load_adapter(f"key '{key}.kwargs': {config.name}", config.name, config.kwargs, is_start)
+        return _load_adapter(f"key '{key}.kwargs': {config.name}", config.name, config.kwargs, setup.is_start)
     user_code = callable_of(_import(config.path, f"{key}.path"), config.name, f"{key}.name")
     name = f"{config.name} of {config.path}"
     if inspect.iscoroutinefunction(user_code):
@@ -128,7 +128,8 @@ def _load(key: str, config: EnvironmentConfig, named: Callable[[str, str], Seque
     with config_errors(TypeError, before=f"key '{key}.kwargs': {name}: "):
         inspect.signature(user_code).bind(**config.kwargs)
     tools = _tools_of(user_code, f"key '{key}.name': {name}")
-    environment = Environment(partial(user_code, **config.kwargs), name, tools, config.path)
+    create = partial(user_code, **config.kwargs)
+    environment = Environment(create, name, tools, config.path, asks_privileged=setup.asks_privileged)
     return Loaded(name, environment.converse, [tool.schema for tool in tools.values()])
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from environments.chat import Chat, ContextFull, ConversationOver, Step, TookTooLong, ToolCall, Turn, tool_message
-from environments.messages import NO_CALL, TIMED_OUT, Message, without_surrogates
+from environments.messages import MAX_TEXT_BYTES, NO_CALL, TIMED_OUT, Message, without_surrogates
 from environments.tools import Tool, message_of, reason_of, step_of
 from rewards.returned import LARGEST, plain
+from splitppo.text_fields import field_text
 from splitppo.user_file import line_in
 
 _MAX_ERROR_LENGTH = 300  # characters of an exception that are told to the model
@@ -40,12 +41,14 @@ class Environment:
         name: the class and its file, for errors.
         tools: the methods that are tools; empty for a class with `step`.
         path: the user's file that has the class; None: it is an adapter.
+        asks_privileged: True if the object is asked, after `reset`, what only the critic may learn.
     """
 
     create: Callable[[], Any]
     name: str
     tools: Mapping[str, Tool]
     path: Path | None = None
+    asks_privileged: bool = False
 
     async def converse(self, chat: Chat, row: Mapping[str, Any]) -> Any:
         """Talks with the model until the object or the model has ended it; returns the value of `get_reward`."""
@@ -76,6 +79,9 @@ class Environment:
         reset = partial(environment.reset, **_taken(environment.reset, fields))
         told = await self._call(chat, "reset", reset)
         first = () if told is None else (_user_message(self._step_of("reset", told).text),)
+        if self.asks_privileged and hasattr(environment, "privileged"):
+            named = await self._call(chat, "privileged", environment.privileged)
+            chat.pending = replace(chat.pending, privileged=self._privileged_of(named))
         await _converse(
             chat, first, (lambda turn: use_tools(chat, turn, self.tools, environment)) if self.tools else step
         )
@@ -89,6 +95,27 @@ class Environment:
         got = "a Step with the text" if isinstance(returned, Step) else f"{type(returned).__name__}:"
         value = without_surrogates(repr(text))[:100]
         raise EnvironmentFailed(f"{self.name}: {method}: expected {expected}, got {got} {value}")
+
+    def _privileged_of(self, returned: Any) -> dict[str, str]:
+        """Returns what `privileged` returned as texts by name; EnvironmentFailed: it is no mapping of such values.
+
+        The sentence has no value, because values are for the critic alone.
+        """
+        expected = f"{self.name}: privileged: expected a mapping of names to texts or numbers"
+        if not isinstance(returned, Mapping):
+            raise EnvironmentFailed(f"{expected}, got an object of type {type(returned).__name__}")
+        if not all(isinstance(name, str) for name in returned):
+            raise EnvironmentFailed(f"{expected}, got one with a name that is no text")
+        texts = {}
+        for name, value in returned.items():
+            is_scalar = isinstance(value, str | int | float) or getattr(value, "shape", None) == ()
+            try:
+                texts[str(name)] = without_surrogates(field_text(plain(value) if is_scalar else value))
+            except ValueError as error:
+                raise EnvironmentFailed(f"{self.name}: privileged: {name[:100]!r}: {error}") from error
+        if sum(map(len, texts.values())) > MAX_TEXT_BYTES:
+            raise EnvironmentFailed(f"{expected}, of at most {MAX_TEXT_BYTES:,} characters in all")
+        return texts
 
     async def _call(self, chat: Chat, method: str, function: Callable[[], Any]) -> Any:
         """Calls a method of the user's environment; an error in it loses the conversation, and names its line."""

@@ -98,6 +98,7 @@ class Answer:
             request is written wrongly.
         lost: the reason why the environment failed, one sentence; empty if it did not.
         timed_out_calls: the calls (from 1) that took too long, so that they are not made again.
+        privileged: in the first answer, what the critic alone may learn (`critic.privileged_prompt`), as texts by name.
     """
 
     messages: tuple[Message, ...] = ()
@@ -122,6 +123,7 @@ class Answer:
     agent_is_wrong: bool = False
     lost: str = ""
     timed_out_calls: tuple[int, ...] = ()
+    privileged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ class Setup:
         output: the file that gets what the user's code prints; None: the controller's error output.
         code: the sandboxes of this process, in which programs of the model run.
         is_start: True at the start of a run, when servers must be there.
+        asks_privileged: True if environments are asked what only the critic may learn.
     """
 
     config: MultiTurnConfig
@@ -215,3 +218,4 @@ class Setup:
     output: Path | None
     code: CodeConfig
     is_start: bool = True
+    asks_privileged: bool = False

@@ -37,20 +37,27 @@ class EnvironmentProcesses:
         tool_format: how the model writes calls, "auto" resolved; None: in no known way.
         output: the file that gets what the user's code prints; None: the controller's error output.
         code: the section `reward.code`: the processes share its sandboxes, as they share `gateway.max_agents`.
+        asks_privileged: True if environments are asked what only the critic may learn (`critic.privileged_prompt`).
 
     Raises:
         ConfigError: on entering: a file of the user's cannot be used; one sentence.
     """
 
     def __init__(
-        self, config: MultiTurnConfig, code: CodeConfig, *, tool_format: str | None, output: Path | None = None
+        self,
+        config: MultiTurnConfig,
+        code: CodeConfig,
+        *,
+        tool_format: str | None,
+        output: Path | None = None,
+        asks_privileged: bool = False,
     ) -> None:
         workers = config.num_workers
         self._num_workers = max(1, min(8, (os.cpu_count() or 2) // 2)) if workers == "auto" else int(workers)
         code = code.model_copy(update={"num_sandboxes": max(1, num_sandboxes(code) // self._num_workers)})
         max_agents = max(1, config.gateway.max_agents // self._num_workers)
         config = config.changed("gateway", {"max_agents": max_agents})
-        self._setup = Setup(config, tool_format, output, code)
+        self._setup = Setup(config, tool_format, output, code, asks_privileged=asks_privileged)
         self._template = Template(SERVE)
         self._processes = [self._new_process()]
         self._max_workers = self._num_workers

@@ -59,6 +59,7 @@ class Conversation:
         num_returned: how many of the later contexts go back to an earlier turn.
         ended_by: what ended the conversation: "environment"; "turns", the largest number of turns; "length", no room.
         is_rewarded: True if the environment gave a reward or a score, also one of 0.
+        privileged: what the environment named for the critic alone, as texts by name.
     """
 
     turn_rewards: Sequence[float] = ()
@@ -83,6 +84,7 @@ class Conversation:
     num_returned: int = 0
     ended_by: str = "environment"
     is_rewarded: bool = True
+    privileged: Mapping[str, str] = field(default_factory=dict)
 
     def row_as_begun(self, row: PromptRow) -> PromptRow:
         """Returns a data row with the prompt that this conversation had."""

@@ -127,7 +127,13 @@ async def open_environments(
         return
     output = config.run.dir / LOGS / ENVIRONMENTS_LOG
     tool_format = tool_format_of(config, tokenizer)
-    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format, output=output) as processes:
+    async with EnvironmentProcesses(
+        section,
+        config.reward.code,
+        tool_format=tool_format,
+        output=output,
+        asks_privileged=config.critic.privileged_prompt is not None,
+    ) as processes:
         record = Record(config.run.dir / "episodes")
         was_recorded = section.record == "auto" and record.folder.exists()
         is_recorded = was_recorded or await must_record(section, processes, rows)

@@ -36,7 +36,12 @@ async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequenc
     tool_format = tool_format_of(config, tokenizer)
     if not section.environments:
         return ""
-    async with EnvironmentProcesses(section, config.reward.code, tool_format=tool_format) as processes:
+    async with EnvironmentProcesses(
+        section,
+        config.reward.code,
+        tool_format=tool_format,
+        asks_privileged=config.critic.privileged_prompt is not None,
+    ) as processes:
         turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
         environments = Environments(config, processes, tokenizer, turn_tokens)
         prompts = [prompt for table in tables for prompt in _first_prompts(processes, table)]

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from controller.conversations.conversation import Conversation
 from controller.conversations.environments import Environments
 from controller.data.chat_template import as_messages
+from controller.data.privileged_prompts import PrivilegedPrompts
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, response_seeds
 from controller.sampling.history import History, Reply
@@ -186,6 +187,7 @@ class _Said:
             num_returned=self.history.num_returned,
             ended_by="length" if self.is_truncated else self.ended_by,
             is_rewarded=any(answer.reward is not None or answer.final is not None for answer in self.answers),
+            privileged=self.first.privileged,
             **{name: sum(getattr(answer, name) for answer in self.answers) for name in _COUNTS},
         )
 
@@ -203,11 +205,13 @@ class Talk:
         prompts_B: PromptBatch,
         seeds_B: NDArray[np.int64],
         record: RecordedStep | None,
+        privileged: PrivilegedPrompts | None = None,
     ) -> None:
         self.prompts_B = prompts_B
         self._environments = environments
         self._seeds_B = seeds_B
         self._record = record
+        self._privileged = privileged
         self._begun: dict[int, tuple[Episode, Answer]] = {}  # by place, and not yet in a conversation
         self._beginnings: list[Answer] = []  # by which the environments have begun
         self._refused: Sequence[str] = ()  # for each place: why its beginning cannot be a prompt; "": it can
@@ -221,17 +225,19 @@ class Talk:
         run_seed: int,
         step: int,
         names: Sequence[str] = (),
+        privileged: PrivilegedPrompts | None = None,
     ) -> Self | None:
         """Makes the conversations of responses, one for each prompt here; None if there are no environments.
 
         All samples of a prompt have environments of the same seed, so that they begin in the same state. `names` are
-        those of the responses in the record of the step; without names nothing is written.
+        those of the responses in the record of the step; without names nothing is written. With `privileged`, a
+        conversation of which the critic could not be told what it alone reads is lost.
         """
         if environments is None:
             return None
         seeds_B = response_seeds(run_seed, step, prompts_B.row_indices, 0) >> (63 - _SEED_BITS)
         record = None if environments.record is None else environments.record.at_step(step, names)
-        return cls(environments, prompts_B, seeds_B, record)
+        return cls(environments, prompts_B, seeds_B, record, privileged)
 
     async def __aenter__(self) -> Self:
         """Starts the environment of every response."""
@@ -242,12 +248,32 @@ class Talk:
 
         try:
             self._beginnings = await gather_calls(*map(begin, range(len(self._seeds_B))))
-            add = self._environments.with_beginnings  # in a thread, as contexts may be long
-            self.prompts_B, self._refused = await asyncio.to_thread(add, self.prompts_B, self._beginnings)
+            await asyncio.to_thread(self._add_beginnings)  # as contexts may be long
         except BaseException:
             await self.__aexit__()
             raise
         return self
+
+    def _add_beginnings(self) -> None:
+        """Makes the prompts with what the environments have said first, and notes which conversations cannot be held.
+
+        These are also those whose privileged text cannot be made of what their environment has named.
+        """
+        self.prompts_B, refused = self._environments.with_beginnings(self.prompts_B, self._beginnings)
+        self._refused = [
+            why or self._why_not_privileged(row, answer)
+            for why, row, answer in zip(refused, self.prompts_B.rows, self._beginnings, strict=True)
+        ]
+
+    def _why_not_privileged(self, row: PromptRow, beginning: Answer) -> str:
+        """Returns why a row has no privileged text; "" if it has one, or its conversation is lost anyway."""
+        if self._privileged is None or beginning.lost:
+            return ""
+        try:
+            self._privileged.tokens(row, beginning.privileged)
+        except ValueError as error:
+            return f"{row.place}: critic.privileged_prompt: {error}"
+        return ""
 
     async def __aexit__(self, *errors: object) -> None:
         """Ends environments with which nobody talked; waits until the record is on disk, before anybody learns."""

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from controller.data.privileged_prompts import PrivilegedPrompts
 from controller.sampling.stream import SamplingGroups
 from controller.scoring.scorer import Scorer
 from controller.step.log_prob_check import LogProbCheck
@@ -27,6 +28,7 @@ class StepContext:
         record: metrics, times and spans of this step.
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
             nothing for this step.
+        privileged: makes the texts that the value model alone reads; None if it reads none.
         num_ahead: the updates that still come before the update of this step: 0, or 1 for rollouts of the next step.
     """
 
@@ -37,6 +39,7 @@ class StepContext:
     log_prob_check: LogProbCheck
     record: StepRecord
     after_critic_update: Callable[[], Awaitable[None]]
+    privileged: PrivilegedPrompts | None = None
     num_ahead: int = 0
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from controller.conversations.conversation import check_lost, warn_of_no_rewards, without_lost
+from controller.data.privileged_prompts import PrivilegedPrompts
 from controller.data.prompts import Answered, PromptBatch
 from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
@@ -63,7 +64,9 @@ class PendingRollouts(Protocol):
 class RowsSentOnce:
     """Sends each part of the rollouts to a group once, although several models of the group need it."""
 
-    def __init__(self) -> None:
+    def __init__(self, privileged: PrivilegedPrompts | None = None) -> None:
+        """Prepares sending; `privileged` makes what the value model alone reads, and is given for its group alone."""
+        self._privileged = privileged
         self._sent: set[int] = set()
         self._sending = asyncio.Lock()
 
@@ -78,8 +81,20 @@ class RowsSentOnce:
                 names = ("prompts", "responses", "segments", "places")
                 rows = part.rollouts.select(name for name in names if name in part.rollouts)
                 numbers = teachers_of_rows(teacher, [row.data_source for row in part.prompts.rows])
-                await host.put_batch(part.slot, rows.merge(numbers))
+                privileged = await self._privileged_tokens(part)
+                await host.put_batch(part.slot, rows.merge(numbers).merge(privileged))
                 self._sent.add(part.slot.part)
+
+    async def _privileged_tokens(self, part: Part) -> Batch:
+        """Returns the column `privileged_tokens` of a part; no column for groups without a value model that reads it.
+
+        Made in a thread, as texts may be long.
+        """
+        rows = part.prompts.rows
+        if self._privileged is None:
+            return Batch(len(rows), {})
+        named = [None if one.lost else one.privileged for one in part.conversations] or [{}] * len(rows)
+        return await asyncio.to_thread(self._privileged.column, rows, named)
 
 
 @dataclass(eq=False)

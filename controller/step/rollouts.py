@@ -65,7 +65,7 @@ class SampledRollouts:
             slot=slot,
             num_parts=num_parts,
             columns=columns if environments is None else (*columns, *CONVERSATION_COLUMNS),
-            talk=Talk.about(environments, prompts_B, config.run.seed, step.number, names),
+            talk=Talk.about(environments, prompts_B, config.run.seed, step.number, names, step.privileged),
         )
         self.slot = slot
         self.prompts = prompts

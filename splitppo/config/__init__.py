@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from splitppo.config.sections.data import DataConfig as DataConfig
     from splitppo.config.sections.models import ActorConfig as ActorConfig
     from splitppo.config.sections.models import ComputedModelConfig as ComputedModelConfig
+    from splitppo.config.sections.models import CriticConfig as CriticConfig
     from splitppo.config.sections.models import TrainedModelConfig as TrainedModelConfig
     from splitppo.config.sections.reward import RewardConfig as RewardConfig
     from splitppo.config.sections.run import Schedule as Schedule
@@ -26,7 +27,7 @@ _MODULES = {
     "splitppo.config.schema": ("Config",),
     "splitppo.config.sections.algorithm": ("AlgorithmConfig",),
     "splitppo.config.sections.data": ("DataConfig",),
-    "splitppo.config.sections.models": ("ActorConfig", "ComputedModelConfig", "TrainedModelConfig"),
+    "splitppo.config.sections.models": ("ActorConfig", "ComputedModelConfig", "CriticConfig", "TrainedModelConfig"),
     "splitppo.config.sections.reward": ("RewardConfig",),
     "splitppo.config.sections.run": ("Schedule",),
     "splitppo.config.sections.services": ("ServiceConfig",),

@@ -139,7 +139,7 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
     """
     model = config.trained_model_of(role)
     prompts = config.data.train_batch_size
-    longest = config.longest_context
+    longest = config.longest_row_of(role)
     num_ranks = config.services.of(role).num_processes
     mini_batch = model.ppo_mini_batch_size
     assert mini_batch is not None, "load resolves it"
@@ -159,7 +159,8 @@ def _role_plan(config: Config, role: TrainedRoleName) -> str:
         )
     if fixed is None and budget * together < longest:
         raise ConfigError(
-            f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of {config.longest_context_keys}"
+            f"{role}.ppo_max_token_len_per_gpu ({budget}){times} must hold one row of"
+            f" {config.longest_row_keys_of(role)}"
             f" ({longest}) tokens; raise it, or {role}.ulysses_sequence_parallel_size, so that ranks divide rows"
         )
     rows = mini_batch * config.rollout.n

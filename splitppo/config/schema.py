@@ -76,6 +76,20 @@ class Config(Section):
             return "rollout.multi_turn.max_context_length"
         return "data.max_prompt_length + data.max_response_length"
 
+    def longest_row_of(self, role: TrainedRoleName) -> int:
+        """Returns the largest number of tokens that the trained model of a role computes as one row.
+
+        A value model reads its privileged text before each context.
+        """
+        reads_more = role == "critic" and self.critic.privileged_prompt is not None
+        return self.longest_context + (self.critic.max_privileged_length if reads_more else 0)
+
+    def longest_row_keys_of(self, role: TrainedRoleName) -> str:
+        """Returns the dotted names of the configuration keys that decide `longest_row_of`."""
+        if self.longest_row_of(role) > self.longest_context:
+            return f"{self.longest_context_keys} + critic.max_privileged_length"
+        return self.longest_context_keys
+
     @property
     def uses_critic(self) -> bool:
         """True if the run has a worker group for a critic, because the estimator of advantages needs values."""

@@ -82,3 +82,12 @@ def a_teacher_alone_needs_no_scores(config: Config) -> None:
         raise ValueError("teacher.only has no scores, from which reward.overlong_buffer subtracts: set enable to false")
     if config.reward_model.model:
         raise ValueError("teacher.only has no scores: leave reward_model.model out, or set teacher.only to false")
+
+
+def a_privileged_prompt_has_a_reader(config: Config) -> None:
+    """Checks that a run with `critic.privileged_prompt` has a critic, since nothing else may read that text."""
+    if config.critic.privileged_prompt is not None and not config.uses_critic:
+        raise ValueError(
+            "critic.privileged_prompt is for the critic alone, and algorithm.adv_estimator"
+            f" {config.algorithm.adv_estimator} has none: leave it out, or set algorithm.adv_estimator to gae"
+        )

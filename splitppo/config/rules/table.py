@@ -10,6 +10,7 @@ RULES = (
     placement.meshes_fit_their_groups,
     learning.loss_type_is_the_actors_loss,
     learning.a_teacher_alone_needs_no_scores,
+    learning.a_privileged_prompt_has_a_reader,
     sampling.groups_have_several_samples,
     sampling.greedy_scores_compare_with_rewards,
     sampling.validation_has_prompts,

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, PositiveInt, Section, Share
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
 from splitppo.config_error import config_errors
+from splitppo.text_fields import field_names
 
 LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
@@ -256,6 +257,13 @@ class CriticConfig(TrainedModelConfig):
     """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model."""
 
     lr: LearningRate = 1e-5
+    privileged_prompt: Annotated[str | None, IS_WORK] = None
+    """A text that the value model alone reads, before the prompt: with fields in braces, such as {ground_truth}, any
+    field of the row's extra_info, and what the environment's class names in privileged(). null: no such text."""
+
+    max_privileged_length: Annotated[PositiveInt, MAY_CHANGE, IS_WORK] = 256
+    """The most tokens that the text of privileged_prompt may have. A longer one is an error."""
+
     cliprange_value: float = Field(0.5, gt=0.0)
     """The distance from the old values to which the new values are clipped in the value loss."""
 
@@ -266,3 +274,15 @@ class CriticConfig(TrainedModelConfig):
     warmup_steps: int = Field(0, ge=0)
     """The number of steps at the beginning of the run that update the critic only. (verl's critic_warmup counts one
     step more.)"""
+
+    def _check_keys(self) -> None:
+        """Raises ValueError if the text of `privileged_prompt` cannot be filled in, or names no field."""
+        super()._check_keys()
+        if self.privileged_prompt is None:
+            return
+        try:
+            names = field_names(self.privileged_prompt)
+        except ValueError as error:
+            raise ValueError(f"privileged_prompt: {error}") from error
+        if not names:
+            raise ValueError("privileged_prompt: expected a text with fields in braces, such as {ground_truth}")
