@@ -105,6 +105,8 @@ class Asked:
         columns: the columns that the caller needs.
         work: the name of the work in the timeline.
         talk: the conversations of the responses; None if every response has one turn.
+        max_step_tokens: the most tokens of each response that are sampled now; 0: whole responses. Then `seeded` has
+            one seed in each row, and what the responses have already (`begun_responses`, `begun_log_probs`).
     """
 
     prompts: PromptBatch
@@ -116,6 +118,7 @@ class Asked:
     columns: Sequence[str] = ("responses",)
     work: str = "gen"
     talk: Talk | None = None
+    max_step_tokens: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -423,6 +426,7 @@ class _Attempt:
             on_part=lambda part: self._ended[part - 1].set(),
             conversation=None if asked.talk is None else asked.talk.request(share.places.tolist()),
             on_turns=self._turns.end,
+            max_step_tokens=asked.max_step_tokens,
         )
         for event in self._ended:  # a reply may arrive without its events, e.g. after a reconnect
             event.set()

@@ -119,17 +119,13 @@ class FinishedRollouts:
         Raises:
             ConfigError: the tokens of a prompt are others than those of its row in `table`.
         """
-        prompts = _prompts(arrays["row_indices"], table)
-        columns = {name: _column(arrays, f"rollouts.{name}") for name in others["columns"]}
+        prompts = prompts_of_rows(arrays["row_indices"], table)
+        columns = {name: stored_column(arrays, f"rollouts.{name}") for name in others["columns"]}
         rollouts = Batch(len(columns["prompts"].lengths), columns)
         # Not `rollouts.prompts`: an environment may have put its opening messages into these.
-        if not _are_equal(_column(arrays, "prompts"), prompts.prompts):
-            raise ConfigError(
-                "data.train_files: the checkpoint holds responses to other prompts than these (rollout.staleness 1);"
-                " expected the files that the run began with"
-            )
+        check_prompts(stored_column(arrays, "prompts"), prompts, "rollout.staleness 1")
         answered = [
-            (_prompts(arrays[f"answered.{number}.row_indices"], table), arrays[f"answered.{number}.scores"])
+            (prompts_of_rows(arrays[f"answered.{number}.row_indices"], table), arrays[f"answered.{number}.scores"])
             for number in range(others["num_answered"])
         ]
         groups = Groups(prompts, rollouts, _scores(arrays, others, table))
@@ -143,7 +139,7 @@ def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Sc
     prompts = [text if own is None else own for own, text in zip(own_prompts, rows.texts, strict=True)]
     texts = zip(prompts, others["responses"], rows.rows, strict=True)
     numbers: dict[str, Any] = {name: arrays[f"scores.{name}"] for name in _SCORE_ARRAYS}
-    numbers |= {name: _column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
+    numbers |= {name: stored_column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
     return Scores(
         **numbers,
         model_scores=arrays.get("scores.model_scores"),
@@ -157,7 +153,7 @@ def _scores(arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Sc
     )
 
 
-def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
+def prompts_of_rows(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
     """Returns the prompts of these rows of the training data; ConfigError if the data has fewer rows by now."""
     if row_indices.max(initial=0) >= table.num_prompts:
         found = f"{table.num_prompts} training prompts"
@@ -165,9 +161,20 @@ def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
     return table.take(row_indices)
 
 
-def _column(arrays: Arrays, name: str) -> Column:
+def stored_column(arrays: Arrays, name: str) -> Column:
+    """Returns a column of ragged rows, whose values and row lengths are two arrays of the file."""
     return Column(arrays[f"{name}.values"], arrays[f"{name}.lengths"])
 
 
-def _are_equal(left: Column, right: Column) -> bool:
-    return np.array_equal(left.lengths, right.lengths) and np.array_equal(left.values, right.values)
+def check_prompts(stored: Column, prompts: PromptBatch, key: str) -> None:
+    """Checks that the stored tokens are those of `prompts`, as `data.train_files` has them now.
+
+    Raises:
+        ConfigError: they are others; `key` names what has stored them.
+    """
+    now = prompts.prompts
+    if not (np.array_equal(stored.lengths, now.lengths) and np.array_equal(stored.values, now.values)):
+        raise ConfigError(
+            f"data.train_files: the checkpoint holds responses to other prompts than these ({key});"
+            " expected the files that the run began with"
+        )

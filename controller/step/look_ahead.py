@@ -15,6 +15,8 @@ from controller.sampling.keep import TooFewSampleGroups
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.finished import FinishedRollouts
+from controller.step.partial import PartialRollouts
+from controller.step.pool import UnlearnedPrompts
 from controller.step.probe import Probe
 from controller.step.rollouts import KeptRollouts, StepRollouts
 from controller.tracking.step_record import StepRecord
@@ -120,13 +122,17 @@ class RolloutsAhead(StepRollouts):
 
 
 def step_rollouts(config: Config, prompts: PromptSource, stored: bytes | None) -> StepRollouts:
-    """Makes the object that makes the rollouts of each step, according to `rollout.staleness`.
+    """Makes the object that makes the rollouts of each step, by `rollout.staleness` and `rollout.max_step_tokens`.
 
-    `stored` is the checkpoint's file with finished rollouts, or None.
+    `stored` is the checkpoint's file with rollouts that no step has learned from yet, or None.
 
     Raises:
         ConfigError: the file cannot be used.
     """
-    if not config.rollout.staleness or config.evaluation.val_only:
+    if not config.rollout.has_older_weights or config.evaluation.val_only:
         return StepRollouts(prompts)
-    return RolloutsAhead(prompts, FinishedRollouts.parse(stored, prompts.table) if stored else None)
+    table = prompts.table
+    if config.rollout.max_step_tokens is not None:
+        none = UnlearnedPrompts.none(table, config.rollout.n)
+        return PartialRollouts(prompts, UnlearnedPrompts.parse(stored, table) if stored else none)
+    return RolloutsAhead(prompts, FinishedRollouts.parse(stored, table) if stored else None)

@@ -1,6 +1,6 @@
 """Checks that the batch sizes of a configuration agree with each other, and describes the batches of a step as text."""
 
-from math import floor
+from math import ceil, floor
 
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.schema import Config
@@ -37,9 +37,31 @@ def batch_plan(config: Config) -> str:
             f" {f'at most {most} times' if most else 'until the step is full'}; those whose samples are all alike in"
             f" {filters.metric!r} are dropped"
         )
+    if config.rollout.max_step_tokens is not None:
+        lines.append(f"partial rollouts: {_partial_plan(config, config.rollout.max_step_tokens)}")
     if config.services.rollout is not None:
         lines.append(f"rollout: {_rollout_plan(config)}")
     return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
+
+
+def largest_age(config: Config, max_step_tokens: int) -> int:
+    """Returns how many updates old a token of partial rollouts can be at most when a step learns from it.
+
+    controller/step/partial.py has the proof.
+    """
+    return ceil(config.data.max_response_length / max_step_tokens)
+
+
+def _partial_plan(config: Config, max_step_tokens: int) -> str:
+    """Says in one sentence how many tokens of how many responses a step samples, and how old they can become."""
+    prompts = config.data.train_batch_size
+    num_responses = ceil(config.rollout.overcommit * prompts * config.rollout.n)
+    age = largest_age(config, max_step_tokens)
+    return (
+        f"up to {max_step_tokens} tokens at a time of each of {num_responses} unfinished responses"
+        f" (rollout.overcommit {config.rollout.overcommit:g}; fewer while prompts wait, at most {prompts} of them);"
+        f" a token is at most {age} updates old when it is learned from"
+    )
 
 
 def _rollout_plan(config: Config) -> str:
@@ -80,15 +102,18 @@ def _check_rollout(config: Config) -> None:
             f"rollout.share ({share}) of {config.data.draw_key} ({drawn}) is not one prompt, so the rollout group would"
             f" have nothing to sample; set rollout.share to 0, or to 1/{drawn} or more"
         )
-    # All responses that are generated together must fit into one batch of the wire.
+    # All responses that are generated together must fit into one batch of the wire. Partial rollouts are those of at
+    # most two batches.
+    num_batches = 1 if config.rollout.max_step_tokens is None else 2
     for key, num_prompts, samples_key, num_samples in (
         ("data.train_batch_size", prompts, "rollout.n", config.rollout.n),
         (config.data.draw_key, config.data.draw_size, "rollout.n", config.rollout.n),
         ("evaluation.batch_size", config.evaluation.batch_size, "evaluation.n", config.evaluation.n),
     ):
-        if num_prompts * num_samples > MAX_BATCH_ROWS:
+        most = MAX_BATCH_ROWS // (num_batches if key.startswith("data") else 1)
+        if num_prompts * num_samples > most:
             raise ConfigError(
-                f"{key} ({num_prompts}) times {samples_key} ({num_samples}) must not exceed {MAX_BATCH_ROWS} responses;"
+                f"{key} ({num_prompts}) times {samples_key} ({num_samples}) must not exceed {most} responses;"
                 f" lower {key}"
             )
 

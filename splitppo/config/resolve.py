@@ -63,7 +63,7 @@ def _bypass_mode(config: Config) -> bool:
     second case it is False if rollout correction weights or rejects tokens, or if responses come from older weights.
     """
     correction = config.algorithm.rollout_correction
-    if correction.loss_type == "reinforce" or config.rollout.staleness:
+    if correction.loss_type == "reinforce" or config.rollout.has_older_weights:
         return correction.loss_type == "reinforce"
     corrects = correction.rollout_is is not None or correction.rollout_rs is not None
     return config.rollout.backend == "hf" and config.actor.dtype == "fp32" and not corrects
@@ -71,7 +71,7 @@ def _bypass_mode(config: Config) -> bool:
 
 def _check_freq(config: Config) -> int:
     """Chooses every how many steps log-probs of the rollout backend are compared with the trainer's; 0: never."""
-    if config.rollout.staleness:  # its log-probs differ on purpose
+    if config.rollout.has_older_weights:  # their log-probs differ on purpose
         return 0
     if config.rollout.backend != "hf":
         return 1
@@ -105,8 +105,8 @@ def _num_parts(config: Config) -> int:
     """
     if config.algorithm.filter_groups.enable:
         return 1  # sample groups are chosen only when all of them are scored
-    if config.rollout.staleness:
-        return 1  # the responses of a step are all there when it begins
+    if config.rollout.has_older_weights:
+        return 1  # the responses of a step are all there before any of them is computed with
     groups_that_could_begin = set(config.roles) - {"actor", "rollout"}
     is_long_enough = config.data.max_response_length >= MIN_STREAMED_LENGTH
     if not groups_that_could_begin or not is_long_enough:

@@ -272,6 +272,6 @@ def _needs_old_log_probs(config: Config) -> bool:
     algorithm = config.algorithm
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
-    needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.staleness > 0
+    needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.has_older_weights
     needed = needed or (bool(config.teacher.folders) and config.teacher.policy_column == "old_log_probs")
     return needed and not algorithm.rollout_correction.bypasses

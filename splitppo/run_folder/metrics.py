@@ -394,8 +394,45 @@ METRICS: Mapping[str, Sequence[Metric]] = {
         Metric(
             "training/staleness",
             "updates",
-            "between the weights that sampled the step's responses and those that learn",
-            "rollout.staleness: 1",
+            "between the weights that sampled the step's responses and those that learn; of tokens, the mean",
+            "rollout.staleness: 1, or rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/max_age",
+            "updates",
+            "the same, of the oldest token that the step learns from",
+            "rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/age_share/<age>",
+            "1",
+            "share of the tokens that are so many updates old",
+            "rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/length_ratio",
+            "1",
+            "mean length of the responses that the step learns from / tokens that it samples per response that ends in"
+            " it; under 1 while short responses come first",
+            "rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/num_pending",
+            "responses",
+            "that are unfinished when the step begins to learn",
+            "rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/{num_waiting,num_drawn}",
+            "prompts",
+            "whose responses are complete, and wait for the next step; that the step has drawn",
+            "rollout.max_step_tokens",
+        ),
+        Metric(
+            "partial/num_rounds",
+            "1",
+            "how often the step has sampled rollout.max_step_tokens tokens of every unfinished response",
+            "rollout.max_step_tokens",
         ),
         Metric(
             "training/rollout_probs_diff_{max,mean,std}",

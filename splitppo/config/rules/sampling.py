@@ -91,6 +91,66 @@ def staleness_is_corrected(config: Config) -> None:
         )
 
 
+def partial_rollouts_fit(config: Config) -> None:
+    """Checks that `rollout.max_step_tokens` has rollout correction by token, and no key that needs whole responses."""
+    rollout = config.rollout
+    correction = config.algorithm.rollout_correction
+    if rollout.max_step_tokens is None:
+        if rollout.overcommit != type(rollout).model_fields["overcommit"].default:
+            raise ValueError(
+                f"rollout.overcommit ({rollout.overcommit:g}) is of no use without rollout.max_step_tokens, which"
+                " leaves responses unfinished: set max_step_tokens, or drop overcommit"
+            )
+        return
+    key = f"rollout.max_step_tokens ({rollout.max_step_tokens})"
+    if correction.rollout_is == "sequence":
+        raise ValueError(
+            f"{key} has one response sampled by several versions of the policy, in which a weight of the whole response"
+            " has no meaning: expected algorithm.rollout_correction.rollout_is token, got sequence"
+        )
+    if not correction.bypasses and correction.rollout_is is None:
+        raise ValueError(
+            f"{key} learns from tokens of older weights: expected algorithm.rollout_correction.rollout_is token, or"
+            " bypass_mode true; rollout_rs alone rejects and corrects nothing"
+        )
+    if rollout.check_freq:
+        raise ValueError(
+            f"rollout.check_freq ({rollout.check_freq}) compares log-probs under the same weights, and {key} learns"
+            " from tokens of older ones: set check_freq to 0"
+        )
+    estimator = f"algorithm.adv_estimator {config.algorithm.adv_estimator}"
+    for other, is_set, why in (
+        (
+            f"rollout.stream_groups ({rollout.stream_groups})",
+            rollout.stream_groups != 1,
+            "which responses a step learns from is known when its sampling ends; set stream_groups to 1 or auto",
+        ),
+        ("rollout.staleness 1", rollout.staleness > 0, "both say which weights sample; set staleness to 0"),
+        (
+            f"rollout.share ({rollout.share})",
+            rollout.share not in (0, 1),
+            "one group goes on with all unfinished responses; set share to 0 or 1",
+        ),
+        (
+            "rollout.multi_turn.environments",
+            bool(rollout.multi_turn.environments),
+            "a conversation is sampled without a break; remove one of the two",
+        ),
+        (
+            "algorithm.filter_groups.enable",
+            config.algorithm.filter_groups.enable,
+            "a step that drops prompts may need more of them than are complete; set enable to false",
+        ),
+        (
+            estimator,
+            config.algorithm.needs_greedy_scores,
+            "its baseline is a whole response of the step's weights; take another estimator",
+        ),
+    ):
+        if is_set:
+            raise ValueError(f"{key} and {other} exclude each other: {why}")
+
+
 def share_has_two_groups(config: Config) -> None:
     """Checks that a `rollout.share` between 0 and 1 has a rollout group, and an actor's group with time to sample."""
     share = config.rollout.share

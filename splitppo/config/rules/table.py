@@ -16,6 +16,7 @@ RULES = (
     sampling.validation_has_prompts,
     sampling.dynamic_sampling_fits,
     sampling.staleness_is_corrected,
+    sampling.partial_rollouts_fit,
     placement.groups_in_turns_do_not_sample_ahead,
     sampling.share_has_two_groups,
     sampling.overlong_buffer_fits,

@@ -9,6 +9,7 @@ from splitppo.config.section import (
     CONTROLLER_ONLY,
     IS_WORK,
     MAY_CHANGE,
+    Key,
     NumberOrAuto,
     PositiveInt,
     Section,
@@ -19,6 +20,7 @@ from splitppo.config.subsections.multi_turn import MultiTurnConfig
 
 # At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
+_IS_WORK_OF_CONTROLLER = Key(shapes_worker=False, is_work=True)
 AbsolutePath = Annotated[str, expected("an absolute path", lambda folder: not folder or Path(folder).is_absolute())]
 
 
@@ -94,13 +96,23 @@ class RolloutConfig(Section):
     stream_groups: Annotated[NumberOrAuto, CONTROLLER_ONLY] = "auto"
     """The number of parts into which the responses of a step are divided, in the order in which they end. Other groups
     compute with a part while the next parts are still generated. auto: 6 if a group other than the actor's computes
-    with the parts, data.max_response_length is at least 64, staleness is 0 and algorithm.filter_groups is off; else 1.
-    A resumed run keeps its number."""
+    with the parts, data.max_response_length is at least 64, staleness is 0, max_step_tokens is null and
+    algorithm.filter_groups is off; else 1. A resumed run keeps its number."""
 
     staleness: Annotated[Literal[0, 1], CONTROLLER_ONLY] = 0
     """The number of updates between the weights that sample the responses of a step and the weights that learn from
     them. 1: the responses of the next step are sampled before the update of this step. Then
     algorithm.rollout_correction must have rollout_is or bypass_mode."""
+
+    max_step_tokens: Annotated[PositiveInt | None, _IS_WORK_OF_CONTROLLER] = None
+    """The largest number of tokens of each response that are sampled before a step learns (partial rollouts). A longer
+    response goes on in the next step, with the weights of that step. A step learns from the oldest complete prompts.
+    Then algorithm.rollout_correction must have rollout_is token, or bypass_mode. null: a step samples whole
+    responses."""
+
+    overcommit: Annotated[float, _IS_WORK_OF_CONTROLLER] = Field(1.5, ge=1.0)
+    """With max_step_tokens: how many unfinished responses are sampled at the same time, as a multiple of
+    data.train_batch_size x n. There are fewer while complete prompts wait, so that at most one batch of them waits."""
 
     share: ShareOrAuto = "auto"
     """The share of the prompts that the group of services.rollout answers, from 0 to 1; the actor's group answers the
@@ -116,8 +128,8 @@ class RolloutConfig(Section):
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,
-    beginning with the first step of a start. 0: never, as with staleness 1. null: 1 with rollout.backend vllm; with hf
-    100 if every step computes old log-probs or bypass_mode is on, else 0."""
+    beginning with the first step of a start. 0: never, as with staleness 1 and with max_step_tokens. null: 1 with
+    rollout.backend vllm; with hf 100 if every step computes old log-probs or bypass_mode is on, else 0."""
 
     max_log_prob_diff: Annotated[float | None, CONTROLLER_ONLY] = Field(None, gt=0.0)
     """The largest difference of log-probs, in nats, that a comparison (check_freq) may find. A larger difference ends
@@ -129,3 +141,8 @@ class RolloutConfig(Section):
 
     multi_turn: Annotated[MultiTurnConfig, CONTROLLER_ONLY] = MultiTurnConfig()
     vllm: VllmConfig = VllmConfig()
+
+    @property
+    def has_older_weights(self) -> bool:
+        """True if steps learn from responses of weights before the last update: `staleness` or `max_step_tokens`."""
+        return self.staleness > 0 or self.max_step_tokens is not None
