@@ -16,19 +16,22 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from recipes.clerk.prepare import RECIPE as CLERK
+from recipes.clerk.prepare import make as make_clerk
 from recipes.fresh_run import remove_run
 from recipes.guess_number.prepare import RECIPE as GUESS_NUMBER
+from recipes.guess_number.prepare import make as make_guess_number
 from recipes.sort_letters.prepare import RECIPE as SORT_LETTERS
-from recipes.sort_letters.prepare import make
+from recipes.sort_letters.prepare import make as make_sort_letters
 from recipes.sort_letters.teach import TAUGHT, Taught
 from recipes.take_notes.prepare import RECIPE as TAKE_NOTES
 from recipes.warm_started import WarmStarted
@@ -36,6 +39,10 @@ from splitppo.atomic_write import write_atomically
 from splitppo.run_folder.step_file import METRICS_FILE, read_metrics
 
 METRIC = "val/accuracy"
+TOKENS = "perf/total_num_tokens"
+# The explained variance of a critic, of the returns of whole responses; and the steps that a table averages it over.
+EXPLAINED = "critic/mc_explained_var"
+EXPLAINED_STEPS = range(3, 9)
 GOAL = 0.85
 # Of all runs.
 COMMON = (
@@ -134,24 +141,48 @@ NOTES = (
 )
 
 
+@dataclass(frozen=True)
 class HalfWidth(WarmStarted):
-    """The quickstart's recipe with a model of half the width."""
+    """A recipe with a second model, of half the width and with the same tokenizer, in a folder beside its own.
+
+    Attributes:
+        whole: the recipe with the model of full width, whose files are made, too.
+    """
+
+    whole: WarmStarted = field(kw_only=True)
 
     @property
     def output(self) -> Path:
-        return Path(".cache/sort_letters_half")
+        """The folder of the smaller model."""
+        return Path(".cache") / f"{self.name}_half"
+
+    @property
+    def model(self) -> str:
+        """The model of half the width."""
+        return f"{self.output}/model"
+
+    def prepare(self, *arguments: Any, **options: Any) -> None:
+        """Makes the files of both folders, unless they are there."""
+        super().prepare(*arguments, **options)
+        self.whole.prepare()
 
 
 class HalfWidthTaught(HalfWidth, Taught):
     """The model of half the width as the student of the quickstart's trained policy."""
 
 
-OF_HALF = {**vars(SORT_LETTERS), "make": partial(make, hidden_size=64)}
-HALF = HalfWidth(**OF_HALF)
-HALF_TAUGHT = HalfWidthTaught(**OF_HALF)
+def fields_of_half(recipe: WarmStarted, make: Callable[..., None], hidden_size: int) -> Mapping[str, Any]:
+    """Returns the fields of a recipe whose second model has another width."""
+    return {**vars(recipe), "make": partial(make, hidden_size=hidden_size), "whole": recipe}
+
+
+HALF = HalfWidth(**fields_of_half(SORT_LETTERS, make_sort_letters, 64))
+HALF_TAUGHT = HalfWidthTaught(**fields_of_half(SORT_LETTERS, make_sort_letters, 64))
+GUESS_NUMBER_HALF = HalfWidth(**fields_of_half(GUESS_NUMBER, make_guess_number, 32))
+CLERK_HALF = HalfWidth(**fields_of_half(CLERK, make_clerk, 32))
 # A teacher: the quickstart's trained policy, whose student is the warm-started one, or one of half the width.
 EACH_STEP = "evaluation.test_freq=1"
-IS_HALF = f"actor.model={HALF.output}/model"
+IS_HALF = f"actor.model={HALF.model}"
 EAGER = ("actor.lr=6e-4", "actor.lr_warmup_steps=0")
 OF_STUDENT = ("run.total_steps=12", "actor.lr=3e-4")
 TEACHER_IN_REWARD = (
@@ -173,6 +204,31 @@ HALF_WIDTH = (
     Algorithm("half_teacher_advantage", (*OF_STUDENT, "teacher.signal=advantage", IS_HALF), HALF_TAUGHT),
     Algorithm("half_teacher_top_k_eager", ("run.total_steps=12", IS_HALF), HALF_TAUGHT),
 )
+
+
+def critics(plain: Algorithm, none: Algorithm, half: HalfWidth, *, privileged_prompt: str) -> Sequence[Algorithm]:
+    """Returns lines of one task with a plain critic, three others, and none: the algorithm `none` compares samples."""
+    others = {
+        "privileged": (f'critic.privileged_prompt="{privileged_prompt}"', plain.recipe),
+        "frozen": ("critic.freeze=[self_attn]", plain.recipe),
+        "smaller": (f"critic.model={half.model}", half),
+    }
+    lines = (
+        Algorithm(f"{plain.name}_{name}", (*plain.changes, change), recipe) for name, (change, recipe) in others.items()
+    )
+    return (plain, *lines, none)
+
+
+CRITICS = {
+    "critics_guess_number": critics(GUESSES[0], GUESSES[2], GUESS_NUMBER_HALF, privileged_prompt="{ground_truth}"),
+    "critics_sort_letters": critics(
+        SORT_LETTERS_TAUGHT[0],
+        Algorithm("grpo_each_step", (EACH_STEP, *ALGORITHMS[1].changes)),
+        HALF,
+        privileged_prompt="{ground_truth}",
+    ),
+    "critics_clerk": critics(REQUESTS[0], REQUESTS[3], CLERK_HALF, privileged_prompt="{requests}"),
+}
 # By the name of the picture.
 PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "curves": ALGORITHMS,
@@ -183,17 +239,27 @@ PICTURES: Mapping[str, Sequence[Algorithm]] = {
     "take_notes": NOTES,
     "teacher": SORT_LETTERS_TAUGHT,
     "teacher_half": HALF_WIDTH,
+    **CRITICS,
 }
 # Of pictures with another goal than GOAL.
-GOALS = {"teacher": 0.95, "teacher_half": 0.95}
+GOALS = {"teacher": 0.95, "teacher_half": 0.95, **dict.fromkeys(CRITICS, 0.9)}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The measurement of one run: accuracy by step; or the sentence that refused the run."""
+    """The measurement of one run, by step; or the sentence that refused the run.
+
+    Attributes:
+        accuracy: of the validations.
+        refusal: the sentence, if there is one.
+        num_tokens: the tokens of prompts and responses that the run had sampled up to then.
+        explained: the explained variance of the critic, of the returns of whole responses; empty without a critic.
+    """
 
     accuracy: Mapping[int, float]
     refusal: str = ""
+    num_tokens: Mapping[int, float] = field(default_factory=dict)
+    explained: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def final(self) -> float:
@@ -202,6 +268,16 @@ class Curve:
     def steps_to(self, goal: float) -> float:
         """Returns the step at which the goal was reached; infinite if it was not."""
         return min((step for step, accuracy in self.accuracy.items() if accuracy >= goal), default=math.inf)
+
+    def tokens_to(self, goal: float) -> float:
+        """Returns the number of tokens that had been sampled when the goal was reached; infinite if it was not."""
+        return self.num_tokens.get(int(step), 0.0) if (step := self.steps_to(goal)) < math.inf else math.inf
+
+    @property
+    def mean_explained(self) -> float | None:
+        """The mean explained variance of EXPLAINED_STEPS; None without a critic."""
+        values = [self.explained[step] for step in EXPLAINED_STEPS if step in self.explained]
+        return statistics.fmean(values) if values else None
 
 
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
@@ -239,7 +315,16 @@ def curve_of(folder: Path) -> Curve | None:
     if not is_finished(folder):
         return None
     rows = read_metrics(folder / METRICS_FILE)
-    return Curve({int(row["step"]): float(row[METRIC]) for row in rows if row.get(METRIC) is not None})
+    num_tokens = accumulate(float(row.get(TOKENS) or 0.0) for row in rows)
+    return Curve(
+        _by_step(rows, METRIC),
+        num_tokens={int(row["step"]): tokens for row, tokens in zip(rows, num_tokens, strict=True)},
+        explained=_by_step(rows, EXPLAINED),
+    )
+
+
+def _by_step(rows: Sequence[Mapping[str, Any]], metric: str) -> Mapping[int, float]:
+    return {int(row["step"]): float(row[metric]) for row in rows if row.get(metric) is not None}
 
 
 def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
@@ -269,6 +354,39 @@ def table_of(algorithms: Sequence[Algorithm], output: Path, goal: float) -> Iter
         yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps:g} | {settings} |"
 
 
+def table_of_critics(algorithms: Sequence[Algorithm], output: Path, goal: float) -> Iterator[str]:
+    """Returns a Markdown table of what critics explain, and of the steps and tokens in which the goal was reached."""
+    explained = f"explained variance, steps {EXPLAINED_STEPS[0]} to {EXPLAINED_STEPS[-1]}, by seed"
+    reached = f"steps to {goal} by seed | median | tokens to {goal} (median)"
+    yield f"| algorithm | {explained} | {reached} | accuracy at the end, by seed | settings beside the recipe's |"
+    yield "|---|---|---|---|---|---|---|"
+    for algorithm in algorithms:
+        curves = curves_of(algorithm, output)
+        settings = " ".join(f"`{change}`" for change in algorithm.changes)
+        measured = [curve for curve in curves.values() if curve.accuracy]
+        if not measured:
+            why = next((curve.refusal for curve in curves.values()), "not run")
+            yield f"| {algorithm.name} | {why} | | | | | {settings} |"
+            continue
+        means = [curve.mean_explained for curve in measured]
+        steps = [curve.steps_to(goal) for curve in measured]
+        tokens = statistics.median_high([curve.tokens_to(goal) for curve in measured])
+        cells = (
+            algorithm.name,
+            ", ".join("" if mean is None else f"{mean:.2f}" for mean in means) if any(means) else "",
+            ", ".join(map(_reached, steps)),
+            _reached(statistics.median_high(steps)),
+            _reached(tokens),
+            ", ".join(f"{curve.final:.3f}" for curve in measured),
+            settings,
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _reached(number: float) -> str:
+    return f"{number:,.0f}" if number < math.inf else "not reached"
+
+
 def draw(algorithms: Sequence[Algorithm], output: Path, file: Path, goal: float) -> None:
     """Draws a picture: of each algorithm the median over the seeds, and the area from the worst seed to the best."""
     figure = Figure(figsize=(8, 5))
@@ -293,7 +411,8 @@ def write_report(output: Path) -> str:
     lines = []
     for picture, algorithms in PICTURES.items():
         goal = GOALS.get(picture, GOAL)
-        lines += [f"### {picture}", "", *table_of(algorithms, output, goal), ""]
+        table = table_of_critics if picture in CRITICS else table_of
+        lines += [f"### {picture}", "", *table(algorithms, output, goal), ""]
         draw(algorithms, output, output / f"{picture}.png", goal)
     text = "\n".join(lines)
     (output / "curves.md").write_text(text, encoding="utf-8")

@@ -29,13 +29,23 @@ class Language:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-def make_model(folder: Path, language: Language, conversation: Conversation, num_steps: int, *, seed: int) -> None:
+def make_model(
+    folder: Path,
+    language: Language,
+    conversation: Conversation,
+    num_steps: int,
+    *,
+    seed: int,
+    hidden_size: int = 64,
+) -> None:
     """Makes a model with its tokenizer in a folder, by supervised steps on what it says in made conversations."""
     from recipes import warm_start  # imports torch, which a folder that is ready does not need
 
     tokenizer = character_tokenizer(PRINTABLE, [PAD, START, END], language.words)
     save_tokenizer(tokenizer, folder, named_tokens=NAMED_TOKENS, chat_template=language.chat_template)
-    config = warm_start.small_qwen2(tokenizer, eos=END, pad=PAD, max_position_embeddings=_MAX_LENGTH, hidden_size=64)
+    config = warm_start.small_qwen2(
+        tokenizer, eos=END, pad=PAD, max_position_embeddings=_MAX_LENGTH, hidden_size=hidden_size
+    )
     said = examples(folder, conversation, seed, language.tools)
     warm_start.train(config, said, num_steps, seed=seed).save_pretrained(folder)
 

@@ -21,15 +21,16 @@ CHAT_TEMPLATE = """
 {%- if add_generation_prompt %}<|im_start|>{% endif %}"""
 
 
-def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
+def make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 64) -> None:
+    """Fills a folder with the files of the recipe; a model of another width is a critic of benchmarks/curves.py."""
     print("clerk: warm-starting the model by supervised steps, about half a minute", flush=True)
     write_parquet(task.rows_of("train"), folder / "train.parquet")
     write_parquet(task.rows_of("val"), folder / "val.parquet")
     language = Language(tuple(task.RIGHT), CHAT_TEMPLATE)
-    make_model(folder / "model", language, task.conversation, warm_start_steps, seed=seed)
+    make_model(folder / "model", language, task.conversation, warm_start_steps, seed=seed, hidden_size=hidden_size)
 
 
-RECIPE = WarmStarted("clerk", code=("task.py", "prepare.py", "../conversations.py"), num_steps=300, make=_make)
+RECIPE = WarmStarted("clerk", code=("task.py", "prepare.py", "../conversations.py"), num_steps=300, make=make)
 prepare = RECIPE.prepare
 
 if __name__ == "__main__":

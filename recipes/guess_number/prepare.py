@@ -35,14 +35,15 @@ _WORDS = (
 LANGUAGE = Language(_WORDS, CHAT_TEMPLATE, task.TOOLS)
 
 
-def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
+def make(folder: Path, seed: int, warm_start_steps: int, *, hidden_size: int = 64) -> None:
+    """Fills a folder with the files of the recipe; a model of another width is a critic of benchmarks/curves.py."""
     print("guess_number: warm-starting the model by supervised steps, about twenty seconds", flush=True)
     write_parquet(task.rows_of("train", task.NUM_TRAIN_ROWS_EACH), folder / "train.parquet")
     write_parquet(task.rows_of("val", 1), folder / "val.parquet")
-    make_model(folder / "model", LANGUAGE, task.conversation, warm_start_steps, seed=seed)
+    make_model(folder / "model", LANGUAGE, task.conversation, warm_start_steps, seed=seed, hidden_size=hidden_size)
 
 
-RECIPE = WarmStarted("guess_number", code=("task.py", "prepare.py", "../conversations.py"), num_steps=500, make=_make)
+RECIPE = WarmStarted("guess_number", code=("task.py", "prepare.py", "../conversations.py"), num_steps=500, make=make)
 prepare = RECIPE.prepare
 
 if __name__ == "__main__":
