@@ -18,7 +18,7 @@ from torch import nn
 from services.engine import parallel
 from services.engine.batching.packing import MicroBatch, MicroBatchLimits, collate
 from services.engine.batching.row_checks import most_positions
-from services.engine.forward_proof import FORWARDS, DType
+from services.engine.forward_proof import FORWARDS, DType, drawn_head
 from services.engine.model.adapters import adapters_off, rank_of
 from services.engine.model.compiled import compile_layers, compiling, not_compiled
 from services.engine.model.weights import Kind
@@ -60,7 +60,7 @@ def compile_model(
     forward = FORWARDS[kind].forward
     gradient_distances = [0.0]
     try:
-        with compiling(), _one_sentence(f"{name}: compile: there is no code for it"):
+        with compiling(), _one_sentence(f"{name}: compile: there is no code for it"), drawn_head(model, kind):
             for micro_batch in _micro_batches(model, kind, limits, device):
                 with torch.no_grad():
                     forward(model, micro_batch)

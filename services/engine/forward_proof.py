@@ -19,10 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from services.engine import parallel
 from services.engine.batching.packing import MicroBatchLimits, collate, plan_micro_batches, row_lengths
 from services.engine.batching.row_checks import most_positions
+from services.engine.model.adapters import HEADS, base_parameters
 from services.engine.model.compiled import not_compiled, only_compiled
 from services.engine.model.forward import Forward, policy_forward, reward_forward, value_forward
+from services.engine.model.weight_files import fill
 from services.engine.model.weights import Kind
 from services.engine.strategies.protocol import Strategy
 from splitppo.batch import Array, Batch
@@ -43,6 +46,7 @@ _MEAN_MULTIPLE = 3.0
 _MAX_MULTIPLE = 4.0
 # Tokens that are less likely than this are not compared: heads give the ids behind the vocabulary such logits.
 _LEAST_LOG_PROB = -1e4
+_SCALE_OF_DRAWN_HEAD = 0.02  # transformers draws new heads at this scale
 # Numbers are rounded to this share of the greatest of them.
 _ROUNDING = {"fp32": 2**-19, "bf16": 2**-8}
 
@@ -116,7 +120,7 @@ def prove_forward(
     how = "packed" if limits.packed else "padded"
     subject = f"{name}: the engine cannot compute with {model.config.model_type} in {how} rows"
     try:
-        with as_bad_input(subject):
+        with as_bad_input(subject), drawn_head(model, kind):
             computed_by_mode: dict[str, Tensor] = {}
             codes = _CODE if is_compiled else {"": not_compiled}
             for how_compiled, code in codes.items():
@@ -276,6 +280,28 @@ def check_difference(actual_N: Tensor, expected_N: Tensor, kind: Kind, bound: Di
             f" {bound.mean:.2g} and {bound.largest:.2g}"
         )
     return found
+
+
+@contextlib.contextmanager
+def drawn_head(model: nn.Module, kind: Kind) -> Iterator[None]:
+    """Gives a value head that is all 0, as a new one is, random weights in the `with` block.
+
+    With 0 all forwards give the same values, and weights below the head no gradient: nothing could differ. A head with
+    other weights stays as it is. Each rank draws all weights and keeps its own.
+    """
+    heads = {name: weight for name, weight in base_parameters(model).items() if name.startswith(HEADS)}
+    shards = [parallel.local(weight.detach()) for weight in heads.values()]
+    is_new = kind == "value" and not any(shard.any() for shard in shards)
+    if is_new:
+        generator = torch.Generator().manual_seed(0)
+        for name, weight in heads.items():
+            fill(weight.detach(), name, torch.randn(weight.shape, generator=generator) * _SCALE_OF_DRAWN_HEAD)
+    try:
+        yield
+    finally:
+        if is_new:
+            for shard in shards:
+                shard.zero_()
 
 
 @contextlib.contextmanager

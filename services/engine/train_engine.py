@@ -67,10 +67,9 @@ class Updated(NamedTuple):
 class TrainEngine:
     """A model under training: weights on all ranks, optimizer, schedule; has the checkpoint methods of a `Role`.
 
-    Training begins with the weights of the model's folder; a new value head is a function of (seed, kind). With
-    `lora_rank` these weights are frozen, in the dtype of the computation, and adapters are trained.
-    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
-    `Checkpointer`.
+    Training begins with the weights of the model's folder; a new value head is 0. With `lora_rank` these weights are
+    frozen, in the dtype of the computation, and adapters are trained. `max_response_length` is the fixed length of
+    loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see `Checkpointer`.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -137,7 +136,7 @@ class TrainEngine:
 
     def _fill(self) -> None:
         """Gives the model the weights that training begins with."""
-        fill_model(self.model, self.config.model, self.kind, seed=self.seed)
+        fill_model(self.model, self.config.model, self.kind)
         fill_adapters(self.model, self.config, kind=self.kind, seed=self.seed)
 
     def _fresh_optimizer(self) -> BucketedAdamW:

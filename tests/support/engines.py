@@ -16,9 +16,10 @@ from services.actor.losses.registry import find_policy_loss
 from services.engine import parallel
 from services.engine.batching.packing import ResponseTokens
 from services.engine.batching.segments import SegmentRows
-from services.engine.model.adapters import trained_parameters
+from services.engine.model.adapters import HEADS, trained_parameters
 from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
 from services.engine.model.loading import build_model, fill_model
+from services.engine.model.weight_files import fill
 from services.engine.model.weights import Kind
 from services.engine.strategies.registry import build_strategy
 from services.engine.token_metrics import LossOutput
@@ -34,23 +35,41 @@ CPU = torch.device("cpu")
 DEVICE = torch.device(os.environ.get("SPLITPPO_TEST_DEVICE", "cpu"))
 
 
-def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: Any) -> Any:
+def load_model(name: str, kind: Kind = "policy", **settings: Any) -> Any:
     """Loads a whole model in this process, as an engine does; for the settings see `build_model`."""
     model = build_model(name, kind, **settings)
     build_strategy(DEVICE).shard(model, bf16=False, forward_method=RESPONSE_METHOD)
-    fill_model(model, name, kind, seed=seed)
+    fill_model(model, name, kind)
     return model
 
 
 def make_engine(
     folder: Path, kind: Kind = "policy", *, seed: int = 1, writer_locks: Sequence[Path] = (), **settings: Any
 ) -> TrainEngine:
-    """Returns an engine on `DEVICE`; settings are keys of the actor's or critic's section."""
+    """Returns an engine on `DEVICE`; settings are keys of the actor's or critic's section.
+
+    A new value head, which is 0, gets random weights here, so that values differ from token to token.
+    """
     section = ActorConfig if kind == "policy" else CriticConfig
     config = section.model_validate({"model": str(folder), "lr": 1e-2, **settings})
-    return TrainEngine(
+    engine = TrainEngine(
         config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=DEVICE, writer_locks=writer_locks
     )
+    draw_new_head(engine, seed)
+    return engine
+
+
+def draw_new_head(engine: TrainEngine, seed: int = 1) -> None:
+    """Gives a value head that is 0 random weights, the same ones on any number of ranks; all ranks call it."""
+    heads = {name: weight for name, weight in engine.model.named_parameters() if name.startswith(HEADS)}
+    with engine.weights.awake(changes=True):
+        if any(
+            parallel.reduce_array([parallel.local(weight.detach()).abs().sum()], DEVICE) for weight in heads.values()
+        ):
+            return
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in heads.items():
+            fill(weight.detach(), name, 0.02 * torch.randn(weight.shape, generator=generator))
 
 
 def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, ppo_epochs: int = 1) -> Batch:

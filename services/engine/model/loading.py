@@ -105,8 +105,8 @@ def _set_computation(model: PreTrainedModel, checkpointing: Checkpointing, *, fp
         use_fp32_head(model)
 
 
-def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
-    """Loads a folder's weights into a model of `build_model`, sharded or not; a missing value head is random by `seed`.
+def fill_model(model: Any, name: str, kind: Kind) -> None:
+    """Loads a folder's weights into a model of `build_model`, sharded or not; a missing value head is 0.
 
     Raises:
         ValueError: the weights are missing, torn, or do not fit.
@@ -114,7 +114,7 @@ def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
     hf_logging.disable_progress_bar()
     hf_logging.set_verbosity_error()  # load_weights checks all that the load report warns of
     try:
-        load_weights(model, resolve_folder(name), kind, seed=seed)
+        load_weights(model, resolve_folder(name), kind)
     except UNREADABLE as error:
         raise _unusable(name, kind, error) from error
 

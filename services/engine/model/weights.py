@@ -1,16 +1,15 @@
 """Loads the weights of a Hugging Face folder into a model in place; each rank loads its own shard."""
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from services.engine import parallel
 from services.engine.model.adapters import HEADS, base_parameters
 from services.engine.model.file_names import FileNames
 from services.engine.model.weight_files import StoredTensor, fill, have_equal_values, open_weights
@@ -26,26 +25,27 @@ AUTO_MODELS = {
 UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 
-def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
+def load_weights(model: Any, folder: Path, kind: Kind) -> None:
     """Loads a folder's weights into a model's parameters and saved buffers in place, without communication.
 
-    Adapters stay as they are, and so do tensors on the meta device. A value head that the folder lacks is initialised
-    from a generator seeded by (seed, kind). Besides its shard a rank has a piece of one tensor in memory; all weights
-    only if transformers has to convert them.
+    Adapters stay as they are, and so do tensors on the meta device. A value head that the folder lacks is 0: all values
+    are 0 before the first optimizer step, in which the loss moves the head alone. Besides its shard a rank has a piece
+    of one tensor in memory; all weights only if transformers has to convert them.
 
     Raises:
         ValueError, OSError, RuntimeError, KeyError, SafetensorError: see `open_weights_of`; or weights do not fit.
     """
     stored = open_weights_of(model, folder, kind)
-    missing = []
+    has_new_head = False
     for target, (name, *_) in _names_by_tensor(model).items():
-        if name not in stored:
-            missing += [name] if isinstance(target, nn.Parameter) else []
-        elif not target.is_meta:
-            fill(target, *stored[name])
-    _initialise_head(model, sorted(missing), kind=kind, seed=seed)
-    if missing:
-        log.info("%s: new value head, seed %d", folder, seed)
+        if name in stored:
+            if not target.is_meta:
+                fill(target, *stored[name])
+        elif isinstance(target, nn.Parameter):
+            has_new_head = True
+            parallel.local(target.detach()).zero_()
+    if has_new_head:
+        log.info("%s: new value head, all 0", folder)
 
 
 def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str, StoredTensor]]:
@@ -110,16 +110,3 @@ def _candidates(names: Sequence[str], model: Any) -> Iterator[str]:
     """Yields the names that files may have for a tensor: each with and without the prefix, which base models lack."""
     for name in names:
         yield from (name, name.removeprefix(f"{model.base_model_prefix}."))
-
-
-@torch.no_grad()
-def _initialise_head(model: Any, missing: Sequence[str], *, kind: Kind, seed: int) -> None:
-    """Draws the weights of a value head from a normal distribution, seeded by (seed, kind); its bias is 0."""
-    digest = hashlib.sha256(f"{seed}/{kind}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    for name in missing:
-        parameter = model.get_parameter(name)
-        values = torch.zeros(parameter.shape)
-        if parameter.ndim > 1:
-            values.normal_(0.0, getattr(model.config, "initializer_range", 0.02), generator=generator)
-        fill(parameter, name, values)

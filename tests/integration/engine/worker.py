@@ -21,6 +21,7 @@ from splitppo.batch import Batch
 from splitppo.config.subsections.policy_loss import LOSS_MODES
 from tests.support.engines import (
     CPU,
+    draw_new_head,
     forward_of,
     gradients,
     keep_tokens_of,
@@ -75,6 +76,7 @@ def main(models: Path, output: Path) -> None:
         facts[f"{kind}/next_digest"] = engine.compute_weights_digest()
         saved.result(60)
         engine.load_checkpoint(None)
+        draw_new_head(engine)
         facts[f"{kind}/reloaded_initial_digest"] = engine.compute_weights_digest()
         facts[f"{kind}/extra"] = engine.load_checkpoint(output / kind).decode()
         facts[f"{kind}/reloaded_digest"] = engine.compute_weights_digest()
@@ -89,6 +91,7 @@ def main(models: Path, output: Path) -> None:
             ].rows()
         sparse = keep_tokens_of(whole, int(parts[0][0])).take(rows)
         engine.load_checkpoint(None)
+        draw_new_head(engine)
         facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent).metrics
         facts[f"{kind}/sparse_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/sparse_weights"] = weights(engine)

@@ -234,12 +234,20 @@ def test_an_update_reports_no_progress_while_the_writing_of_its_rank_stands_stil
 
 
 def test_loading_the_initial_model_forgets_all_training(policy: Path) -> None:
-    engine, fresh = updated(policy, "value"), make_engine(policy, "value")
+    engine, fresh = updated(policy), make_engine(policy)
     engine.load_checkpoint(None)
     assert engine.compute_weights_digest() == fresh.compute_weights_digest()
     assert engine.num_updates == 0
     assert step(engine) == step(fresh)
     assert engine.compute_weights_digest() == fresh.compute_weights_digest()
+
+
+def test_a_new_value_head_is_zero_again_when_the_initial_model_is_loaded(policy: Path) -> None:
+    engine = updated(policy, "value")
+    assert engine.model.score.weight.any()
+    engine.load_checkpoint(None)
+    assert not engine.model.score.weight.any()
+    assert not engine.model.score.bias.any()
 
 
 def test_the_random_state_is_restored(policy: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_shape_of_a_policy_has_its_head_but_no_embeddings(tmp_path: Path, ti
 
 
 def test_the_head_of_a_value_model_is_one_row(tmp_path: Path) -> None:
-    model = load_model(str(save_policy(tmp_path)), "value", seed=0)
+    model = load_model(str(save_policy(tmp_path)), "value")
     shape = dense_shape(model)
     assert (shape.body_parameters, shape.attention_width) == (BODY, WIDTH)
     assert shape.head_parameters in (32, 33)

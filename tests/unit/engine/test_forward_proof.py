@@ -92,8 +92,21 @@ def test_a_value_model_and_a_reward_model_are_proved_too(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match=r"bert in p(acked|added) rows: the values are not those of the model itself"):
         frozen(folder, "value")
+    policy = save_random(
+        transformers.BertLMHeadModel,
+        transformers.BertConfig(**{**SIZES, "num_key_value_heads": None}, is_decoder=False),
+        tmp_path / "without_head",
+    )
+    with pytest.raises(ValueError, match=r"bert in p(acked|added) rows: the values are not those of the model itself"):
+        frozen(policy, "value")  # with its new head, which is 0, all values are the same
     assert frozen(save_value_model(tmp_path / "value"), "value").proved.largest < 1e-5
     assert frozen(save_reward_model(tmp_path / "reward"), "reward").proved.largest < 1e-5
+
+
+def test_a_new_value_head_is_zero_again_after_the_proof(tmp_path: Path) -> None:
+    model = frozen(save_policy(tmp_path), "value").model
+    assert not model.score.weight.any()
+    assert not model.score.bias.any()
 
 
 def test_a_forward_that_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
