@@ -3,9 +3,9 @@
 Three models of random weights, each as actor and as critic, fp32, one rank in a process of its own: an update of two
 mini-batches of two micro-batches, then log-probs (values), then, as the actor, generation. Growth of anonymous memory
 (RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
---lora RANK trains adapters on all linear layers instead, --offload keeps weights and moments in main memory, where they
-count, too, --bf16-moments keeps moments in bf16. `saving` is a checkpoint of which all is written while the engine does
-what takes its peak, an update.
+--lora RANK trains adapters on all linear layers instead, --freeze PATTERN keeps weights from learning, --offload keeps
+weights and moments in main memory, where they count, too, --bf16-moments keeps moments in bf16. `saving` is a
+checkpoint of which all is written while the engine does what takes its peak, an update.
 --only 0.5B measures a model of Qwen2.5-0.5B's sizes, which takes up to 13 GiB and some minutes.
 
 What the C library keeps of freed memory depends on the history of its heap, so freed tensors are given back at once
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--selective", action="store_true", help="recompute activations, but not attention")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters")
+    parser.add_argument("--freeze", metavar="PATTERN", help="weights that do not learn")
     parser.add_argument("--offload", action="store_true", help="param_offload and optimizer_offload")
     parser.add_argument("--bf16-moments", action="store_true", help="optimizer_state_dtype bf16")
     parser.add_argument("--keep-freed", action="store_true", help="as ranks do")
@@ -80,6 +81,7 @@ def main() -> None:
     changes = {
         "gradient_checkpointing": "selective" if options.selective else options.gradient_checkpointing,
         "lora_rank": options.lora,
+        "freeze": [options.freeze] if options.freeze else [],
         "param_offload": options.offload,
         "optimizer_offload": options.offload,
         "optimizer_state_dtype": "bf16" if options.bf16_moments else "fp32",
@@ -89,6 +91,7 @@ def main() -> None:
         return
     print(f"{'model':12s}{'role':8s}{'phase':12s}{'measured':>10s}{'estimate':>10s}{'ratio':>7s}", flush=True)
     more = [f"--lora={options.lora}"]
+    more += [f"--freeze={options.freeze}"] if options.freeze else []
     more += ["--gradient-checkpointing"] * options.gradient_checkpointing + ["--offload"] * options.offload
     more += ["--bf16-moments"] * options.bf16_moments + ["--selective"] * options.selective
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)

@@ -73,7 +73,7 @@ def estimate_group(
     group = Group(config, role, model, frozen, gpu_bytes)
     trained = group.trained
     if trained:
-        group = replace(group, model=model.with_adapters(trained))
+        group = replace(group, model=model.as_trained(trained))
     kept = kept_by(group)
     phases: dict[str, Terms] = {}
     if role in config.sampling_roles:

@@ -40,7 +40,7 @@ class Kept:
 def kept_by(group: Group) -> Kept:
     """Computes what a rank of a group keeps.
 
-        weights (c P_f + 4 P_t) / G,   optimizer 2 m P_t / G,   reference c P_ref / G,   reward_model c P_rm / G
+        weights (c P_b + 4 (P - P_b)) / G,   optimizer 2 m P_t / G,   reference c P_ref / G,   reward_model c P_rm / G
 
     The reference of an actor with adapters is the actor without them, and takes 0. On a CPU the copies of what is
     offloaded are the term `offloaded`, since they are in the same memory.
@@ -65,12 +65,12 @@ def moment_bytes(trained: TrainedModelConfig) -> int:
 def _trained_model(group: Group) -> dict[str, int]:
     """Returns the bytes of a rank's shard of the trained model: weights, and both moments of AdamW; {} without one.
 
-    Trained weights are in fp32, frozen ones in the compute dtype.
+    Weights under adapters are in the compute dtype, all others in fp32, those that `freeze` names among them.
     """
     if group.trained is None:
         return {}
-    frozen_bytes = compute_bytes(group.trained) * group.model.num_frozen
-    weights = (frozen_bytes + 4 * group.model.num_trained) // group.num_shards
+    base_bytes = compute_bytes(group.trained) * group.model.num_base
+    weights = (base_bytes + 4 * group.model.num_saved) // group.num_shards
     moments = 2 * moment_bytes(group.trained) * group.model.num_trained // group.num_shards
     return {"weights": weights, "optimizer": moments}
 

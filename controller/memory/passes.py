@@ -1,9 +1,10 @@
 """Computes the bytes of a forward or backward pass of one model on one rank: gathered weights, activations, logits.
 
-Legend: P weights, of which P_f frozen and P_t trained, G ranks that divide a copy of the weights, c bytes of the
-compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP, E experts that compute a token (0 without
-experts), H query heads x head dimension, K key-value heads x head dimension, A numbers of a token between both parts of
-a layer's adapters, V vocabulary, T tokens of a micro-batch, N response tokens of it, C tokens of a chunk of logits.
+Legend: P weights, of which P_b lie under adapters, P_s are in checkpoints (all others) and P_t are trained, G ranks
+that divide a copy of the weights, c bytes of the compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of
+the MLP, E experts that compute a token (0 without experts), H query heads x head dimension, K key-value heads x head
+dimension, A numbers of a token between both parts of a layer's adapters, V vocabulary, T tokens of a micro-batch, N
+response tokens of it, C tokens of a chunk of logits.
 """
 
 from collections.abc import Iterator
@@ -31,9 +32,9 @@ class MicroBatch:
 def training_gathered(model: ModelShape, bytes_each: int) -> int:
     """Returns the bytes of gathered (unsharded) weights, in the compute dtype, that a rank has while it computes.
 
-    c P_f + 4 P_t <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
+    c P_b + 4 P_s <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
     """
-    if bytes_each * model.num_frozen + 4 * model.num_trained <= KEEP_GATHERED_BYTES:
+    if bytes_each * model.num_base + 4 * model.num_saved <= KEEP_GATHERED_BYTES:
         return bytes_each * model.num_parameters
     return bytes_each * (model.root_parameters + _LAYERS_IN_FLIGHT * model.layer_parameters)
 
@@ -49,7 +50,7 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
     activation and the product. Of experts, each of a token's keeps its input and output, too.
     """
     mlp = (4 if model.is_gated else 2) * model.intermediate
-    norms = (2 if model.num_frozen else 4) * model.hidden
+    norms = (4 if model.trains_norms else 2) * model.hidden
     experts = 2 * model.experts_per_token * model.hidden
     narrow = norms + 2 * model.attention + 2 * model.key_values + mlp + experts + model.adapter_outputs
     return tokens * (4 * 2 * model.hidden + bytes_each * narrow)
@@ -58,13 +59,14 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
 def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: Checkpointing) -> int:
     """Returns the size in bytes of activations that all layers and the last norm keep at the end of a forward pass.
 
-    layers:                  L x layer_activations        last norm: T D (4 + c), 4 T D if its weights are frozen
+    layers:                  L x layer_activations        last norm: T D (4 + c), 4 T D if norms are frozen
     gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again; selective: L c T H more
     """
     layer = layer_activations(model, tokens, bytes_each)
+    num_layers = model.num_layers - model.num_layers_below
     width = model.hidden + (model.attention if checkpointing == "selective" else 0)
-    layers = model.num_layers * (bytes_each * tokens * width if checkpointing else layer)
-    last_norm = tokens * model.hidden * (4 if model.num_frozen else 4 + bytes_each)
+    layers = num_layers * (bytes_each * tokens * width if checkpointing else layer)
+    last_norm = tokens * model.hidden * (4 + bytes_each if model.trains_norms else 4)
     return layers + last_norm + (layer if checkpointing else 0)
 
 
@@ -141,7 +143,7 @@ def backward(
     At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
     bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and what is added to it (in bf16: what
     it is rounded to). In the last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding,
-    and of the output layer if it is tied. With adapters both layers are frozen, and every term with V D is 0.
+    and of the output layer if it is tied. Of a layer that is frozen, as both are with adapters, the term with V D is 0.
     `sharded_over` is G; None if the model is not wrapped.
 
         output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
@@ -161,16 +163,18 @@ def backward(
     gradients = _kept_gradients(model, sharded_over)
     kept = 0 if batch.is_only_one else gradients
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
-    trained_embedding = 0 if model.num_frozen else 4 * model.vocabulary * model.hidden  # the terms with 4 V D
-    tied = trained_embedding if model.is_tied else 0
+    whole_embedding = 4 * model.vocabulary * model.hidden  # the terms with 4 V D
+    embedding = whole_embedding if model.trains_embedding else 0
+    output_layer = whole_embedding if model.trains_output_layer else 0
+    tied = embedding if model.is_tied else 0
     if is_policy:
         saved += bytes_each * batch.responses * model.hidden
         chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
-        weight = trained_embedding + trained_embedding * bytes_each // 4
+        weight = output_layer + output_layer * bytes_each // 4
         yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
     inside = layer_transients(model, batch.tokens, bytes_each)
     yield {"gradients": kept, "activations": saved + inside, "logits": tied}
-    yield {"gradients": gradients if batch.is_only_one else gradients + trained_embedding + tied}
+    yield {"gradients": gradients if batch.is_only_one else gradients + embedding + tied}
 
 
 def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:

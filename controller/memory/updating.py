@@ -66,13 +66,13 @@ def saving(group: Group, kept: Kept, peak: Terms) -> Terms:
 def _checkpoint_bytes(model: ModelShape, shards: int, *, with_hf_model: bool) -> int:
     """Returns the bytes of main memory that rank 0 needs to write a checkpoint during training; others need no more.
 
-    a tensor at a time:  4 T / G, T the weights of the embedding or of a layer, whichever is more; with adapters P_t / L
-    huggingface/:        min(4 P_t, max(MAX_FILE_BYTES, 4 T)), and where G > 1 the tensor whose shards are joined, 4 T
+    a tensor at a time:  4 T / G, T the weights of the embedding or of a layer, whichever is more; with adapters P_s / L
+    huggingface/:        min(4 P_s, max(MAX_FILE_BYTES, 4 T)), and where G > 1 the tensor whose shards are joined, 4 T
     """
     largest = 4 * max(model.vocabulary * model.hidden, model.layer_parameters)
-    if model.num_frozen:
-        largest = 4 * model.num_trained // model.num_layers
+    if model.num_base:
+        largest = 4 * model.num_saved // model.num_layers
     if not with_hf_model:
         return largest // shards
     joined = largest if shards > 1 else 0
-    return min(4 * model.num_trained, max(MAX_FILE_BYTES, largest)) + joined
+    return min(4 * model.num_saved, max(MAX_FILE_BYTES, largest)) + joined

@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from controller.models.folder import model_folder, read_description
-from controller.models.shape import is_linear, read_tensor_shapes
+from controller.models.shape import (
+    TIED_OUTPUT_LAYER,
+    Kind,
+    adapter_sizes,
+    has_value_head,
+    is_linear,
+    is_output_layer_tied,
+    linear_layers,
+    loaded_weights,
+    read_tensor_shapes,
+)
 from controller.models.tied_weights import check_tied_weights
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 from splitppo.config.adapter_files import check_adapter
 from splitppo.config.attention_heads import check_heads
+from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
 from splitppo.config.rope import rope_switch
 from splitppo.config.section import TrainedRoleName
 from splitppo.config_error import config_errors
@@ -33,6 +44,7 @@ def check_models(config: Config) -> int | None:
         _check_weights(config.reward_model.model, "reward_model.model")
     for role in config.trained_roles:
         _check_adapter(config.trained_model_of(role), role)
+        _check_freeze(config.trained_model_of(role), role)
         _check_sequence_groups(config, role)
     actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
     _check_rope(config)
@@ -69,6 +81,30 @@ def _check_adapter(model: TrainedModelConfig, role: str) -> None:
         folder = model_folder(model.lora_adapter_path, f"{role}.lora_adapter_path")
         with config_errors(ValueError):
             check_adapter(folder, role, model)
+
+
+def _check_freeze(model: TrainedModelConfig, role: TrainedRoleName) -> None:
+    """Checks that each pattern of `freeze` names a weight of a local model that would learn, and not all of them."""
+    folder = Path(model.model).expanduser()
+    if not (model.freeze and folder.is_dir()):
+        return
+    kind: Kind = "policy" if role == "actor" else "value"
+    shapes = read_tensor_shapes(folder, f"{role}.model")
+    is_tied = kind == "policy" and is_output_layer_tied(read_description(model.model, f"{role}.model"), shapes)
+    names = {*loaded_weights(shapes, kind, is_tied=is_tied)}
+    has_head = kind == "value" and has_value_head(names)
+    aliases = {TIED_OUTPUT_LAYER} if is_tied and not model.lora_rank else set()
+    owner = model.model
+    if model.lora_rank:
+        heads = {name for name in names if has_head and has_value_head([name])}
+        names = {*adapter_sizes(linear_layers(shapes), model)} | heads
+        owner = f"the adapters of {model.model}"
+    if model.lora_rank and not names:
+        return  # the group tells which layers have adapters
+    with config_errors(ValueError):
+        frozen = frozen_names(model.freeze, names | aliases, f"{role}.freeze", owner)
+        if frozen.issuperset(names) and (kind == "policy" or has_head):
+            raise refuse_all_frozen(f"{role}.freeze", owner)
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:

@@ -1,9 +1,11 @@
 """Reads the sizes of a model from config.json and the headers of its safetensors files, without reading weights."""
 
+import operator
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _OUTPUT_LAYERS = ("lm_head.", "embed_out.")
 _VALUE_HEADS = ("score.", "classifier.")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+TIED_OUTPUT_LAYER = "lm_head.weight"  # its name in a model whose files have the embedding alone
 _IN_A_LAYER = re.compile(r".*?\.\d+(?=\.)")
 _OF_EXPERTS = (".experts.", ".gate.weight")
 _GATES = ("gate_proj", "gate_up_proj", ".experts.0.w3.")
@@ -54,8 +58,14 @@ class ModelShape:
     windows: tuple[int | None, ...]  # sliding window of each layer, in positions; None: a token sees all before it
     head_dim: int = 0  # of a query or key-value head
     head_parameters: int = 0  # of the value head
-    linear_widths: Mapping[str, int] = field(default_factory=dict)  # linear layers by name: inputs + outputs
-    num_frozen: int = 0  # weights that are not trained
+    linear_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # linear layers: outputs, inputs
+    weights: Mapping[str, int] = field(default_factory=dict)  # numbers by name in files, without a new value head
+    num_base: int = 0  # weights under adapters
+    num_frozen: int = 0  # weights that are not trained, those under adapters among them
+    trains_norms: bool = True
+    trains_embedding: bool = True
+    trains_output_layer: bool = True
+    num_layers_below: int = 0  # layers below all weights that learn
     experts_per_token: int = 0  # 0: not a mixture of experts
     adapter_outputs: int = 0  # numbers that a token has in the adapters of a decoder layer, between A and B
 
@@ -64,22 +74,83 @@ class ModelShape:
         """The number of weights that the optimizer updates."""
         return self.num_parameters - self.num_frozen
 
-    def with_adapters(self, trained: TrainedModelConfig) -> "ModelShape":
-        """Returns the shape of this model with the adapters of `trained`: all other weights but the head are frozen.
+    @property
+    def num_saved(self) -> int:
+        """The number of weights in a checkpoint: all but those under adapters."""
+        return self.num_parameters - self.num_base
 
-        An adapter of a linear layer has lora_rank x (inputs + outputs) weights. Without adapters it is this shape.
+    def as_trained(self, trained: TrainedModelConfig) -> "ModelShape":
+        """Returns the shape of this model with the adapters of `trained`, and without a gradient for what it freezes.
+
+        With adapters all other weights but the value head are frozen. Without adapters and `freeze` it is this shape.
         """
-        if not trained.lora_rank:
-            return self
-        widths = [width for name, width in self.linear_widths.items() if _has_adapter(name, trained)]
-        adapters = trained.lora_rank * sum(widths)
+        adapters = adapter_sizes(self.linear_shapes, trained)
+        shape = self._with_adapters(adapters, trained.lora_rank) if trained.lora_rank else self
+        if not trained.freeze:
+            return shape
+        heads = {name: size for name, size in self.weights.items() if name.startswith(_VALUE_HEADS)}
+        names = adapters | heads if trained.lora_rank else self.weights
+        tied_name = next(iter(self.embedding_names), None) if self.is_tied else None
+        frozen = {
+            name
+            for name in names
+            for pattern in trained.freeze
+            if re.search(pattern, name) or (name == tied_name and re.search(pattern, TIED_OUTPUT_LAYER))
+        }
+        shape = replace(shape, num_frozen=shape.num_frozen + sum(names[name] for name in frozen))
+        return shape if trained.lora_rank else replace(shape, **self._without_gradients(frozen))
+
+    @property
+    def embedding_names(self) -> list[str]:
+        """The names of the input embedding in files; empty if it has no name that is known."""
+        return [name for name in self.weights if name.endswith(EMBEDDINGS)]
+
+    def _with_adapters(self, sizes: Mapping[str, int], rank: int) -> "ModelShape":
+        adapters = sum(sizes.values())
+        base = self.num_parameters - self.head_parameters
         return replace(
             self,
             num_parameters=self.num_parameters + adapters,
             layer_parameters=self.layer_parameters + adapters // self.num_layers,
-            num_frozen=self.num_parameters - self.head_parameters,
-            adapter_outputs=trained.lora_rank * len(widths) // self.num_layers,
+            num_base=base,
+            num_frozen=base,
+            trains_norms=False,
+            trains_embedding=False,
+            trains_output_layer=False,
+            adapter_outputs=rank * len(sizes) // 2 // self.num_layers,  # each layer has A and B
         )
+
+    def _without_gradients(self, frozen: set[str]) -> dict[str, Any]:
+        """Returns the fields of the shape that say where a backward pass of this model makes and keeps nothing."""
+        layers: dict[str, bool] = {}  # whether a layer learns, first layers first
+        for name in sorted(self.weights, key=_layer_number):
+            if in_layer := _IN_A_LAYER.match(name):
+                layers[in_layer.group()] = layers.get(in_layer.group(), False) or name not in frozen
+        trains_embedding = not frozen.issuperset(self.embedding_names or ["unknown"])
+        outputs = [name for name in self.weights if name.startswith(_OUTPUT_LAYERS)]
+        norms = [name for name in self.weights if "norm" in name or ".ln_" in name]
+        return {
+            "trains_norms": not frozen.issuperset(norms),
+            "trains_embedding": trains_embedding,
+            "trains_output_layer": trains_embedding if self.is_tied else not frozen.issuperset(outputs),
+            "num_layers_below": 0 if trains_embedding else len([*takewhile(operator.not_, layers.values())]),
+        }
+
+
+def adapter_sizes(linear_shapes: Mapping[str, tuple[int, ...]], trained: TrainedModelConfig) -> dict[str, int]:
+    """Returns the number of weights of both parts of each adapter, by name: lora_rank x inputs, lora_rank x outputs."""
+    return {
+        f"{name}.lora_{part}.weight": trained.lora_rank * width
+        for name, (outputs, inputs) in linear_shapes.items()
+        if _has_adapter(name, trained)
+        for part, width in (("A", inputs), ("B", outputs))
+    }
+
+
+def _layer_number(name: str) -> int:
+    """Returns the number of the decoder layer in the name of a weight; -1 for a weight in no layer."""
+    in_layer = _IN_A_LAYER.match(name)
+    return int(in_layer.group().rpartition(".")[2]) if in_layer else -1
 
 
 def _has_adapter(name: str, trained: TrainedModelConfig) -> bool:
@@ -140,32 +211,44 @@ def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
         raise ValueError(f"{file} is torn: it has {file.stat().st_size} bytes ({error})") from error
 
 
-def _weights_by_name(shapes: Shapes, kind: Kind, hidden: int, *, is_tied: bool) -> dict[str, int]:
-    """Returns the number of weights of each tensor that the model is loaded with, by the tensor's name.
+def loaded_weights(shapes: Shapes, kind: Kind, *, is_tied: bool) -> dict[str, int]:
+    """Returns the number of weights of each tensor of the files that the model is loaded with, by the tensor's name.
 
     A policy leaves out the head of a value model, and an output layer that is tied, so that it counts once. A value
-    model leaves out the output layer; a head that the folder lacks has `hidden` weights and a bias, for one label.
+    model leaves out the output layer.
     """
     left_out: tuple[str, ...] = _VALUE_HEADS if kind == "policy" else _OUTPUT_LAYERS
     if is_tied:
         left_out += _OUTPUT_LAYERS
-    counts = {name: prod(shape) for name, shape in shapes.items() if not name.startswith(left_out)}
-    if kind == "value" and not any(name.startswith(_VALUE_HEADS) for name in counts):
-        counts["score.weight"] = hidden + 1
-    return counts
+    return {name: prod(shape) for name, shape in shapes.items() if not name.startswith(left_out)}
+
+
+def has_value_head(names: Iterable[str]) -> bool:
+    """Returns True if a value head is among the weights of these names."""
+    return any(name.startswith(_VALUE_HEADS) for name in names)
+
+
+def is_output_layer_tied(description: Mapping[str, Any], shapes: Shapes) -> bool:
+    """Returns True if a policy's output layer is its embedding, by its config.json and the tensors of its files.
+
+    If config.json, and its part about text, do not say it, the two are tied where the files have no output layer.
+    """
+    has_output_layer = any(name.startswith(_OUTPUT_LAYERS) for name in shapes)
+    of_text = description.get("text_config", {}).get("tie_word_embeddings", not has_output_layer)
+    return bool(description.get("tie_word_embeddings", of_text)) or not has_output_layer
 
 
 def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shapes: Shapes, kind: Kind) -> ModelShape:
     """Returns the sizes of a model, from config.json and the shapes of its tensors.
 
-    `description` is the whole of config.json, `config` the same with the part about text on top. If neither says
-    whether the output layer is tied to the embedding, it is where the files have none.
+    `description` is the whole of config.json, `config` the same with the part about text on top. A value head that the
+    folder lacks has a weight for each hidden number, and a bias, for one label.
     """
-    has_output_layer = any(name.startswith(_OUTPUT_LAYERS) for name in shapes)
-    tie = description.get("tie_word_embeddings", config.get("tie_word_embeddings", not has_output_layer))
-    is_tied = kind == "policy" and (bool(tie) or not has_output_layer)
+    is_tied = kind == "policy" and is_output_layer_tied(description, shapes)
     hidden = _find(config, "hidden") or 0
-    counts = _weights_by_name(shapes, kind, hidden, is_tied=is_tied)
+    weights = loaded_weights(shapes, kind, is_tied=is_tied)
+    is_head_new = kind == "value" and not has_value_head(weights)
+    counts = {**weights, "score.weight": hidden + 1} if is_head_new else weights
     layers: Counter[str] = Counter()
     for name, count in counts.items():
         if in_layer := _IN_A_LAYER.match(name):
@@ -190,12 +273,18 @@ def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shap
         windows=_windows(config, num_layers),
         experts_per_token=config.get("num_experts_per_tok") or 0,
         head_parameters=sum(count for name, count in counts.items() if name.startswith(_VALUE_HEADS)),
-        linear_widths={
-            name.removesuffix(".weight"): sum(shape)
-            for name, shape in shapes.items()
-            if is_linear(name, shape) and _IN_A_LAYER.match(name)
-        },
+        linear_shapes=linear_layers(shapes),
+        weights=weights,
     )
+
+
+def linear_layers(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each linear layer in a decoder layer, by its name."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if is_linear(name, shape) and _IN_A_LAYER.match(name)
+    }
 
 
 def is_linear(name: str, shape: tuple[int, ...]) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.models.shape import EMBEDDINGS
 from splitppo.config import ConfigError
 from splitppo.weight_files import weight_files
 
 _OUTPUT_LAYERS = ("lm_head.weight", "embed_out.weight")
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _CHUNK = 64 << 20  # bytes that are compared at a time
 
 
@@ -43,7 +43,7 @@ def check_tied_weights(folder: Path, description: Mapping[str, Any], key: str) -
         return
     files = weight_files(folder)
     output = _find(files, _OUTPUT_LAYERS)
-    embedding = _find(files, _EMBEDDINGS)
+    embedding = _find(files, EMBEDDINGS)
     if output is None or embedding is None:
         return
     if output.dtype == embedding.dtype and not _are_equal(output.content, embedding.content):

@@ -30,7 +30,7 @@ from services.engine.model.adapter_checkpoint import (
     read_base,
     write_adapter,
 )
-from services.engine.model.adapters import rank_of, trained_parameters
+from services.engine.model.adapters import rank_of, saved_parameters, trained_parameters
 from services.engine.optimizer import MOMENTS, BucketedAdamW
 from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards, read_weights, stored_weights
 from services.engine.weights_digest import values_digest
@@ -137,7 +137,7 @@ class Checkpointer:
         self._writer = None
 
     def _finish(self, directory: Path, *, with_hf_model: bool) -> str:
-        """Completes a save on rank 0 after all tensors are written, and returns the digest of the trained weights.
+        """Completes a save on rank 0 after all tensors are written, and returns the digest of the saved weights.
 
         Writes `huggingface/`, and with adapters their own files. Other ranks have nothing to do and return an empty
         text.
@@ -152,7 +152,7 @@ class Checkpointer:
                 write_adapter(directory, self._model, self._base)
             if with_hf_model:
                 write_hf_weights(directory, directory / HF_FOLDER)
-        names = sorted(trained_parameters(self._model))
+        names = sorted(saved_parameters(self._model))
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
     def check(self, directory: Path) -> dict[str, torch.Size]:
@@ -207,10 +207,10 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
 
     Raises:
         DamagedCheckpoint: the checkpoint is missing or torn.
-        ValueError: the checkpoint is of another model.
+        ValueError: the checkpoint is of another model, or of one in which weights have learned that are frozen here.
     """
     saved = {name: entry.size for name, entry in read_entries(directory).items()}
-    expected = {f"model.{name}": parameter.shape for name, parameter in trained_parameters(model).items()}
+    expected = {f"model.{name}": parameter.shape for name, parameter in saved_parameters(model).items()}
     # Only persistent buffers are saved.
     buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
     expected |= {name: shape for name, shape in buffers.items() if name in saved}
@@ -219,6 +219,12 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
         there = list(saved[name]) if name in saved else "nothing"
         if here != there:
             raise ValueError(f"checkpoint {directory} is of another model: {name} has shape {here} here, {there} there")
+    frozen = saved_parameters(model).keys() - trained_parameters(model).keys()
+    if lost := sorted(name for name in frozen if f"optimizer.{name}.step" in saved):
+        raise ValueError(
+            f"checkpoint {directory} has moments of {lost[0]}, which `freeze` keeps from learning here: resume with the"
+            " `freeze` that it was made with"
+        )
     return saved
 
 
@@ -242,9 +248,9 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
     """Returns this rank's part of each parameter (tied ones once) and persistent buffer, by its key model.<name>.
 
-    With adapters only of what is trained: buffers belong to the base.
+    With adapters only of `saved_parameters`: buffers belong to the base.
     """
-    once = trained_parameters(model)
+    once = saved_parameters(model)
     if rank_of(model):
         return {f"model.{name}": parameter.detach() for name, parameter in once.items()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once.keys()

@@ -37,15 +37,17 @@ class Rest:
         self._copies: dict[UntypedStorage, Tensor] = {}
         self._num_blocks = 0
         self._has_changed = False
+        self._has_frozen_changed = False
         if is_on:
             _warn_on_cpu(device.type)
         self.rest()
 
     @contextmanager
-    def awake(self, *, changes: bool = False) -> Iterator[None]:
+    def awake(self, *, changes: bool = False, of_frozen: bool = False) -> Iterator[None]:
         """Keeps the tensors on the device during a `with` block, which may lie inside another one.
 
-        Values may change only with `changes`, and not while a save is reading `copies`.
+        Values may change only with `changes`, those of frozen weights only with `of_frozen`, too, and not while a save
+        is reading `copies`.
         """
         self._num_blocks += 1
         try:
@@ -54,6 +56,7 @@ class Rest:
                     storage.resize_(copy.nbytes)
                     _bytes_of(storage).copy_(copy, non_blocking=True)
             self._has_changed |= changes
+            self._has_frozen_changed |= of_frozen
             yield
         finally:
             self._num_blocks -= 1
@@ -66,13 +69,14 @@ class Rest:
             return
         is_cuda = self._device.type == "cuda"
         storages = {
-            parallel.local(tensor.detach()).untyped_storage(): _may_change(tensor) for tensor in self._tensors()
+            parallel.local(tensor.detach()).untyped_storage(): self._has_changed_of(tensor)
+            for tensor in self._tensors()
         }
         new = [storage for storage in storages if storage not in self._copies]
         made = dict(zip(new, host_memory([storage.nbytes() for storage in new], pinned=is_cuda), strict=True))
         copies = {storage: made[storage] if storage in made else self._copies[storage] for storage in storages}
-        for storage, may_change in storages.items():
-            if storage in made or (self._has_changed and may_change):
+        for storage, has_changed in storages.items():
+            if storage in made or has_changed:
                 copies[storage].copy_(_bytes_of(storage), non_blocking=True)
         if is_cuda:
             torch.cuda.synchronize(self._device)
@@ -80,8 +84,14 @@ class Rest:
             storage.resize_(0)
         self._copies = copies
         self._has_changed = False
+        self._has_frozen_changed = False
         if is_cuda:
             torch.cuda.empty_cache()  # another engine on this device gets the memory
+
+    def _has_changed_of(self, tensor: Tensor) -> bool:
+        """Returns True if a tensor's values may have changed: those of a frozen weight only by loading."""
+        is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        return self._has_frozen_changed if is_frozen else self._has_changed
 
     @property
     def copies(self) -> Mapping[UntypedStorage, Tensor]:
@@ -96,11 +106,6 @@ def values_at_rest(tensor: Tensor, copies: Mapping[UntypedStorage, Tensor]) -> T
         return tensor
     values = copy.view(tensor.dtype)
     return values.as_strided(tensor.shape, tensor.stride(), values.storage_offset() + tensor.storage_offset())
-
-
-def _may_change(tensor: Tensor) -> bool:
-    """Returns False for a frozen weight, such as those under adapters: it has the values of its folder for ever."""
-    return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

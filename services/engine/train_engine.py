@@ -32,6 +32,7 @@ from services.engine.model.adapter_checkpoint import AdapterBase
 from services.engine.model.adapters import fill_adapters, inject, trained_parameters, whole_weights
 from services.engine.model.compiled import only_compiled
 from services.engine.model.forward import RESPONSE_METHOD, Forward
+from services.engine.model.freezing import freeze_weights
 from services.engine.model.loading import (
     build_model,
     describe_architecture,
@@ -68,8 +69,9 @@ class TrainEngine:
     """A model under training: weights on all ranks, optimizer, schedule; has the checkpoint methods of a `Role`.
 
     Training begins with the weights of the model's folder; a new value head is 0. With `lora_rank` these weights are
-    frozen, in the dtype of the computation, and adapters are trained. `max_response_length` is the fixed length of
-    loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see `Checkpointer`.
+    frozen, in the dtype of the computation, and adapters are trained. The weights that `freeze` names stay as they are.
+    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm. For `writer_locks` see
+    `Checkpointer`.
 
     Attributes:
         compute: runs forward passes over rows, see `compute_columns`.
@@ -94,8 +96,8 @@ class TrainEngine:
     ) -> None:
         """Builds the model with adapters, shards and fills it, then makes its optimizer, and proves its forward pass.
 
-        The order matters: the model is described before adapters change it, and its weights are counted before sharding
-        divides them; the proof needs their values.
+        The order matters: the model is described before adapters change it, and its weights are counted, and some
+        frozen, before sharding divides them; the proof needs their values.
         """
         self.config = config
         self.kind = kind
@@ -115,6 +117,7 @@ class TrainEngine:
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
         inject(self.model, config, kind=kind)
+        freeze_weights(self.model, config, kind)
         self.num_trainable_parameters = sum(weight.numel() for weight in trained_parameters(self.model).values())
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.sequence_group = mesh_of(config).sequence_group()
@@ -311,7 +314,7 @@ class TrainEngine:
             ValueError: the checkpoint is missing, torn, or of another model.
         """
         self.strategy.release(self.model)
-        with self.weights.awake(changes=True):
+        with self.weights.awake(changes=True, of_frozen=True):
             if directory is None:
                 self._checkpointer.wait_until_written(progress)
                 self._fill()

@@ -7,16 +7,16 @@ import numpy as np
 from torch import Tensor, nn
 
 from services.engine import parallel
-from services.engine.model.adapters import trained_parameters
+from services.engine.model.adapters import saved_parameters
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Computes the sha256 (`values_digest`) of the parameters that are trained, sorted by name, tied ones once.
+    """Computes the sha256 (`values_digest`) of the parameters that checkpoints hold, sorted by name, tied ones once.
 
     Collective.
     """
-    trained = sorted(trained_parameters(model).items())
-    return values_digest(parallel.full(parameter.detach()) for _, parameter in trained)
+    saved = sorted(saved_parameters(model).items())
+    return values_digest(parallel.full(parameter.detach()) for _, parameter in saved)
 
 
 def values_digest(tensors: Iterable[Tensor]) -> str:

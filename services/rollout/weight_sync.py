@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.engine import parallel
 from services.engine.exchange import PublishedWeights, saved_buffers
+from services.engine.model.freezing import freeze_weights
 from services.engine.model.loading import build_model, fill_model, set_attention
 from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import storage_errors
@@ -45,11 +46,13 @@ class SyncedWeights:
         self._checked: PublishedWeights | None = None
         self._published: PublishedWeights | None = None
         actor = config.actor
-        # `requires_grad` stays True, as in the actor's model, though no gradient is computed: without it torch computes
-        # some products in another way, and log-probs would differ from the actor's (docs/adr/050).
+        # `requires_grad` is that of the actor's model, though no gradient is computed: without it torch computes some
+        # products in another way, and log-probs would differ from the actor's (docs/adr/050).
         settings: Any = {"fp32_head": actor.has_fp32_head, "override_config": actor.override_config}
         self.model: Any = build_model(actor.model, "policy", dtype=self._dtype, **settings)
         self.num_parameters: int = self.model.num_parameters()
+        if not actor.lora_rank:
+            freeze_weights(self.model, actor, "policy")
         if holds_copy:
             parallel.materialise(self.model, context.device)
         if saved_buffers(self.model):  # published versions have no buffers, only the model's folder has

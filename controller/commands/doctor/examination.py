@@ -253,8 +253,8 @@ def _num_parameters(config: Config, roles: Iterable[TrainedRoleName], *, trained
         try:
             kind: Kind = "policy" if role == "actor" else "value"
             shape = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
-            with_adapters = shape.with_adapters(config.trained_model_of(role))
-            num_parameters += with_adapters.num_trained if trained else shape.num_parameters
+            as_trained = shape.as_trained(config.trained_model_of(role))
+            num_parameters += as_trained.num_trained if trained else shape.num_parameters
         except (UnknownShape, ConfigError):
             return None
     return num_parameters

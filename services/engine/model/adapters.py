@@ -153,12 +153,21 @@ def base_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> dict[
     return {name.replace(".base_layer.", "."): weight for name, weight in named if not _is_adapter(name)}
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the weights that training changes and checkpoints hold, by name: adapters and head, or all weights."""
+def saved_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the weights that checkpoints hold, by name: adapters and value head, or all weights, tied ones once."""
     named = dict(model.named_parameters())
     if not any(map(_is_adapter, named)):
         return named
-    return {name.replace(f".{_NAME}.", "."): weight for name, weight in named.items() if weight.requires_grad}
+    return {
+        name.replace(f".{_NAME}.", "."): weight
+        for name, weight in named.items()
+        if _is_adapter(name) or _first(name) in HEADS
+    }
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the weights that training changes, by name: those of `saved_parameters` that are not frozen."""
+    return {name: weight for name, weight in saved_parameters(model).items() if weight.requires_grad}
 
 
 @contextmanager
@@ -208,7 +217,7 @@ def fill_adapters(model: nn.Module, config: TrainedModelConfig, *, kind: str, se
     """
     if not config.lora_rank:
         return
-    weights = trained_parameters(model)
+    weights = saved_parameters(model)
     adapters = {name: weight for name, weight in weights.items() if _is_adapter(name)}
     if config.lora_adapter_path is not None:
         key = "actor" if kind == "policy" else "critic"
@@ -250,5 +259,5 @@ def describe_adapters(model: Any) -> tuple[float, Any]:
 
 
 def peft_name(name: str) -> str:
-    """Returns the name that a weight of `trained_parameters` has in peft's files."""
+    """Returns the name that a weight of `saved_parameters` has in peft's files."""
     return f"{_PREFIX}{name}"

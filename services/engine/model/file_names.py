@@ -97,6 +97,12 @@ class FileNames:
             else:
                 yield self._renamed(name), weight
 
+    def names(self, name: str, num_experts: int) -> list[str]:
+        """Returns the names in files of a weight of the model: one, or those of the parts of a layer's experts."""
+        if not (parts := self._parts(name)):
+            return [self._renamed(name)]
+        return [part for number in range(num_experts) for part in _of_expert(number, parts)]
+
     def _parts(self, name: str) -> list[str]:
         """Returns the names in files of an expert's parts, with * for its number; none for any other weight."""
         end = next((end for end in self.parts if name.endswith(end)), None)

@@ -80,7 +80,7 @@ def build_model(
         if kind == "reward" and not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
     except Exception as error:  # wrong sizes in a config may raise anything in transformers
-        raise _unusable(name, kind, error) from error
+        raise unusable(name, kind, error) from error
     _set_computation(model, gradient_checkpointing, fp32_head=fp32_head and kind == "policy")
     setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
     return model.eval()
@@ -116,7 +116,7 @@ def fill_model(model: Any, name: str, kind: Kind) -> None:
     try:
         load_weights(model, resolve_folder(name), kind)
     except UNREADABLE as error:
-        raise _unusable(name, kind, error) from error
+        raise unusable(name, kind, error) from error
 
 
 def supports_packing(model: Any) -> bool:
@@ -220,5 +220,6 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _unusable(name: str, kind: Kind, error: Exception) -> ValueError:
+def unusable(name: str, kind: Kind, error: Exception) -> ValueError:
+    """Makes the error for a model that cannot be used: its name, and the reason in one sentence."""
     return ValueError(f"{name} is not a usable Hugging Face {kind} model: {sentence_of(error)}")

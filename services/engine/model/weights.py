@@ -72,6 +72,32 @@ def open_weights_of(model: Any, folder: Path, kind: Kind) -> dict[str, tuple[str
     return found
 
 
+def names_in_files(model: Any, folder: Path) -> dict[str, list[str]]:
+    """Returns the names in a folder's files of each parameter by its name in the model: of a new value head, none.
+
+    Tied parameters have all of their names, experts that are stacked those of their parts. A name that the files lack,
+    such as a tied one, or that transformers converts, is that of published files.
+
+    Raises:
+        ValueError, OSError, SafetensorError: the files cannot be opened.
+    """
+    stored = open_weights(folder).keys()
+    in_files = FileNames.of(model)
+    found = {}
+    for tensor, names in _names_by_tensor(model).items():
+        if not isinstance(tensor, nn.Parameter):
+            continue
+        of_names: list[str] = []
+        num_experts = len(tensor) if tensor.ndim else 1
+        for name in names:
+            candidates = [in_files.names(candidate, num_experts) for candidate in _candidates([name], model)]
+            own = next((some for some in candidates if not stored.isdisjoint(some)), candidates[0])
+            is_new = stored.isdisjoint(own) and name.startswith(HEADS)
+            of_names += [] if is_new else own
+        found[names[0]] = of_names
+    return found
+
+
 def _find_all(model: Any, source: Mapping[str, StoredTensor]) -> tuple[dict[str, tuple[str, StoredTensor]], list[str]]:
     """Finds the tensors of a model in `source`; returns them, and the names of the parameters that it lacks.
 

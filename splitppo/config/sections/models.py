@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, PositiveInt, Section, Share
+from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, OneOrMany, PositiveInt, Section, Share
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
 from splitppo.config_error import config_errors
 from splitppo.text_fields import field_names
@@ -82,6 +82,12 @@ class TrainedModelConfig(ComputedModelConfig):
     lora_adapter_path: str | None = None
     """The folder of an adapter in peft's format that training begins with. null: a new adapter, which changes
     nothing at first."""
+
+    freeze: Annotated[tuple[str, ...], OneOrMany, IS_WORK] = ()
+    """Weights that do not learn, as regular expressions, each found anywhere in a weight's name in the safetensors
+    files of the model: `\\.self_attn\\.` all attention, `embed_tokens` the embedding (with an output layer that is
+    tied to it), `layers\\.[0-3]\\.` the first four layers. A new value head always learns. With lora_rank the names are
+    those of the adapters, such as model.layers.0.mlp.up_proj.lora_A.weight, and of a value head that the folder has."""
 
     strategy: Annotated[Literal["fsdp2", "ddp"], MAY_CHANGE] = "fsdp2"
     """The way in which the ranks of the group hold its models. fsdp2: in shards; ddp: every rank holds all weights,
@@ -178,6 +184,9 @@ class TrainedModelConfig(ComputedModelConfig):
             if isinstance(wanted := getattr(self, option), str):
                 with config_errors(re.error, before=f"{option}: expected names or a regular expression (", after=")"):
                     re.compile(wanted)
+        for pattern in self.freeze:
+            with config_errors(re.error, before=f"freeze: expected regular expressions, got {pattern!r} (", after=")"):
+                re.compile(pattern)
         if not self.target_modules:
             raise ValueError("target_modules: expected all-linear, names of layers, or a regular expression")
         if "lm_head" in self.target_modules and isinstance(self.target_modules, tuple):

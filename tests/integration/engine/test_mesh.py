@@ -235,6 +235,61 @@ def test_a_model_too_large_to_stay_gathered_learns_the_same(
         np.testing.assert_allclose(seen, logits, atol=1e-5)
 
 
+def learn_with_frozen(policy: Path, kind: Kind, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """On a rank: whole gradients and weights of a model in which some weights of each layer, and one layer, learn not.
+
+    The model does not stay gathered, and learns on after a checkpoint that it loads again.
+    """
+    settings = {"freeze": [r"\.self_attn\.", r"layers\.0\."], "gradient_checkpointing": True, **settings}
+    batch = BATCH if "ulysses_sequence_parallel_size" in settings else BATCH.take(own_rows())
+    facts: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp2, "KEEP_GATHERED_BYTES", 0)
+        engine = engine_of(policy, kind, **settings)
+        facts["gradients"] = arrays(gradients(engine, batch))
+        facts["before"] = arrays(weights(engine))
+        for _ in range(2):
+            engine.update(batch, forward_of(kind), loss_of(kind), progress=silent)
+        facts["after"] = arrays(weights(engine))
+        moving = [weight for weight in engine.model.parameters() if weight.requires_grad]
+        facts["is_lean"] = {*engine.optimizer.state} == {*moving}
+        engine.save_checkpoint(folder, b"", with_hf_model=False).result(60)
+        again = engine_of(policy, kind, **settings)
+        again.load_checkpoint(folder)
+        for some in (engine, again):
+            some.update(batch, forward_of(kind), loss_of(kind), progress=silent)
+        facts["digests"] = engine.compute_weights_digest(), again.compute_weights_digest()
+    return facts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("num_ranks", "settings"),
+    [
+        (2, {}),
+        (4, {"fsdp_size": 2, "dtype": "bf16"}),
+        (2, {"strategy": "ddp"}),
+        (2, {"ulysses_sequence_parallel_size": 2}),
+        pytest.param(2, {"strategy": "ddp", "dtype": "bf16"}, marks=pytest.mark.extended),
+    ],
+    ids=str,
+)
+def test_ranks_leave_frozen_weights_as_they_are_and_learn_the_others_as_one_rank_does(
+    run: RunRanks, policy: Path, tmp_path: Path, kind: Kind, num_ranks: int, settings: Mapping[str, Any]
+) -> None:
+    expected = gradients(engine_of(policy, kind), BATCH)
+    frozen = {name for name in expected if ".self_attn." in name or ".layers.0." in name}
+    bound = 0.1 if settings.get("dtype") == "bf16" else 1e-6
+    for facts in run(num_ranks, learn_with_frozen, policy, kind, settings, tmp_path / "checkpoint"):
+        made = tensors(facts["gradients"])
+        assert made.keys() == expected.keys() - frozen
+        assert relative_error(made, {name: expected[name] for name in made}) <= bound
+        for name, before in facts["before"].items():
+            assert np.array_equal(facts["after"][name], before) == (name in frozen), name
+        assert facts["is_lean"]
+        assert len({*facts["digests"]}) == 1
+
+
 def learn_in_bf16(policy: Path, settings: Mapping[str, Any]) -> tuple[Arrays, str, list[np.ndarray], np.ndarray]:
     """On a rank: gradients in bf16 and initial weights, and its rows' log-probs under a reference of the group."""
     engine = engine_of(policy, "policy", dtype="bf16", **settings)

@@ -17,6 +17,7 @@ from controller.models.shape import ModelShape, read_model_shape
 from services.engine.model.loading import build_model
 from splitppo.config import Config
 from splitppo.config.sections.models import ActorConfig
+from tests.support.engines import make_engine
 from tests.support.fake_services import make_config
 from tests.support.models import save_policy, save_value_model
 from tests.unit.controller.memory.test_estimate import LARGE, MODEL, config, phases
@@ -24,8 +25,10 @@ from tests.unit.controller.models.test_shape import TENSORS, write_folder
 
 GIB = 1 << 30
 # MODEL with linear layers: in each of two layers one of 8 to 8 and one of 8 to 16 numbers.
-LINEAR = {f"model.layers.{layer}.{name}": 8 + out for layer in (0, 1) for name, out in (("o_proj", 8), ("up_proj", 16))}
-WITH_LINEAR = ModelShape(**{**vars(MODEL), "linear_widths": LINEAR})
+LINEAR = {
+    f"model.layers.{layer}.{name}": (out, 8) for layer in (0, 1) for name, out in (("o_proj", 8), ("up_proj", 16))
+}
+WITH_LINEAR = ModelShape(**{**vars(MODEL), "linear_shapes": LINEAR})
 ADAPTERS = 2 * 2 * (16 + 24)  # of rank 2
 
 
@@ -52,19 +55,51 @@ def test_adapters_have_the_weights_that_peft_makes(tmp_path: Path, kind: Any, ch
     inject_adapter_in_model(LoraConfig(r=3, **{"target_modules": "all-linear", **described}), model)
     weights = {name: weight.numel() for name, weight in model.named_parameters() if not name.startswith("score.")}
     made, head = sum(size for name, size in weights.items() if ".lora_" in name), plain.head_parameters
-    shape = plain.with_adapters(trained)
+    shape = plain.as_trained(trained)
     assert (head > 0) == (kind == "value")
     assert (shape.num_trained, shape.num_frozen) == (made + head, plain.num_parameters - head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [
+        ("policy", {"freeze": [r"\.self_attn\."]}),
+        ("policy", {"freeze": ["lm_head"]}),
+        ("value", {"freeze": [r"^(?!model\.layers)"]}),
+        ("policy", {"freeze": ["lora_A"], "lora_rank": 3}),
+        ("value", {"freeze": [r"lora_A", "score"], "lora_rank": 3, "target_modules": ["q_proj", "down_proj"]}),
+    ],
+)
+def test_weights_that_learn_are_counted_as_in_the_engine(tmp_path: Path, kind: Any, chosen: dict[str, Any]) -> None:
+    folder = save_policy(tmp_path) if "score" not in chosen["freeze"] else save_value_model(tmp_path)
+    engine = make_engine(folder, kind, **chosen)
+    shape = read_model_shape(str(folder), kind, "actor.model").as_trained(engine.config)
+    assert 0 < shape.num_trained == engine.num_trainable_parameters < engine.num_parameters
+
+
+def test_frozen_weights_stay_in_fp32_without_gradients_and_moments(tmp_path: Path) -> None:
+    weights = {"model.embed_tokens.weight": 80, "model.norm.weight": 8}
+    weights |= {f"model.layers.{layer}.{name}": 228 for layer in (0, 1) for name in ("self_attn.weight", "mlp.weight")}
+    model = ModelShape(**{**vars(MODEL), "weights": weights})
+    assert sum(weights.values()) == model.num_parameters
+    whole = phases(config(tmp_path, actor__dtype="bf16"), model=model)
+    terms = phases(config(tmp_path, actor__dtype="bf16", actor__freeze=["self_attn"]), model=model)
+    assert terms["optimizer step"].weights == whole["optimizer step"].weights == 4 * 1000
+    assert terms["optimizer step"].optimizer == 8 * (1000 - 456)
+    assert terms["optimizer step"].gradients == 4 * (1000 - 456)
+    upper = phases(config(tmp_path, actor__freeze=["embed", r"layers\.0"]), model=model)["backward"]
+    below = phases(config(tmp_path, actor__freeze=[r"layers\.0"]), model=model)["backward"]
+    assert upper.activations < below.activations  # below an embedding that learns all layers pass gradients on
 
 
 def test_experts_get_no_adapter(tmp_path: Path) -> None:
     experts = {"model.layers.0.mlp.experts.0.up_proj.weight": (6, 4), "model.layers.0.mlp.gate.weight": (2, 4)}
     shape = read_model_shape(write_folder(tmp_path / "model", TENSORS | experts), "policy", "actor.model")
-    assert set(shape.linear_widths) == {"model.layers.0.mlp.gate_proj", "model.layers.1.mlp.gate_proj"}
+    assert set(shape.linear_shapes) == {"model.layers.0.mlp.gate_proj", "model.layers.1.mlp.gate_proj"}
 
 
 def test_without_adapters_all_weights_are_trained(tmp_path: Path) -> None:
-    assert WITH_LINEAR.with_adapters(config(tmp_path).actor) is WITH_LINEAR
+    assert WITH_LINEAR.as_trained(config(tmp_path).actor) is WITH_LINEAR
     assert phases(config(tmp_path), model=WITH_LINEAR) == phases(config(tmp_path))
 
 

@@ -106,6 +106,38 @@ def test_a_target_layer_that_a_model_does_not_have_is_refused_with_those_that_it
     assert str(refused.value) == f"actor.target_modules: q_prj is no linear layer of {folder}; it has up_proj, q_proj"
 
 
+def test_weights_that_freeze_does_not_find_or_all_are_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
+    folder = write_model(tmp_path / "policy", tie_word_embeddings=True)
+    names = ["embed_tokens", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"]
+    weights = {f"model.{name}.weight": np.ones((2, 2), np.float32) for name in names}
+    save_file(weights, tmp_path / "policy" / "model.safetensors")
+
+    def freeze(role: str, *patterns: str, **more: Any) -> Any:
+        return make(actor__model=folder, critic__model=folder, **{f"{role}__freeze": list(patterns), **more})
+
+    for fits in (
+        freeze("actor", r"\.self_attn\.", "lm_head"),
+        freeze("critic", ""),  # its new head learns
+        freeze("actor", "q_proj.lora_A", actor__lora_rank=4),
+    ):
+        check_models(fits)
+    near = rf"matches no weight of {folder}; near is self_attn \(as in model\.layers\.0\.self_attn\.q_proj\.weight\)"
+    with pytest.raises(ConfigError, match=rf"^critic\.freeze: self_atn {near}$"):
+        check_models(freeze("critic", "self_atn"))
+    with pytest.raises(
+        ConfigError, match=rf"^critic\.freeze: score matches no weight of {folder}; parts of their names"
+    ):
+        check_models(freeze("critic", "score"))
+    with pytest.raises(ConfigError, match=rf"^actor\.freeze freezes all weights of {folder}: nothing would learn"):
+        check_models(freeze("actor", "embed", "layers"))
+    with pytest.raises(ConfigError, match=r"^actor\.freeze: embed_tokens matches no weight of the adapters of "):
+        check_models(freeze("actor", "embed_tokens", actor__lora_rank=4))
+    with pytest.raises(
+        ConfigError, match=r"actor\.freeze'?: expected regular expressions, got '\(' \(missing \), unterm"
+    ):
+        freeze("actor", "(")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_vocabularies_that_differ_are_refused_with_both_sizes(tmp_path: Path, make: Any, nested: bool) -> None:
     critic = write_model(tmp_path / "critic", vocab_size=30, nested=nested)

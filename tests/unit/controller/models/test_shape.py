@@ -151,4 +151,4 @@ def test_all_experts_are_in_memory_and_those_of_a_token_compute(tmp_path: Path, 
     assert shape.num_parameters == build_model(folder, "policy").num_parameters()
     assert shape.intermediate == 2 * (48 if architecture == "qwen3_moe" else 64)
     assert shape.is_gated
-    assert {name.rpartition(".")[2] for name in shape.linear_widths} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {name.rpartition(".")[2] for name in shape.linear_shapes} == {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -1,0 +1,61 @@
+"""Freezes the weights that the key `freeze` names, before a model is sharded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.engine.model.adapters import base_parameters, saved_parameters
+from services.engine.model.loading import resolve_folder, unusable
+from services.engine.model.weights import UNREADABLE, Kind, names_in_files
+from splitppo.config import TrainedModelConfig
+from splitppo.config.frozen_weights import frozen_names, refuse_all_frozen
+
+
+def freeze_weights(model: Any, config: TrainedModelConfig, kind: Kind) -> None:
+    """Freezes the weights of a model, with the adapters of `inject`, that `config.freeze` names; see the key.
+
+    They keep their dtype, and all else of a model but gradients and moments has them as before.
+
+    Raises:
+        ValueError: a pattern names no weight that would learn, some experts of a layer without the others, or a new
+            adapter such that it would never change anything; or nothing would learn.
+    """
+    if not config.freeze:
+        return
+    key = "actor.freeze" if kind == "policy" else "critic.freeze"
+    names = _names_by_weight(model, config, kind)
+    owner = f"the adapters of {config.model}" if config.lora_rank else config.model
+    every_name = {name for of_weight in names.values() for name in of_weight}
+    frozen = frozen_names(config.freeze, every_name, key, owner)
+    weights = saved_parameters(model)
+    for weight, of_weight in names.items():
+        found = frozen.intersection(of_weight)
+        if not found:
+            continue
+        if ".experts." in weight and len(found) < len(of_weight):
+            learning = next(name for name in of_weight if name not in found)
+            raise ValueError(
+                f"{key} freezes {min(found)} and not {learning}: both are parts of one weight here, {weight}, the"
+                " experts of a layer; expected patterns that match all of them or none"
+            )
+        if weight.endswith(".lora_B.weight") and config.lora_adapter_path is None:
+            raise ValueError(
+                f"{key} freezes {weight}, which is 0 in a new adapter: it would never change anything;"
+                f" {key.partition('.')[0]}.exclude_modules leaves adapters out"
+            )
+        weights[weight].requires_grad = False
+    if not any(weight.requires_grad for weight in weights.values()):
+        raise refuse_all_frozen(key, owner)
+
+
+def _names_by_weight(model: Any, config: TrainedModelConfig, kind: Kind) -> Mapping[str, Sequence[str]]:
+    """Returns the names by which `freeze` may name each weight of `saved_parameters`; a new value head has none."""
+    try:
+        in_files = names_in_files(model, resolve_folder(config.model))
+    except UNREADABLE as error:
+        raise unusable(config.model, kind, error) from error
+    base = base_parameters(model)
+    is_head_known = config.lora_adapter_path is not None
+    return {
+        name: (in_files[name] or ([name] if is_head_known else [])) if name in base else [name]
+        for name in saved_parameters(model)
+    }
