@@ -9,6 +9,7 @@ from functools import partial
 
 from controller.conversations.checks import check_conversations, load_tools
 from controller.conversations.trial import try_environments
+from controller.data.privileged_prompts import check_privileged
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptSource, load_prompts, warn_of_no_template
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
@@ -169,6 +170,7 @@ def _check_inputs(config: Config, inputs: Inputs) -> None:
     check_teachers(config, inputs.tokenizer, trained)
     warn_of_no_template(inputs.tokenizer, inputs.rows)
     check_conversations(config, inputs.tokenizer, inputs.rows)
+    check_privileged(config, inputs.tokenizer, inputs.prompts.table.rows)
     check_scoring(config, inputs.rows, trained=trained, scored=inputs.scored_sources(config))
 
 

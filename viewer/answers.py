@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from splitppo.run_folder.critic_texts import has_critic_texts, read_critic_texts
 from splitppo.run_folder.files import Unreadable, finite
 from splitppo.run_folder.metrics import AXES, COMPARED, FIGURES, Figure, row_of
 from splitppo.run_folder.rollouts import read_row, read_rows, read_scalars
@@ -31,6 +32,7 @@ def facts(run: Run, *_: Any) -> dict[str, Any]:
         "metrics": [[name, *_described(name)] for name in metrics.names],
         "train": run.folder.steps("train"),
         "val": run.folder.steps("val"),
+        "has_critic_texts": has_critic_texts(run.folder),
         "has_trace": run.folder.stamp(TRACE_FILE) is not None,
         "events": run.told_events(),
         "has_events": run.folder.stamp("events.jsonl") is not None,
@@ -123,6 +125,7 @@ ANSWERS: Mapping[str, Answer] = {
     "/timeline/{step:int}": lambda run, path, _: run.spans.step(path["step"]),
     "/policy": lambda run, _, query: run.distributions.since(since(query), integer(query.get("most"), MAX_STRIPS)),
     "/log/{number:int}": lambda run, path, _: log_at(run.folder, run.events, path["number"]),
+    "/critic/{step:int}": lambda run, path, _: read_critic_texts(run.folder, path["step"]),
     "/config": config,
     "/prompts": lambda run, *_: fixed_prompts(run.folder),
     "/prompts/{prompt:int}": lambda run, path, _: answers_to(run.folder, path["prompt"]),

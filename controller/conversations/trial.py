@@ -6,6 +6,7 @@ import numpy as np
 
 from controller.conversations.checks import NUM_TRIED, must_record, tool_format_of
 from controller.conversations.environments import Environments
+from controller.data.privileged_prompts import PrivilegedPrompts, privileged_prompts
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer
 from controller.data.turn_tokens import TurnTokens
@@ -13,6 +14,7 @@ from controller.workers.concurrency import gather_calls
 from environments.messages import Answer
 from environments.pool import EnvironmentProcesses
 from splitppo.config import Config, ConfigError
+from splitppo.config_error import config_errors
 
 _SHOWN_CHARACTERS = 200  # of a message that an agent asks with
 _EMPTY_FAILED = (
@@ -44,8 +46,13 @@ async def try_environments(config: Config, tokenizer: Tokenizer, tables: Sequenc
     ) as processes:
         turn_tokens = TurnTokens(tokenizer, section.max_observation_length)
         environments = Environments(config, processes, tokenizer, turn_tokens)
-        prompts = [prompt for table in tables for prompt in _first_prompts(processes, table)]
-        tried = await gather_calls(*(_tried(environments, prompt) for prompt in prompts))
+        privileged = privileged_prompts(config.critic, tokenizer)
+        trials = [
+            _tried(environments, prompt, privileged if table is tables[0] else None)
+            for table in tables
+            for prompt in _first_prompts(processes, table)
+        ]
+        tried = await gather_calls(*trials)
         asked = [_or_raise(one) for one in tried]
         await must_record(section, processes, tables[0].rows)
         tools = {key: [tool["function"]["name"] for tool in processes.schemas_of(key)] for key in section.environments}
@@ -66,10 +73,12 @@ def _first_prompts(processes: EnvironmentProcesses, table: PromptBatch) -> list[
     return [table.take(np.array([place])) for own in places.values() for place in own[:NUM_TRIED]]
 
 
-async def _tried(environments: Environments, prompt: PromptBatch) -> str | ConfigError:
+async def _tried(
+    environments: Environments, prompt: PromptBatch, privileged: PrivilegedPrompts | None
+) -> str | ConfigError:
     """Returns what `_try` returns or raises: of several environments that fail, the first in order is told."""
     try:
-        return await _try(environments, prompt)
+        return await _try(environments, prompt, privileged)
     except ConfigError as error:
         return error
 
@@ -81,13 +90,15 @@ def _or_raise(asked: str | ConfigError) -> str:
     return asked
 
 
-async def _try(environments: Environments, prompt: PromptBatch) -> str:
+async def _try(environments: Environments, prompt: PromptBatch, privileged: PrivilegedPrompts | None) -> str:
     """Begins the environment of a prompt, tells it an empty turn, and ends it.
 
     Returns a line that says what it asked, if it began with messages of its own in the place of the prompt; else "".
+    `privileged` makes what the value model alone reads; None: it reads nothing of this prompt.
 
     Raises:
-        ConfigError: it fails, though the empty turn cannot be the cause, or what it begins with is no prompt.
+        ConfigError: it fails, though the empty turn cannot be the cause, what it begins with is no prompt, or what it
+            names for the critic gives no text.
     """
     [row] = prompt.rows
     episode = environments.processes.begin(row.data_source, row.fields, seed=0, prompt=row.prompt)
@@ -102,6 +113,9 @@ async def _try(environments: Environments, prompt: PromptBatch) -> str:
         begun, [refused] = environments.with_beginnings(prompt, [first])
         if refused:
             raise ConfigError(refused)
+        if privileged is not None:
+            with config_errors(ValueError, before=f"{row.place}: critic.privileged_prompt: "):
+                privileged.tokens(row, first.privileged)
         answer = first
         if not answer.is_over:
             answer = await episode.say("", "stop")

@@ -16,7 +16,8 @@ from controller.data.row_values import is_missing
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import Batch, Column
 from splitppo.columns import spec_of
-from splitppo.config import CriticConfig
+from splitppo.config import Config, CriticConfig
+from splitppo.config_error import config_errors
 from splitppo.text_fields import field_names, field_text, filled
 
 PRIVILEGED = "privileged_tokens"
@@ -40,6 +41,7 @@ class PrivilegedPrompts:
         self._template = template
         self._max_length = max_length
         self._encoder = EnvironmentText(tokenizer)
+        self._plain = self._encoder.encode(plain_text(""))
         self._tokens = lru_cache(_KEPT_TEXTS)(self._encode)
 
     def text(self, row: PromptRow, of_environment: Mapping[str, str]) -> str:
@@ -94,7 +96,7 @@ class PrivilegedPrompts:
         def encode(write: Write) -> Tokens:
             return self._encoder.encode(write(text))
 
-        _, tokens = self._encoder.harmless(encode, encode(plain_text))
+        _, tokens = self._encoder.harmless(encode, self._plain)
         return tokens
 
 
@@ -103,6 +105,27 @@ def privileged_prompts(config: CriticConfig, tokenizer: Tokenizer) -> Privileged
     if config.privileged_prompt is None:
         return None
     return PrivilegedPrompts(config.privileged_prompt, config.max_privileged_length, tokenizer)
+
+
+def check_privileged(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow]) -> None:
+    """Checks that each training row has its privileged text, and that none is too long.
+
+    What an environment names is not known yet: of a row that may get a field from it, the text is checked if the row
+    has all fields itself. `Talk` checks the text of each conversation that begins.
+
+    Raises:
+        ConfigError: a row has no such text; the sentence names its place.
+    """
+    texts = privileged_prompts(config.critic, tokenizer)
+    if texts is None:
+        return
+    for row in rows:
+        environment = config.rollout.multi_turn.environment_of(row.data_source)
+        may_name_more = environment is not None and environment.path is not None
+        if may_name_more and not {*texts.names} <= row.fields.keys():
+            continue
+        with config_errors(ValueError, before=f"{row.place}: critic.privileged_prompt: "):
+            texts.tokens(row, {})
 
 
 def _known(of_row: Mapping[str, object], of_environment: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from controller.memory.estimate import GroupMemory
 from controller.memory.frozen_models import FROZEN_MODELS
 from controller.memory.group import num_shards
-from controller.memory.passes import sequence_ranks
+from controller.memory.passes import longest_row, sequence_ranks
 from controller.memory.terms import GIB, label
 from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
@@ -176,7 +176,7 @@ def _smaller_micro_batches(config: Config, role: RoleName, section: str, compute
     rows = computed.ppo_micro_batch_size_per_gpu
     budget = computed.ppo_max_token_len_per_gpu
     together = sequence_ranks(config, role)
-    longest = config.longest_context
+    longest = longest_row(config, role, computed)
     if rows is not None and rows > 1:
         return f"lower {section}.ppo_micro_batch_size_per_gpu"
     if rows is None and budget * together > longest:

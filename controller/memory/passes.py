@@ -89,6 +89,13 @@ def sequence_ranks(config: Config, role: RoleName) -> int:
     return config.trained_model_of(role).ulysses_sequence_parallel_size if role in config.trained_roles else 1
 
 
+def longest_row(config: Config, role: RoleName, computed: ComputedModelConfig) -> int:
+    """Returns the tokens of the longest row of a model of a group; those of frozen models have no privileged text."""
+    if role == "critic" and computed is config.critic:
+        return config.longest_row_of(role)
+    return config.longest_context
+
+
 def micro_batch_of(
     config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int, *, keeps_rows: bool = False
 ) -> MicroBatch:
@@ -96,13 +103,15 @@ def micro_batch_of(
 
     A response with several contexts is a row for each of them, of at most `longest_context` tokens; those of one
     response have no more tokens than one row of full length. With `keeps_rows` they share a micro-batch. With S ranks
-    that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens.
+    that divide positions, rows and budget are those of S ranks, and T is 1 / S of their tokens. What the value model
+    alone reads comes before each context.
     """
     service = config.services.of(role)
-    longest = config.data.longest_row if keeps_rows else config.longest_context
+    context = config.data.longest_row if keeps_rows else config.longest_context
+    longest = context + longest_row(config, role, computed) - config.longest_context
     together = sequence_ranks(config, role)
     responses = ceil(prompts * config.rollout.n * together / service.num_processes)
-    rows = ceil(responses * config.data.longest_row / longest)
+    rows = ceil(responses * config.data.longest_row / context)
     budget = computed.ppo_max_token_len_per_gpu * together
     fixed = computed.ppo_micro_batch_size_per_gpu
     packed = computed.use_remove_padding is not False

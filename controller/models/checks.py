@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from controller.models.folder import model_folder, read_description
 from controller.models.shape import (
@@ -42,6 +45,7 @@ def check_models(config: Config) -> int | None:
         return None
     if config.reward_model_host is not None:
         _check_weights(config.reward_model.model, "reward_model.model")
+        _check_is_no_privileged_critic(config.reward_model.model, "reward_model.model")
     for role in config.trained_roles:
         _check_adapter(config.trained_model_of(role), role)
         _check_freeze(config.trained_model_of(role), role)
@@ -117,11 +121,12 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
     if key != "critic.model" and (folder := Path(model).expanduser()).is_dir():  # a value model has no output layer
         check_tied_weights(folder, entries, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
-    longest = config.longest_context
+    role: TrainedRoleName = "critic" if key == "critic.model" else "actor"
+    longest = config.longest_row_of(role)
     if longest > sizes.get("max_position_embeddings", longest):
         raise ConfigError(
             f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than"
-            f" {config.longest_context_keys} ({longest} tokens); lower the latter, or raise it in"
+            f" {config.longest_row_keys_of(role)} ({longest} tokens); lower the latter, or raise it in"
             f" {key.partition('.')[0]}.override_config"
         )
     return sizes
@@ -143,6 +148,29 @@ def _check_weights(model: str, key: str) -> None:
     folder = Path(model).expanduser()
     if folder.is_dir() and not read_tensor_shapes(folder, key):
         raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")
+
+
+def _check_is_no_privileged_critic(model: str, key: str) -> None:
+    """Checks that a model that scores is no critic, in a run folder, that has learned with a privileged text.
+
+    Its scores would teach the policy what the critic alone may know. A copy elsewhere cannot be told from other models.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    folder = Path(model).expanduser().absolute()
+    for parent in folder.parents:
+        if parent.name != "checkpoints" or "critic" not in folder.relative_to(parent).parts:
+            continue
+        stored = parent.parent / "config.yaml"
+        with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+            tree = yaml.safe_load(stored.read_text(encoding="utf-8"))
+            critic = tree.get("critic") if isinstance(tree, dict) else None
+            if isinstance(critic, dict) and critic.get("privileged_prompt") is not None:
+                raise ConfigError(
+                    f"{key}: {folder} is a critic that has learned with critic.privileged_prompt ({stored}), so as a"
+                    " reward it would teach the policy what the critic alone may know: take another model"
+                )
 
 
 def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:

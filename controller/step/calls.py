@@ -4,9 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
+from controller.data.privileged_prompts import PRIVILEGED
 from controller.ppo.distillation import teachers_of_rows
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
+from controller.sampling.stream import in_order
 from controller.schedule import run_calls
 from controller.step.context import StepContext
 from controller.step.parts import Compute, PartCalls, PendingRollouts, RowsSentOnce
@@ -109,7 +111,17 @@ class StepCalls:
         critic = self.step.workers.critic
         if critic is None:
             return self._no_columns
-        return await self._compute_in_parts(critic, "values", critic.compute_values, ["values"])
+        values = await self._compute_in_parts(critic, "values", critic.compute_values, ["values"])
+        self._record_privileged()
+        return values
+
+    def _record_privileged(self) -> None:
+        """Notes for the record what the value model alone has read before each response, if it has read anything."""
+        sent = self._sent_rows["critic"].privileged_columns
+        if sent:
+            parts = self.rollouts.parts.items
+            columns = in_order([sent[part.slot.part] for part in parts], parts)
+            self.step.record.privileged = columns[PRIVILEGED]
 
     async def scores(self) -> Scores:
         """Scores each response, with the penalty of overlong responses; see `PartCalls.scores`."""

@@ -65,8 +65,12 @@ class RowsSentOnce:
     """Sends each part of the rollouts to a group once, although several models of the group need it."""
 
     def __init__(self, privileged: PrivilegedPrompts | None = None) -> None:
-        """Prepares sending; `privileged` makes what the value model alone reads, and is given for its group alone."""
+        """Prepares sending; `privileged` makes what the value model alone reads, and is given for its group alone.
+
+        What it has made is kept in `privileged_columns` for the record.
+        """
         self._privileged = privileged
+        self.privileged_columns: dict[int, Batch] = {}  # by part
         self._sent: set[int] = set()
         self._sending = asyncio.Lock()
 
@@ -94,7 +98,9 @@ class RowsSentOnce:
         if self._privileged is None:
             return Batch(len(rows), {})
         named = [None if one.lost else one.privileged for one in part.conversations] or [{}] * len(rows)
-        return await asyncio.to_thread(self._privileged.column, rows, named)
+        column = await asyncio.to_thread(self._privileged.column, rows, named)
+        self.privileged_columns[part.slot.part] = column
+        return column
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from controller.tracking.step_metrics import (
 from controller.validation.result import ValidationResult
 from controller.workers.clients import Traffic
 from controller.workers.work import Work
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.clock import unix_s
 from splitppo.config import Config
 from splitppo.run_folder.metrics import check_declared
@@ -35,6 +35,7 @@ class StepRecord(Work):
         epoch: the data epoch, from 0.
         scores, experience: there as soon as the step has them.
         update_columns: log-probs and entropies of the actor's own update, for the responses whose tokens are recorded.
+        privileged: the tokens that the value model alone has read before each response; None if it has read none.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
@@ -44,6 +45,7 @@ class StepRecord(Work):
     scores: Scores = field(init=False, repr=False)
     experience: Experience = field(init=False, repr=False)
     update_columns: Batch | None = None
+    privileged: Column | None = None
     validation: ValidationResult | None = None
     traffic: Traffic = field(default_factory=Traffic)
 

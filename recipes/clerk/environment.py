@@ -15,6 +15,10 @@ class Clerk:
         self.requests = random.Random(seed).choices(list(RIGHT), k=NUM_REQUESTS)
         return self.requests[0]
 
+    def privileged(self) -> dict[str, str]:
+        """Names all requests for the critic (`critic.privileged_prompt`), which the policy reads one by one."""
+        return {"requests": "".join(self.requests)}
+
     def step(self, text: str) -> Step:
         """Judges an answer, and makes the next request."""
         is_right = text == self.card[RIGHT[self.requests.pop(0)]]

@@ -14,6 +14,10 @@ class GuessNumber:
         self.number = int(ground_truth)
         self.is_found = False
 
+    def privileged(self) -> dict[str, int]:
+        """Names the hidden number for the critic (`critic.privileged_prompt`); the policy never reads it."""
+        return {"hidden": self.number}
+
     def guess(self, number: int) -> str | Step:
         """Compares a guess with the hidden number.
 

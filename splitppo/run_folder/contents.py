@@ -124,6 +124,13 @@ ENTRIES = (
         "",
     ),
     Entry(
+        ("rollouts/critic/N.jsonl",),
+        "the texts that the critic alone has read of responses of step N whose tokens are recorded"
+        " ([privileged()](environments.md#what-the-critic-alone-may-know)); no other file has them",
+        "controller's record, with `critic.privileged_prompt` and `tracking.rollouts`; a way back removes files",
+        "viewer",
+    ),
+    Entry(
         ("events.jsonl",),
         "starts, losses, recoveries, validations, checkpoints, the end",
         "controller's record, when they happen; nothing is ever removed",

@@ -142,12 +142,15 @@ def processes(
     tool_format: str | None = "hermes",
     output: Path | None = None,
     code: CodeConfig | None = None,
+    asks_privileged: bool = False,
     **keys: Any,
 ) -> EnvironmentProcesses:
     """Returns environment processes for data sources of the environments' names; they have not been started."""
     keys = {"environments": environments, "timeout_s": LIMIT_S, "num_workers": 1, "max_parallel_calls": 4} | keys
     config = MultiTurnConfig.model_validate(keys)
-    return EnvironmentProcesses(config, code or CodeConfig(), tool_format=tool_format, output=output)
+    return EnvironmentProcesses(
+        config, code or CodeConfig(), tool_format=tool_format, output=output, asks_privileged=asks_privileged
+    )
 
 
 async def started(pool: EnvironmentProcesses, data_source: str, seed: int = 1, **fields: Any) -> Episode:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from splitppo.run_folder.critic_texts import write_critic_texts
 from tests.support.seeds import shifted
 from tests.support.viewed_traces import spans_of, write_trace
 
@@ -39,6 +40,7 @@ class Shape:
     with_conversations: bool = False
     with_contexts: bool = False  # three turns, the second in a context that begins anew, the third back to the first
     with_critic: bool = True
+    with_privileged: bool = False
     with_update: bool = False
     with_trace: bool = False
     texts: Sequence[str] = ()
@@ -70,6 +72,8 @@ def add_step(folder: Path, step: int, shape: Shape = Shape(), *, seed: int = 1) 
     rng = np.random.default_rng((shifted(seed), step))
     rows = [response(rng, row, step, shape) for row in range(shape.prompts * shape.samples)]
     write_rows(folder, step, rows, shape, seed)
+    if shape.with_privileged:
+        write_critic_texts(folder / "rollouts", step, {row["row"]: f"Answer: {row['response']}" for row in rows})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, **metrics(rows, step)}) + "\n")
     if step % 4 == 0:

@@ -1,11 +1,12 @@
-// Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses.
+// Does the critic learn? Its explained variance with an interval, by position; calibration; first value; worst judged responses; what it alone read.
 import { Chart } from "./chart.js";
 import { html, useEffect } from "./lib.js";
 import { Card, Explained, figuresOn } from "./overview.js";
 import { ErrorSentence, go, nearest, Sentence, StepChooser, useValue } from "./parts.js";
 import { compared, REASONS, Rows, rowsOf } from "./responses.js";
+import { isSaved } from "./saved.js";
 import { Strip } from "./strip.js";
-import { number } from "./text.js";
+import { nth, number, visible } from "./text.js";
 
 const MOST = 20;
 const WORST = [
@@ -22,6 +23,7 @@ export function Critic({ data, at, theme }) {
     data.wantRecorded();
   }, [data]);
   const chosen = useValue(step === null ? null : `runs/${at.run}/train/${step}`);
+  const read = useValue(step === null || !facts.has_critic_texts || isSaved ? null : `runs/${at.run}/critic/${step}`);
   const address = (one) => `/run/${at.run}/critic/train/${one}`;
   const onStep = (one) => go(address(nearest(facts.train, one)));
   const hasValues = critic?.value.some((one) => one !== null);
@@ -45,7 +47,9 @@ export function Critic({ data, at, theme }) {
     </div>
     ${chosen.error && html`<${ErrorSentence} text=${chosen.error} />`}
     ${chosen.value?.columns.value_error?.some((one) => one !== null) && html`<h2>Worst judged responses of step ${step}</h2>
-      <${Rows} name="worst" titles=${WORST} rows=${worstOf(chosen.value.columns)} at=${at} />`}`;
+      <${Rows} name="worst" titles=${WORST} rows=${worstOf(chosen.value.columns)} at=${at} />`}
+    ${read.error && html`<${ErrorSentence} text=${read.error} />`}
+    ${read.value && html`<${ReadAlone} ...${{ at, step }} found=${read.value} />`}`;
 }
 
 // Ten bins of equal count by value: the mean value of each against its mean return; on the dashed diagonal both agree.
@@ -55,4 +59,12 @@ function Calibration({ step, found, theme }) {
   const told = (bin) => `bin ${bin} of ${values.length}, ${number(found.count?.[bin - 1])} tokens:`;
   return html`<section class="card" data-card="calibration"><h2>Calibration at step ${step}: mean return over mean value</h2>
     <${Chart} x=${values} steps=${values.map((_, at) => at + 1)} ...${{ series, told, theme }} height=${240} label="calibration" /></section>`;
+}
+
+// What the critic alone read before each recorded response (critic.privileged_prompt).
+function ReadAlone({ at, step, found }) {
+  const tokens = (row) => `#/run/${at.run}/tokens/train/${step}/${nth(row)}`;
+  return html`<h2>What the critic alone read, before each recorded response of step ${step}</h2>
+    <table class="privileged"><thead><tr><th>row</th><th>text</th></tr></thead>
+      <tbody>${found.row.map((row, place) => html`<tr key=${row}><td><a href=${tokens(row)}>${nth(row)}</a></td><td><div class="text">${visible(found.text[place])}</div></td></tr>`)}</tbody></table>`;
 }

@@ -1,16 +1,22 @@
-"""Writes the parquet files of the responses of a run: `rollouts/{train,val}/{step}.parquet`."""
+"""Writes the parquet files of the responses of a run: `rollouts/{train,val}/{step}.parquet`.
+
+What the critic alone has read is in files of its own, `rollouts/critic/{step}.jsonl`.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tokenizers
 
 from controller.ppo.scores import Scores
 from controller.tracking.events import Event, Restored, Started, StepDone, Validated
+from controller.tracking.record.choice import choose
 from controller.tracking.step_record import StepRecord
 from splitppo.config import Config
+from splitppo.run_folder import critic_texts
 from splitppo.run_folder.rollout_store import RolloutStore
 from splitppo.run_folder.samples import folder_of_shown
 
@@ -29,6 +35,7 @@ class RolloutRecord:
 
     def __init__(self, config: Config, folder: Path, submit: Submit) -> None:
         self._config = config
+        self._folder = folder / "rollouts"
         self._store = RolloutStore(folder / "rollouts", config.tracking.rollouts.max_gb * _BYTES_PER_GB)
         self._submit = submit
         self._tokenizer: tokenizers.Tokenizer | None = None
@@ -40,6 +47,7 @@ class RolloutRecord:
                 self._tokenizer = event.tokenizer
             case Restored():
                 self._submit("the way back", partial(self._store.cut_back, event.last_kept))
+                self._submit("the way back", partial(critic_texts.cut_back, self._folder, event.last_kept))
             case StepDone():
                 self._put_step(event.record)
             case Validated():
@@ -56,9 +64,19 @@ class RolloutRecord:
         if config.tracking.rollouts.enable:
             tokenizer = self._tokenizer
             self._put(name, "train", step, lambda files: files.train_file(record, config, tokenizer))
+            if record.privileged is not None and tokenizer is not None:
+                self._submit(name, lambda: self._write_critic_texts(record, config, tokenizer), is_large=True)
         else:
             shown = record.scores.first(config.tracking.num_shown(step))
             self._put_shown(name, "train", step, shown, config.rollout.n)
+
+    def _write_critic_texts(self, record: StepRecord, config: Config, tokenizer: tokenizers.Tokenizer) -> None:
+        """Writes what the critic alone has read, as its tokens say it, of the responses whose tokens are recorded."""
+        assert record.privileged is not None, "the caller asks"
+        tokens = record.privileged.rows()
+        chosen = np.flatnonzero(choose(record.tokens.numbers, record.scores, config, record.step)).tolist()
+        texts = {row: tokenizer.decode(tokens[row].tolist(), skip_special_tokens=False) for row in chosen}
+        critic_texts.write_critic_texts(self._folder, record.step, texts)
 
     def _put_validation(self, event: Validated) -> None:
         """Has the responses of a validation written: all with `tracking.rollouts`, else those that trackers show."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, OneOrMany, PositiveInt, Section, Share
+from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, OneOrMany, PositiveInt, Section, Share, expected
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
 from splitppo.config_error import config_errors
 from splitppo.text_fields import field_names
@@ -266,7 +266,9 @@ class CriticConfig(TrainedModelConfig):
     """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model."""
 
     lr: LearningRate = 1e-5
-    privileged_prompt: Annotated[str | None, IS_WORK] = None
+    privileged_prompt: Annotated[
+        str | None, IS_WORK, expected("a text, in quotes where it begins with a brace, or null")
+    ] = None
     """A text that the value model alone reads, before the prompt: with fields in braces, such as {ground_truth}, any
     field of the row's extra_info, and what the environment's class names in privileged(). null: no such text."""
 

@@ -398,3 +398,63 @@ async def test_fields_of_any_name_are_passed_on(tmp_path: Path, name: str, told:
         [message] = (await episode.start()).messages
         assert message["content"] == told
         assert (await episode.say("hello", "stop")).notes == notes
+
+
+PRIVILEGED = '''
+import enum, numpy as np
+
+class Hidden:
+    def __init__(self, named="self.number"):
+        self.named, self.number, self.num_asked = named, 0, 0
+
+    def reset(self, *, seed):
+        self.number = seed
+
+    async def privileged(self):
+        self.num_asked += 1
+        return eval(self.named)
+
+    def look(self) -> str:
+        """Looks."""
+        return str(self.num_asked)
+'''
+
+
+async def test_an_environment_is_asked_once_after_reset_what_the_critic_alone_may_know(tmp_path: Path) -> None:
+    named = "{'number': self.number, 'all': np.float32(0.5), 'e': enum.IntEnum('E', 'A').A, 'half': '\\ud800'}"
+    hidden = game(write(tmp_path, PRIVILEGED), "Hidden", named=named)
+    for asks in (True, False):
+        async with processes({"h": hidden}, asks_privileged=asks) as pool:
+            assert [tool["function"]["name"] for tool in pool.schemas_of("h")] == ["look"]
+            episode = pool.begin("h", {"data_source": "h", "ground_truth": None}, seed=7)
+            first = await episode.start()
+            told = {"number": "7", "all": "0.5", "e": "1", "half": "?"}
+            assert first == Answer(privileged=told if asks else {})
+            answer = await episode.say(call("look"), "stop")
+            assert contents(answer) == [str(int(asks))]
+            assert answer.privileged == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("['secret']", "expected a mapping of names to texts or numbers, got an object of type list"),
+        ("{1: 'secret'}", "expected a mapping of names to texts or numbers, got one with a name that is no text"),
+        ("{'x': ['secret']}", "'x': expected a text or a number, got an object of type list"),
+        ("{'x': None}", "'x': expected a text or a number, got nothing"),
+        ("{'x': True}", "'x': expected a text or a number, got an object of type bool"),
+        ("{'x': 'secret' * 2**18}", "of at most 1,048,576 characters in all"),
+    ],
+)
+async def test_what_it_may_not_name_is_one_sentence_without_the_value(
+    tmp_path: Path, named: str, sentence: str
+) -> None:
+    hidden = game(write(tmp_path, PRIVILEGED), "Hidden", named=named)
+    async with processes({"h": hidden}, asks_privileged=True) as pool:
+        first = await pool.begin("h", {}, seed=7).start()
+    assert first.is_over
+    assert "Hidden of " in first.lost
+    assert "privileged: " in first.lost
+    assert sentence in first.lost
+    assert "secret" not in first.lost

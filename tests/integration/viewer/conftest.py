@@ -12,7 +12,7 @@ from tests.support.browser import CHROMIUM, DRIVER, Page, chromium, viewer
 from tests.support.hostile_texts import HOSTILE
 from tests.support.viewed_runs import Shape, make_run
 
-UPDATED = Shape(steps=12, with_update=True, with_trace=True)
+UPDATED = Shape(steps=12, with_update=True, with_trace=True, with_privileged=True)
 TALKS = Shape(steps=3, with_conversations=True)
 
 
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     old.mkdir()
     (old / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n{"step": 2, "critic/score/mean": 0.6}\n')
     (old / "summary.json").write_text('{"exit_reason": "completed"}')
-    hostile = Shape(steps=1, prompts=21, samples=4, texts=(*HOSTILE, "harmless"))
+    hostile = Shape(steps=1, prompts=21, samples=4, texts=(*HOSTILE, "harmless"), with_privileged=True)
     return [
         make_run(folder / "finished", UPDATED),
         make_run(folder / "talks", TALKS),

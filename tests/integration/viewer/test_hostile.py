@@ -42,6 +42,9 @@ def look_at_all(page: Page, run: int) -> None:
     page.one("table.responses")
     content = page.one("table.responses").get_property("textContent")
     assert [text for text in HOSTILE if visible(text) not in content] == []
+    page.go(f"run/{run}/critic/train/1")
+    content = page.one("table.privileged").get_property("textContent")
+    assert [text for text in HOSTILE if f"Answer: {visible(text)}" not in content] == []
     page.go("")
     page.until(lambda: "<img src=x onerror=alert(1)>" in page.text(), "the run's name")
 

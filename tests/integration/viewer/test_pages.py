@@ -138,6 +138,15 @@ def test_the_critic_has_an_interval_positions_calibration_and_its_worst_response
     assert page.one("table.worst tbody td").text == str(worst["row"] + 1)
 
 
+def test_the_critics_page_shows_what_it_alone_read(page: Page, tmp_path: Path) -> None:
+    page.go("run/0/critic/train/6")
+    shown = page.one("table.privileged tbody tr").get_property("textContent")
+    assert shown == f"1Answer: {rows_of(tmp_path, 6)[0]['response']}"
+    page.go("run/1/critic")
+    page.until(lambda: page.all("canvas.heat"), "a run whose critic reads no text of its own")
+    assert page.all("table.privileged") == []
+
+
 def test_the_table_of_responses_sorts_and_lists_reasons(page: Page, tmp_path: Path) -> None:
     page.go("run/0/responses/train/4")
     page.one("table.responses")

@@ -189,6 +189,16 @@ from tests.support.configs import MINIMAL, load, mistake
             "reward_model.coef={hh: 2}",
             "key 'reward_model.coef': expected an entry 'default' beside those of data sources, got hh",
         ),
+        (
+            "critic.privileged_prompt=answer",
+            "key 'critic.privileged_prompt': expected a text with fields in braces, such as {ground_truth}",
+        ),
+        (
+            "critic.privileged_prompt='{x.__class__}'",
+            "key 'critic.privileged_prompt': the field 'x.__class__' is more than a name: expected one without any of",
+        ),
+        ("critic.privileged_prompt='{x'", "key 'critic.privileged_prompt': its braces do not match"),
+        ("critic={privileged_prompt: '{x}', max_privileged_length: 0}", "key 'critic.max_privileged_length'"),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
 )
@@ -215,6 +225,11 @@ def test_a_reference_on_a_group_that_is_not_started_is_refused_with_both_keys(tm
     sentence = mistake(tmp_path, "placement.reference=critic", "algorithm.adv_estimator=grpo")
 
     assert sentence.startswith("placement.reference is critic, but algorithm.adv_estimator grpo needs no values")
+
+
+def test_what_the_critic_alone_reads_needs_a_critic(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, "critic.privileged_prompt='{ground_truth}'", "algorithm.adv_estimator=remax")
+    assert "critic.privileged_prompt is for the critic alone, and algorithm.adv_estimator remax has none" in sentence
 
 
 def test_a_reward_model_without_a_critic_is_refused_with_both_keys(tmp_path: Path) -> None:

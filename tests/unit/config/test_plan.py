@@ -125,3 +125,14 @@ def test_more_responses_than_one_batch_holds_are_refused(tmp_path: Path, overrid
     with pytest.raises(ConfigError) as refused:
         batch_plan(load(tmp_path, *overrides))
     assert str(refused.value).startswith(f"{sentence} must not exceed 131072 responses")
+
+
+def test_a_row_of_the_critic_has_its_privileged_text_before_it(tmp_path: Path) -> None:
+    keys = ("critic.privileged_prompt='{ground_truth}'", "critic.max_privileged_length=10")
+    budget = "critic.ppo_max_token_len_per_gpu"
+    config = load(tmp_path, *keys)
+    assert config.longest_row_of("critic") == config.longest_row_of("actor") + 10 == config.longest_context + 10
+    batch_plan(load(tmp_path, *keys, f"{budget}={config.longest_context + 10}"))
+    longest = config.longest_context + 10
+    with pytest.raises(ConfigError, match=rf"{budget} .* \+ critic\.max_privileged_length \({longest}\)"):
+        batch_plan(load(tmp_path, *keys, f"{budget}={longest - 1}"))

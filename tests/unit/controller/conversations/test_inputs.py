@@ -163,3 +163,70 @@ def test_a_resumed_run_keeps_its_reply_steps_and_its_environments(tmp_path: Path
     with pytest.raises(ConfigError, match=r"rollout\.multi_turn\.environments.*in the folder"):
         start(**{MULTI_TURN: {"environments": {"default": {**GAME, "name": "B"}}}})
     start(**{MULTI_TURN: {**TALKS[MULTI_TURN], "timeout_s": 5, "num_workers": 2, "max_error_rate": 1}})
+
+
+HIDDEN = """
+class Hidden:
+    def reset(self, *, row, ground_truth):
+        self.row = row
+
+    def step(self, text):
+        return text
+
+    def privileged(self):
+        if self.row == 9:
+            raise KeyError("no card")
+        return {"hidden": "a" * self.row, **({"ground_truth": "c"} if self.row == 8 else {})}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "sentence"),
+    [
+        ((1, 2, 3), "{hidden}{ground_truth}{row}", ""),
+        ((1, 2, 3, 9), "{hidden}", ""),  # the fourth row is not tried
+        (
+            (1, 2, 7),
+            "{hidden}",
+            r"line 3: critic\.privileged_prompt: it has 7 tokens, more than critic\.max_",
+        ),
+        ((1, 2, 3), "{hidden}{other}", "line 1: critic.privileged_prompt: there is no field 'other': .*names hidden"),
+        ((1, 8, 3), "{ground_truth}", r"line 2: .*'ground_truth' is in the row and in privileged\(\)"),
+        ((9,), "{hidden}", "line 1: the environment failed when it began: Hidden .*line 11: privileged: KeyError"),
+    ],
+)
+def test_what_environments_name_for_the_critic_is_tried(
+    tmp_path: Path, make: Any, rows: tuple[int, ...], template: str, sentence: str
+) -> None:
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    lines = [
+        {"prompt": "abc", "data_source": "a", "reward_model": {"ground_truth": "c"}, "extra_info": {"row": row}}
+        for row in rows
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = make(
+        data__train_files=str(tmp_path / "rows.jsonl"),
+        data__train_batch_size=1,
+        critic__privileged_prompt=template,
+        critic__max_privileged_length=6,
+        **{MULTI_TURN: {"environments": {"default": {"path": str(tmp_path / "hidden.py"), "name": "Hidden"}}}},
+    )
+    inputs = load_inputs(config)
+    if not sentence:
+        asyncio.run(try_environments(config, inputs.tokenizer, inputs.tables))
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        asyncio.run(try_environments(config, inputs.tokenizer, inputs.tables))
+
+
+def test_a_text_for_the_critic_is_checked_of_every_training_row(tmp_path: Path, make: Any) -> None:
+    files = write_rows(tmp_path / "web.jsonl", *["riddle"] * 7)
+    lookup = {MULTI_TURN: {"environments": {"default": {**GAME, "name": "Game"}}}}
+    reward = {"reward__scorers": {"riddle": [{"name": "sort_letters"}]}}
+    for own in (reward, lookup):  # a class may name fields that the row lacks, and no fewer than it has
+        config = make(data__train_files=files, critic__privileged_prompt="{ground_truth}", **own)
+        load_inputs(config)
+        with pytest.raises(ConfigError, match=r"line 1: critic\.privileged_prompt: it has 2 tokens, more than"):
+            load_inputs(config.changed("critic", {"privileged_prompt": "{ground_truth}a", "max_privileged_length": 1}))
+    with pytest.raises(ConfigError, match=r"line 1: critic\.privileged_prompt: there is no field 'hidden'"):
+        load_inputs(make(data__train_files=files, critic__privileged_prompt="{hidden}", **reward))

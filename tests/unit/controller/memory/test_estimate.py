@@ -302,3 +302,15 @@ def test_a_response_of_several_contexts_needs_the_memory_of_its_longest_one(tmp_
     budget = {"actor__ppo_micro_batch_size_per_gpu": None, "actor__ppo_max_token_len_per_gpu": 25}
     packed = phases(config(tmp_path, **conversation, **budget))["backward"]
     assert contexts["backward"].activations < packed.activations < one_row["backward"].activations
+
+
+def test_what_the_critic_alone_reads_counts_for_the_value_model_alone(tmp_path: Path) -> None:
+    """Rows of 6 + 4 tokens, before which the value model reads 30 more."""
+    privileged = {"critic__privileged_prompt": "{ground_truth}", "critic__max_privileged_length": 30}
+    frozen = {"placement__reference": "critic", "algorithm__use_kl_in_reward": True}
+    plain = phases(config(tmp_path, **frozen), "critic", reference=MODEL)
+    longer = phases(config(tmp_path, **frozen, **privileged), "critic", reference=MODEL)
+    assert longer["values"].activations == 4 * plain["values"].activations
+    assert longer["backward"].activations > plain["backward"].activations
+    assert longer["reference"] == plain["reference"]
+    assert phases(config(tmp_path, **frozen, **privileged)) == phases(config(tmp_path, **frozen))

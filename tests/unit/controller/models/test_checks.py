@@ -156,6 +156,10 @@ def test_rows_longer_than_a_models_positions_are_refused(
     assert check_models(make(**fits)) == 20
     with pytest.raises(ConfigError, match=rf"^{key}\.model has max_position_embeddings 515, .*\(516 tokens\)"):
         check_models(make(**fits | {"data__max_response_length": 4}))
+    privileged = {"critic__privileged_prompt": "{ground_truth}", "critic__max_privileged_length": 1}
+    if key == "critic":  # its rows are longer by what it alone reads
+        with pytest.raises(ConfigError, match=r"\+ critic\.max_privileged_length \(516 tokens\)"):
+            check_models(make(**fits | privileged))
     longer = {f"{role}__override_config": {"max_position_embeddings": 516} for role in ("actor", "critic")}
     assert check_models(make(**fits | longer | {"data__max_response_length": 4})) == 20
 
@@ -240,3 +244,17 @@ def test_external_services_may_have_their_models_elsewhere(tmp_path: Path, make:
     tokenizer = write_model(tmp_path / "tokenizer")
     external = {**EXTERNAL, "actor__model": "/there/policy", "data__tokenizer": tokenizer}
     assert load_inputs(make(**external)).tokenizer.vocab_size == len(LETTERS)
+
+
+def test_a_critic_that_has_learned_with_a_privileged_text_is_no_reward_model(tmp_path: Path, make: Any) -> None:
+    checkpoint = tmp_path / "run/checkpoints/global_step_4"
+    critic = write_model(checkpoint / "critic/huggingface")
+    policy = write_model(checkpoint / "actor/huggingface")
+    stored = tmp_path / "run/config.yaml"
+    for text in ("critic: {privileged_prompt: null}\n", "critic: {lr: 1.0}\n", "- no configuration\n", "{"):
+        stored.write_text(text)
+        check_models(make(reward_model__model=critic))
+    stored.write_text("critic: {privileged_prompt: 'Answer: {ground_truth}'}\n")
+    check_models(make(reward_model__model=policy))
+    with pytest.raises(ConfigError, match=r"^reward_model\.model: .* is a critic that has learned with critic\.priv"):
+        check_models(make(reward_model__model=critic))
