@@ -55,7 +55,9 @@ class Talking(FakeSampler):
         conversation: Conversation | None = None,
         on_part: Callable[[int], None] = lambda _: None,
         on_turns: Callable[[TurnsEnded], None] = lambda _: None,
+        max_step_tokens: int = 0,
     ) -> CommandReply:
+        assert not max_step_tokens
         assert conversation is not None
         self.conversations.append(conversation)
         self.sampling.append((slot, sampling))
