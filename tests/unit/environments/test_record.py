@@ -19,7 +19,7 @@ from tests.support.disks import fill, mounted
 NAMES = ("1.77", "1.78")
 TURNS = (Said("hit", "stop"), Said("stand", "length"), None)
 ANSWERS = (
-    Answer(messages=({"role": "user", "content": "a 7 \u2603"},)),
+    Answer(messages=({"role": "user", "content": "a 7 \u2603"},), privileged={"hidden": "7 \u2603"}),
     Answer(
         messages=({"role": "tool", "name": "hit", "tool_call_id": "c", "content": "9"},),
         reward=0.1 + 0.2,

@@ -22,15 +22,18 @@ from controller.conversations.conversation import (
     without_lost,
 )
 from controller.conversations.environments import Environments
+from controller.data.privileged_prompts import PrivilegedPrompts
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import load_tokenizer
 from controller.data.turn_tokens import TurnTokens
-from controller.ppo.scores import Scores, objects
+from controller.ppo.scores import Scores, Text, objects
 from controller.sampling.keep import Groups
 from controller.sampling.stream import SamplingGroups
 from controller.step.context import StepContext
+from controller.step.finished import FinishedRollouts, Origin
 from controller.step.log_prob_check import LogProbCheck
+from controller.step.parts import RowsSentOnce
 from controller.step.rollouts import KeptRollouts, SampledRollouts
 from controller.tracking.rollout_dump import rollout_rows
 from controller.tracking.step_record import StepRecord
@@ -43,7 +46,7 @@ from splitppo.rpc.errors import Place, Unavailable
 from splitppo.run_folder.metrics import check_declared
 from tests.support import models
 from tests.support.call_log import CallLog
-from tests.support.fake_services import FakeScorer, make_config
+from tests.support.fake_services import FakeCritic, FakeScorer, make_config
 from tests.support.scores import make_scores
 from tests.support.talking import FunctionEnvironments, Speak, TalkingActor, TalkingRollout
 from tests.support.user_tools import write
@@ -177,6 +180,37 @@ async def test_what_reset_says_belongs_to_the_prompt(tmp_path: Path) -> None:
     run = Run(tmp_path, told, says(5))
     texts = [run.tokenizer.decode(prompt.tolist()) for prompt in rollouts["prompts"].rows()]
     assert texts == ["go 0: 3"] * 2 + ["go 1: 4"] * 2
+
+
+def named(row: Mapping[str, Any], seed: int) -> Iterator[Answer]:
+    """Names the row for the critic, or in row 1 something else than the critic reads."""
+    yield Answer(privileged={"hidden": f"a{row['row']}"} if row["row"] == 0 else {"other": "a"})
+    yield Answer(is_over=True)
+
+
+async def test_the_critic_reads_what_an_environment_has_named_also_when_the_rollouts_were_stored(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, named, says(5))
+    texts = PrivilegedPrompts("{hidden}", 8, run.tokenizer)
+    run.step = replace(run.step, privileged=texts)
+    rollouts, conversations = await run.rollouts()
+    assert [one.privileged for one in conversations] == [{"hidden": "a0"}] * 2 + [{}] * 2
+    for lost in (one.lost for one in conversations[2:]):
+        assert lost.startswith("row 1: critic.privileged_prompt: there is no field 'hidden': ")
+    assert rollouts["response_mask"].sums().tolist() == [1, 1, 0, 0]  # nothing is learned from those
+
+    rows = {"prompt_indices": np.repeat(run.prompts.row_indices, 2), "texts": objects([Text("", "", "")] * 4)}
+    scores = make_scores(np.zeros(4, np.float32), conversations=objects(conversations), **rows)
+    groups = Groups(run.prompts, rollouts, scores)
+    stored = FinishedRollouts(Origin(3, 2, 0, {}), groups, [(run.prompts, scores.scores)])
+    for kept in (groups, FinishedRollouts.parse(stored.serialise(), run.prompts).groups):
+        [part] = KeptRollouts(run.step, kept, []).parts.items
+        critic = FakeCritic(CallLog())
+        await RowsSentOnce(texts).send(critic, run.step.config.teacher, part)
+        sent = await critic.get_batch(part.slot, ["privileged_tokens"])
+        shown = [run.tokenizer.decode(tokens.tolist()) for tokens in sent["privileged_tokens"].rows()]
+        assert shown == ["a0", "a0", "", ""]
 
 
 async def test_rollouts_of_an_earlier_step_still_have_their_conversations(tmp_path: Path) -> None:
