@@ -10,6 +10,7 @@ What is drawn, sampled and learned from depends on numbers of tokens alone, neve
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -67,8 +68,9 @@ class PartialRollouts(StepRollouts):
         places = pool.complete[: step.config.data.train_batch_size]
         learned = pool.take(places)
         rest = pool.without(places)
-        self._keep(UnlearnedPrompts(rest, rounds.unlearned.undrawn, rounds.unlearned.undrawn_epoch))
+        self._keep(replace(rounds.unlearned, pool=rest))
         step.record.epoch = int(learned.epochs.max())
+        step.record.versions = learned.token_versions()
         step.record.metrics |= {**rounds.metrics(learned), **_ages(learned, step.base_step), **_left(rest)}
         return CompleteRollouts(step, learned)
 
@@ -132,7 +134,7 @@ class _Rounds:
         config = self._step.config
         seeded = prompts.to_batch(config.run.seed, self._step.number, n, earlier=self._drawn_rows)
         begun = RolloutPool.begun(prompts, epochs, seeded["seeds"].values, n)
-        self.unlearned = UnlearnedPrompts(pool.with_drawn(begun), self.unlearned.undrawn, self.unlearned.undrawn_epoch)
+        self.unlearned = replace(self.unlearned, pool=pool.with_drawn(begun))
         self._drawn_rows = np.concatenate([self._drawn_rows, prompts.row_indices])
 
     def _take_next(self, num_prompts: int) -> tuple[PromptBatch, NDArray[np.int64]]:
@@ -145,9 +147,8 @@ class _Rounds:
             self._next_batch += 1
             undrawn = PromptBatch.join([undrawn, batch])
             epochs = np.concatenate([epochs, of_batch])
-        rest = np.arange(num_prompts, undrawn.num_prompts)
-        last_epoch = int(epochs[-1])
-        self.unlearned = UnlearnedPrompts(self.unlearned.pool, undrawn.take(rest), last_epoch)
+        rest = undrawn.take(np.arange(num_prompts, undrawn.num_prompts))
+        self.unlearned = replace(self.unlearned, undrawn=rest, undrawn_epoch=int(epochs[-1]))
         return undrawn.take(np.arange(num_prompts)), epochs[:num_prompts]
 
     async def _sample(self) -> None:
@@ -171,7 +172,7 @@ class _Rounds:
         grown = pool.grown(part.rollouts, step.base_step)
         self._num_sampled += grown.num_tokens - pool.num_tokens
         self._num_ended += pool.num_unfinished - grown.num_unfinished
-        self.unlearned = UnlearnedPrompts(grown, self.unlearned.undrawn, self.unlearned.undrawn_epoch)
+        self.unlearned = replace(self.unlearned, pool=grown)
 
     def metrics(self, learned: RolloutPool) -> dict[str, float]:
         """Returns the metrics of what the step has drawn and sampled, beside what it learns from."""

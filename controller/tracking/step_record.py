@@ -36,6 +36,7 @@ class StepRecord(Work):
         scores, experience: there as soon as the step has them.
         update_columns: log-probs and entropies of the actor's own update, for the responses whose tokens are recorded.
         privileged: the tokens that the value model alone has read before each response; None if it has read none.
+        versions: the version of the policy that sampled each token of the responses, if they may be of several.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
@@ -46,6 +47,7 @@ class StepRecord(Work):
     experience: Experience = field(init=False, repr=False)
     update_columns: Batch | None = None
     privileged: Column | None = None
+    versions: Column | None = None
     validation: ValidationResult | None = None
     traffic: Traffic = field(default_factory=Traffic)
 

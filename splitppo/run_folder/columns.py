@@ -131,6 +131,7 @@ COLUMNS = (
     _columns(
         "flags", "tokens", "1: the policy sampled the token, and not its environment; 2: it is learned from; 3: both"
     ),
+    _columns("version", "tokens", "with rollout.max_step_tokens: the step whose weights have sampled the token"),
     _columns("turn", "tokens", "in conversations: the turn of each token from 1 on (0: the environment's)"),
     _columns(
         "new entropy_tokens",

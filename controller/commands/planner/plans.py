@@ -51,7 +51,7 @@ class Plans:
         rows: the plans, fastest first.
         shares: plans of the first run's own layout with other values of rollout.share, lowest first; without a rollout
             group, with one on the critic's devices. Empty if the run has neither a rollout group nor a critic, or has
-            rollout.staleness 1, where one group samples all.
+            rollout.staleness 1 or rollout.max_step_tokens, where one group samples all.
         times: the measured seconds of each phase.
         refused: a sentence for each layout that is not possible, with the reason.
     """
@@ -142,7 +142,7 @@ def _shares(config: Config, own: Place) -> Iterator[Place]:
     devices = own.devices
     takes_turns = own.takes_turns
     hosts = [own.reference]
-    if config.rollout.staleness or not (own.share or config.uses_critic):
+    if config.rollout.has_older_weights or not (own.share or config.uses_critic):
         return
     if not own.share:
         devices = {**devices, "rollout": devices["critic"]}

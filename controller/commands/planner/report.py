@@ -144,6 +144,22 @@ def explain(plans: Plans) -> Iterator[str]:
             "one schedule alone does not show how much parallel work slows each group down: name the folders of a"
             " serial run and of a run with another schedule."
         )
+    yield from _laws(plans)
+    if max_step_tokens := plans.measured.config.rollout.max_step_tokens:
+        yield (
+            f"rollout.max_step_tokens {max_step_tokens}: all steps are those of this number; what another one, or whole"
+            " responses, would take is not predicted, but shown by a run with them."
+        )
+    if plans.measured.config.uses_reference:
+        yield _reference(plans)
+    if plans.shares:
+        yield _share(plans)
+    if plans.measured.share and not plans.measured.config.rollout_shares_devices:
+        yield _rollout_devices(plans)
+
+
+def _laws(plans: Plans) -> Iterator[str]:
+    """Yields a sentence for each way in which the seconds of a phase on other devices are computed."""
     laws = {law for plan in plans.rows for law in plan.laws}
     if not all(plan.laws or plan.is_measured for plan in plans.rows):
         yield "measured phases: nobody has run this layout; its step is computed from phases measured on these devices."
@@ -155,12 +171,6 @@ def explain(plans: Plans) -> Iterator[str]:
         )
     if "a+b/n" in laws:
         yield "a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices."
-    if plans.measured.config.uses_reference:
-        yield _reference(plans)
-    if plans.shares:
-        yield _share(plans)
-    if plans.measured.share and not plans.measured.config.rollout_shares_devices:
-        yield _rollout_devices(plans)
 
 
 def _share(plans: Plans) -> str:

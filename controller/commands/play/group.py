@@ -17,7 +17,8 @@ from splitppo.config.load import validate
 
 # What the actor's group reads of a configuration, and what is left of some sections.
 _SECTIONS = ("run", "data", "rollout", "actor", "services")
-_NOT_OF_ROLLOUT = ("staleness", "share", "stream_groups", "sync_dir", "check_freq", "vllm", "backend")
+_OF_A_STEP = ("staleness", "max_step_tokens", "overcommit", "share", "stream_groups", "check_freq")
+_NOT_OF_ROLLOUT = (*_OF_A_STEP, "sync_dir", "vllm", "backend")
 _NOT_OF_ACTOR = ("policy_loss", "use_kl_loss", "kl_loss_coef")
 _NOT_OF_SERVICES = ("critic", "reward", "rollout")
 

@@ -66,7 +66,7 @@ def train_file(record: StepRecord, config: Config, backend: tokenizers.Tokenizer
         **_contexts(record.experience.batch, talks, rows),
         **dict.fromkeys(_MAY_BE_MISSING, pa.nulls(len(why_B), pa.float32())),
         **{name: pa.array(those, from_pandas=True) for name, those in {**numbers, **floats}.items()},
-        **_token_lists(tokens, scores, rows),
+        **_token_lists(tokens, scores, rows, record.versions),
         **_of_update(tokens, record.update_columns, config.actor),
         **_texts(scores, rows, config.tracking.num_shown(step)),
         **_decoded(tokens, rows, backend),
@@ -206,8 +206,11 @@ def _lists(values_n: NDArray[Any], lengths_B: NDArray[np.int32], is_there_B: Mas
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32(), mask=is_null), pa.array(values_n, kind))
 
 
-def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, Any]:
-    """Returns the columns with a number per token, and those with one per turn, of some responses."""
+def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows, versions: Column | None) -> dict[str, Any]:
+    """Returns the columns with a number per token, and those with one per turn, of some responses.
+
+    `versions` has the version that sampled each token; None if the step's responses are of one version.
+    """
     is_recorded_B = np.isin(np.arange(len(tokens.lengths)), rows)
     within_N = is_recorded_B[tokens.row_of]
 
@@ -217,12 +220,15 @@ def _token_lists(tokens: StepTokens, scores: Scores, rows: Rows) -> dict[str, An
     columns = {
         "ids": lists(tokens.ids, pa.int32()),
         "flags": lists(tokens.counts + 2 * tokens.learned.astype(np.uint8), pa.uint8()),
+        "version": pa.nulls(len(tokens.lengths), pa.list_(pa.int32())),
         **{column: pa.nulls(len(tokens.lengths), pa.list_(pa.float32())) for column in _LISTS.values()},
     }
     for name, values_N in tokens.lists.items():
         is_small = name not in _LOG_PROBS and (np.abs(values_N[within_N]) < _LARGEST_HALF).all()
         kind, of_numpy = (pa.float16(), np.float16) if is_small else (pa.float32(), np.float32)
         columns[_LISTS[name]] = lists(values_N.astype(of_numpy), kind)
+    if versions is not None:
+        columns["version"] = lists(versions.values, pa.int32())
     return columns | _of_turns(tokens, scores, rows, lists)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from controller.data.sampled_prompts import SampledPrompts
+from controller.step.look_ahead import step_rollouts
 from controller.step.pool import UnlearnedPrompts
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, Schedule
@@ -16,6 +18,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Sl
 from tests.support.fake_rollout import FakeRollout
 from tests.support.fake_run import FakeRun, make_run
 from tests.support.fake_services import FakeActor, make_table
+from tests.support.user_samplers import WORST
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 TOKEN: dict[str, Any] = {"algorithm__rollout_correction__rollout_is": "token"}
@@ -152,6 +155,31 @@ async def test_a_run_that_is_made_shorter_or_longer_learns_from_all_that_it_has_
         assert run.store.rollouts(total) is None
         learned += seeds_of(actor)
     assert len({seed for of_step in learned for seed in of_step}) == 24
+
+
+async def test_a_users_sampler_that_chooses_by_scores_chooses_the_same_after_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "prompts.py").write_text(WORST)
+    changes: dict[str, Any] = {
+        "run__total_steps": 5,
+        "data__sampler": {"class_path": str(tmp_path / "prompts.py"), "class_name": "Worst"},
+    }
+
+    def run_with(folder: str, **more: Any) -> tuple[FakeRun, Actor]:
+        run, actor = run_of(tmp_path / folder, **changes, **more)
+        prompts = SampledPrompts(make_table(), run.config.data, seed=run.config.run.seed)
+        state = run.store.load(2).state if "at_step" in more else run.trainer.state
+        rollouts = step_rollouts(run.config, prompts.restored(state.sampler), more.get("rollouts"))
+        run.trainer = replace(run.trainer, rollouts=rollouts, state=state)
+        return run, actor
+
+    whole, of_whole = run_with("whole")
+    await whole.trainer.fit()
+    first, _ = run_with("stopped", run__stop_after_step=2)
+    await first.trainer.fit()
+    second, of_second = run_with("stopped", at_step=2, rollouts=first.store.rollouts(2))
+    await second.trainer.fit()
+    assert seeds_of(of_second) == seeds_of(of_whole)[2:]
+    assert learning(second)[2:] == learning(whole)[2:]
 
 
 async def test_prompts_that_have_changed_are_refused(tmp_path: Path) -> None:

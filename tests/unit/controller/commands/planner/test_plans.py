@@ -260,6 +260,13 @@ def test_more_devices_are_divided_between_rollout_group_and_the_others(
     assert not plans.refused
 
 
+def test_partial_rollouts_are_predicted_as_they_were_measured_and_never_shared(tmp_path: Path, model: str) -> None:
+    partial = {"rollout__max_step_tokens": 64, "algorithm__rollout_correction__rollout_is": "token"}
+    plans = make_plans([read_measurement(leave_run(tmp_path / "run", model, **partial))], 2)
+    assert not plans.shares
+    assert any(sentence.startswith("rollout.max_step_tokens 64: all steps are those") for sentence in explain(plans))
+
+
 def test_a_probe_counts_as_work_of_the_groups_that_make_it(tmp_path: Path, model: str) -> None:
     run_dir = leave_run(tmp_path / "run", model, **ROLLOUT)
     before, lines = read_measurement(run_dir), read_metrics(run_dir / "metrics.jsonl")

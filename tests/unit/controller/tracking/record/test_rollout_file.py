@@ -108,6 +108,17 @@ def test_the_numbers_of_the_update_are_recorded_with_its_clipped_tokens(tmp_path
         assert [rows[row][name] for name in ("new", "entropy_tokens", "clip", "entropy")] == [None] * 4
 
 
+def test_the_weights_that_sampled_a_token_are_recorded_if_a_response_may_have_several(config: Config) -> None:
+    experience, scores = random_experience(config, LENGTHS)
+    record = record_of(experience, scores)
+    assert {*read(train_file(record, config, BACKEND))[0]["version"].to_pylist()} == {None}
+    versions = Column(np.arange(sum(LENGTHS)), np.array(LENGTHS, np.int32))
+    record.versions = versions
+    assert read(train_file(record, config, BACKEND))[0]["version"].to_pylist() == [
+        row.tolist() for row in versions.rows()
+    ]
+
+
 def test_a_loss_without_clip_has_no_clipped_tokens(tmp_path: Path) -> None:
     config = record_config(tmp_path, num_samples=2, actor__policy_loss={"loss_mode": "gspo"})
     experience, scores = random_experience(config, [2, 2])
