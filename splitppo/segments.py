@@ -8,6 +8,9 @@ A row has one context for its first segment, the prompt, and one for each later 
 segment, which are not sampled, and stand in the response like those of a reply. What is sampled in a segment sees the
 segment's context and the tokens after it, and nothing before. A row without later segments has none in the column, and
 so have all rows of a batch without the column.
+
+The column `privileged_tokens` is a value model's alone: it reads them before the prompt and before the context of each
+later segment. They are in no response, so that what is said of response tokens holds with them and without.
 """
 
 from dataclasses import dataclass
@@ -71,10 +74,15 @@ class Segments:
         is_first: NDArray[np.bool_] = np.diff(self.rows, prepend=-1) != 0
         return is_first
 
-    def lengths(self, prompts: Column) -> NDArray[np.int64]:
-        """Counts the tokens of each segment with its context, which a model has to hold at once, [num_segments]."""
-        lengths: NDArray[np.int64] = self.ends - self.begins + np.where(self.is_first, prompts.lengths[self.rows], 0)
-        return lengths
+    def lengths(self, batch: Batch) -> NDArray[np.int64]:
+        """Counts the tokens of each segment, which a model has to hold at once, [num_segments].
+
+        These are its context and what follows, after the privileged tokens of its row if the batch has any.
+        """
+        lengths: NDArray[np.int64] = np.where(self.is_first, batch["prompts"].lengths[self.rows], 0)
+        if "privileged_tokens" in batch:
+            lengths += batch["privileged_tokens"].lengths[self.rows]
+        return lengths + self.ends - self.begins
 
     def _check(self, response_lengths: NDArray[np.int32]) -> None:
         """Raises ValueError for the first later segment that does not lie in its row as the class says."""

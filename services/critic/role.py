@@ -19,6 +19,10 @@ from splitppo.batch import Batch
 from splitppo.config import Config, ConfigError
 from splitppo.v1 import critic_pb2, worker_pb2
 
+# What the value model reads beside prompts and responses. No other command of the group takes privileged_tokens from a
+# slot: the frozen models beside the value model never get them.
+_ALSO_READ = ("segments", "privileged_tokens")
+
 
 def check_config(config: Config) -> None:
     """Raises ConfigError unless the run uses a critic."""
@@ -59,12 +63,12 @@ class CriticRole(TrainedRole):
         learned_from = ("prompts", "responses", "values", "returns")
         update_rows = Rows(
             columns=learned_from,
-            optional_columns=("segments", "response_mask"),
+            optional_columns=(*_ALSO_READ, "response_mask"),
             prepare=self.prepare_update,
             shard=shard_by_mini_batch,
         )
         return self.commands_of_models(
-            Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, self.forward_rows()),
+            Command("ComputeValues", values, Effect.WRITES_SLOT, self.compute_values, self.forward_rows(_ALSO_READ)),
             Command("Update", update, Effect.TRAINS, self.update, update_rows),
         )
 

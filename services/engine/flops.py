@@ -81,7 +81,7 @@ class FlopsMeter:
         """Counts the FLOPs of a forward pass over this rank's rows, segment by segment; NaN for an unknown shape."""
         segments = Segments.of(batch)
         response_lengths = segments.ends - segments.begins - segments.contexts
-        return forward_flops(self._shape, segments.lengths(batch["prompts"]), response_lengths) / self._num_copies
+        return forward_flops(self._shape, segments.lengths(batch), response_lengths) / self._num_copies
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
         """Computes the MFU of all ranks as metric `name`, from this rank's FLOPs and seconds. Collective.

@@ -17,7 +17,7 @@ def row_costs(batch: Batch) -> NDArray[np.float64]:
     if "responses" not in batch:
         return attention_cost(batch["prompts"].lengths)
     segments = Segments.of(batch)
-    costs = attention_cost(segments.lengths(batch["prompts"]))
+    costs = attention_cost(segments.lengths(batch))
     return np.bincount(segments.rows, weights=costs, minlength=batch.num_rows).astype(np.float64)
 
 

@@ -56,11 +56,11 @@ class TrainedRole:
         """Returns these commands of the trained model and those of frozen models; ranks that share rows run them so."""
         return [self._rows.share_rows_of(command) for command in (*commands, *self._frozen.commands())]
 
-    def forward_rows(self) -> Rows:
+    def forward_rows(self, optional_columns: Sequence[str] = ("segments",)) -> Rows:
         """Returns the rows of a command that runs forward passes of the trained model, which must be able to."""
         prepare = partial(_checked_rows, self._engine.model)
         columns = ("prompts", "responses")
-        return Rows(columns=columns, optional_columns=("segments",), prepare=prepare, shard=shard_by_tokens)
+        return Rows(columns=columns, optional_columns=optional_columns, prepare=prepare, shard=shard_by_tokens)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Starts to save the trained model, see `Role.save_checkpoint`; other models of the group are not saved."""

@@ -55,9 +55,7 @@ def test_dividing_rows_and_putting_them_back_is_identity_but_on_contexts(rows: l
 @given(st.lists(PARTS, min_size=1, max_size=5))
 def test_facts_about_segments_are_those_of_the_parts(rows: list[list[tuple[int, int]]]) -> None:
     batch = batch_of(rows)
-    lengths = Segments.of(batch).lengths(batch["prompts"])
-
-    assert lengths.tolist() == [context + sampled for row in rows for context, sampled in row]
+    assert Segments.of(batch).lengths(batch).tolist() == [context + sampled for row in rows for context, sampled in row]
     assert num_contexts(batch["segments"]).tolist() == [len(row) for row in rows]
     assert context_tokens(batch["segments"]).tolist() == [sum(context for context, _ in row[1:]) for row in rows]
 

@@ -76,6 +76,30 @@ def make_episodes(num_contexts: Sequence[int] = (1, 3, 2, 1, 3, 2), *, seed: int
     return Episodes(batch, segments)
 
 
+def with_privileged_tokens(episodes: Episodes, *, seed: int = 3) -> Episodes:
+    """Returns episodes whose rows have privileged tokens, one of them none, as a value model reads their segments."""
+    rng = np.random.default_rng(shifted(seed))
+    lengths = [0, *rng.integers(1, 9, episodes.batch.num_rows - 1)]
+    privileged = [rng.integers(3, 50, length) for length in lengths]
+    segments = [
+        segment._replace(context=np.concatenate([privileged[segment.row], segment.context]))
+        for segment in episodes.segments
+    ]
+    return Episodes(episodes.batch.merge(Batch.from_rows(privileged_tokens=privileged)), segments)
+
+
+def each_alone(episodes: Episodes) -> Batch:
+    """Returns a row of one context for each segment, with the columns of a critic's update."""
+    batch = episodes.batch
+    places = list(sampled_tokens(episodes))
+    return Batch.from_rows(
+        prompts=[segment.context for segment in episodes.segments],
+        responses=[segment.sampled for segment in episodes.segments],
+        response_mask=[batch["response_mask"].values[own] for own in places],
+        returns=[batch["returns"].values[own] for own in places],
+    )
+
+
 def without_segments(batch: Batch) -> Batch:
     """Returns whole rows without the column that says where contexts begin."""
     return batch.select(name for name in batch.columns if name != "segments")

@@ -13,7 +13,7 @@ from splitppo.segments import Segments
 
 
 def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
-    """Checks that a model can take the prompts, responses and float32 columns of a batch; returns the batch.
+    """Checks that a model can take the tokens and the float32 columns of a batch; returns the batch.
 
     Of a row with several contexts the model must take each segment. `room` tokens are still to be sampled in each row;
     the model must take them, too, and with the same rotary factors.
@@ -27,15 +27,15 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     lengths = batch["prompts"].lengths.astype(np.int64)
     if not lengths.all():
         raise ValueError(f"the prompt of row {int(np.argmin(lengths))} is empty")
-    for name in ("prompts", "responses"):
+    for name in ("prompts", "responses", "privileged_tokens"):
         if name in batch:
             check_ids(batch[name], name, model)
     rows = np.arange(batch.num_rows)
     if "responses" in batch:
         segments = Segments.of(batch)
-        lengths = segments.lengths(batch["prompts"])
+        lengths = segments.lengths(batch)
         rows = segments.rows
-    _check_longest(lengths, rows, room, model)
+    _check_longest(lengths, rows, room, model, privileged=batch.columns.get("privileged_tokens"))
     _check_same_rotation(int(lengths.max()) + room, room, model)
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
@@ -43,14 +43,20 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
     return batch
 
 
-def _check_longest(lengths: NDArray[np.int64], rows: NDArray[np.int64], room: int, model: Any) -> None:
-    """Raises ValueError if the longest segment, of these lengths and of these rows, is too long with `room` tokens."""
+def _check_longest(
+    lengths: NDArray[np.int64], rows: NDArray[np.int64], room: int, model: Any, *, privileged: Column | None
+) -> None:
+    """Raises ValueError if the longest segment, of these lengths and of these rows, is too long with `room` tokens.
+
+    The lengths include those of the column `privileged_tokens`.
+    """
     longest = int(lengths.argmax())
     num_tokens = int(lengths[longest]) + room
     most = most_positions(model.config)
     if num_tokens > most:
         row = rows[longest]
         of = "prompt and response" if np.count_nonzero(rows == row) == 1 else "one of its contexts and what follows"
+        of = of if privileged is None else f"privileged_tokens ({privileged.lengths[row]}), {of}"
         sampled = f" ({room} of them to be sampled)" if room else ""
         raise ValueError(f"row {row} has {num_tokens} tokens of {of}{sampled}, the model takes {most}")
 
@@ -87,7 +93,7 @@ def check_one_rotation(batch: Batch, model: Any, because: str) -> None:
     if switch is None:
         return
     segments = Segments.of(batch)
-    is_long = segments.lengths(batch["prompts"]) > switch
+    is_long = segments.lengths(batch) > switch
     num_long = np.bincount(segments.rows, weights=is_long)
     for row in np.flatnonzero((num_long > 0) & (num_long < np.bincount(segments.rows))):
         raise ValueError(

@@ -1,7 +1,8 @@
 """Divides rows with several contexts into rows of one context each, before micro-batches are made of them.
 
 This is the one place where it happens: what comes after it (micro-batches, forward passes, losses) has rows of one
-context. What is computed for them is put back into whole rows by `SegmentRows.put_back`.
+context, and if a value model reads privileged tokens, each context begins with them. What is computed for these rows is
+put back into whole rows by `SegmentRows.put_back`.
 """
 
 from collections.abc import Mapping
@@ -15,15 +16,19 @@ from splitppo.batch import Array, Batch, Column
 from splitppo.columns import spec_of
 from splitppo.segments import Segments
 
+# Columns of whole rows that say what the prompts of segments are.
+_MADE_INTO_ROWS = frozenset({"segments", "privileged_tokens"})
+
 
 @dataclass(frozen=True, eq=False)
 class SegmentRows:
     """The segments of a batch's rows, each as a row of its own; rows of one context stay as they are.
 
     Attributes:
-        batch: one row for each segment. Its prompt is the segment's context, its response what follows in the segment;
-            columns of response tokens are cut in the same way, and other columns repeated. The column `segment_of` has
-            the number of the whole row; it is absent where every row is one segment.
+        batch: one row for each segment. Its prompt is the segment's context, after the row's privileged tokens if there
+            are any; its response is what follows in the segment. Columns of response tokens are cut in the same way,
+            and other columns repeated. The column `segment_of` has the number of the whole row; it is absent where
+            every row is one segment.
         rows: the number of the whole row of each segment, ascending, [num_segments] int64.
         first_tokens: where the response of each segment begins among the response tokens of all whole rows,
             [num_segments] int64.
@@ -37,7 +42,7 @@ class SegmentRows:
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """Divides rows by the column `segments`, which the segments do not have.
+        """Divides rows by the column `segments`; the segments have neither it nor `privileged_tokens`.
 
         Raises:
             ValueError: the column divides no row, see `Segments.of`.
@@ -45,9 +50,11 @@ class SegmentRows:
         segments = Segments.of(batch)
         responses = batch["responses"]
         first_tokens = responses.offsets[:-1][segments.rows] + segments.begins + segments.contexts
-        columns = {name: column for name, column in batch.columns.items() if name != "segments"}
+        columns = {name: column for name, column in batch.columns.items() if name not in _MADE_INTO_ROWS}
         if len(segments.rows) > batch.num_rows:
             columns = _divided(columns, segments, first_tokens)
+        if "privileged_tokens" in batch:
+            columns["prompts"] = _joined(batch["privileged_tokens"].take(segments.rows), columns["prompts"])
         return cls(Batch(len(segments.rows), columns, trusted=True), segments.rows, first_tokens, responses.lengths)
 
     def put_back(self, column: Column, rows: NDArray[np.bool_] | None = None) -> Column:
@@ -87,6 +94,12 @@ def _divided(columns: Mapping[str, Column], segments: Segments, first_tokens: Ar
     divided["prompts"] = _contexts(columns["prompts"], responses, segments, first_tokens)
     divided["segment_of"] = Column(segments.rows.astype(np.int32), np.ones(len(segments.rows), np.int32))
     return divided
+
+
+def _joined(first: Column, second: Column) -> Column:
+    """Returns a column in which each row has the values of the row of `first`, then those of the row of `second`."""
+    parts = [row for rows in zip(first.rows(), second.rows(), strict=True) for row in rows]
+    return Column(np.concatenate([second.values[:0], *parts]), first.lengths + second.lengths)
 
 
 def _tokens_between(column: Column, starts: Array, ends: Array, num_tokens: int) -> Column:

@@ -1,4 +1,7 @@
-"""Rows with several contexts on several ranks, which share rows or positions: what one process computes and learns."""
+"""Rows with several contexts on several ranks, which share rows or positions: what one process computes and learns.
+
+The rows of the value model have privileged tokens, too.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from services.engine.batching.segments import SegmentRows
 from services.engine.model.weights import Kind
 from services.engine.train_engine import TrainEngine
 from services.roles.sharding import shard_by_tokens
+from splitppo.batch import Batch
 from splitppo.config import ActorConfig
 from tests.support.engines import forward_of, gradients, loss_of, make_engine, prepared, relative_error, silent
-from tests.support.episodes import make_episodes
+from tests.support.episodes import make_episodes, with_privileged_tokens
 from tests.support.models import save_policy
 from tests.support.ranks import RunRanks
 
-BATCH = make_episodes((1, 3, 2, 1, 3, 2, 5, 1)).batch
+EPISODES = make_episodes((1, 3, 2, 1, 3, 2, 5, 1))
+BATCHES: Mapping[Kind, Batch] = {"policy": EPISODES.batch, "value": with_privileged_tokens(EPISODES).batch}
 OUTPUTS: Mapping[Kind, str] = {"policy": "log_probs", "value": "values"}
 
 # One loss of tokens, one of tokens that are selected before, and one of sequences.
@@ -33,6 +38,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "fsdp": {},
     "ddp": {"strategy": "ddp"},
     "padded": {"use_remove_padding": False},
+    "row by row": {"ppo_micro_batch_size_per_gpu": 1},
     "positions shared": {"ulysses_sequence_parallel_size": 2},
     "adapters": {"lora_rank": 4, "lora_alpha": 8},
 }
@@ -51,26 +57,27 @@ def engine_of(policy: Path, kind: Kind, loss_mode: str = "vanilla", **settings: 
 
 def learned(engine: TrainEngine, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The whole gradient of an update of all ranks' rows; the tokens are selected from all rows before."""
+    batch = BATCHES[engine.kind]
     if not isinstance(engine.config, ActorConfig):
-        return {name: tensor.numpy() for name, tensor in gradients(engine, BATCH.take(rows), loss_of("value")).items()}
-    batch = prepared(engine.config, BATCH).take(rows)
+        return {name: tensor.numpy() for name, tensor in gradients(engine, batch.take(rows), loss_of("value")).items()}
+    batch = prepared(engine.config, batch).take(rows)
     found = gradients(engine, batch, actor_loss(engine.config), keeps_rows=engine.config.policy_loss.looks_at_rows)
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 
-def rows_of_rank(together: int) -> np.ndarray:
+def rows_of_rank(kind: Kind, together: int) -> np.ndarray:
     """The rows of this rank, which `together` neighbours have."""
-    return shard_by_tokens(BATCH, parallel.num_ranks() // together)[parallel.rank() // together]
+    return shard_by_tokens(BATCHES[kind], parallel.num_ranks() // together)[parallel.rank() // together]
 
 
 def learn(policy: Path, kind: Kind, settings: Mapping[str, Any]) -> dict[str, Any]:
     """On a rank: the outputs of its rows, and the gradient by each loss."""
-    rows = rows_of_rank(settings.get("ulysses_sequence_parallel_size", 1))
+    rows = rows_of_rank(kind, settings.get("ulysses_sequence_parallel_size", 1))
     made: dict[str, Any] = {"rows": rows}
     for loss_mode in LOSSES if kind == "policy" else ("value",):
         engine = engine_of(policy, kind, loss_mode, **settings)
         made[loss_mode] = learned(engine, rows)
-    outputs = engine.compute(BATCH.take(rows), forward_of(kind), outputs=[OUTPUTS[kind]], progress=silent)
+    outputs = engine.compute(BATCHES[kind].take(rows), forward_of(kind), outputs=[OUTPUTS[kind]], progress=silent)
     made["outputs"] = outputs[OUTPUTS[kind]].rows()
     return made
 
@@ -81,14 +88,16 @@ def test_two_ranks_compute_and_learn_what_one_does(run: RunRanks, policy: Path, 
     settings = LAYOUTS[layout]
     alone = {name: setting for name, setting in settings.items() if name != "ulysses_sequence_parallel_size"}
     engine = engine_of(policy, kind, **alone)
-    expected = engine.compute(BATCH, forward_of(kind), outputs=[OUTPUTS[kind]], progress=silent)[OUTPUTS[kind]].rows()
+    expected = engine.compute(BATCHES[kind], forward_of(kind), outputs=[OUTPUTS[kind]], progress=silent)[
+        OUTPUTS[kind]
+    ].rows()
     ranks = run(2, learn, policy, kind, settings)
 
     for rank in ranks:
         for row, found in zip(rank["rows"], rank["outputs"], strict=True):
             np.testing.assert_allclose(found, expected[row], rtol=0.0, atol=1e-5)
     for loss_mode in LOSSES if kind == "policy" else ("value",):
-        of_one = learned(engine_of(policy, kind, loss_mode, **alone), np.arange(BATCH.num_rows))
+        of_one = learned(engine_of(policy, kind, loss_mode, **alone), np.arange(EPISODES.batch.num_rows))
         for rank in ranks:
             found = {name: torch.from_numpy(array) for name, array in rank[loss_mode].items()}
             assert relative_error(found, {name: torch.from_numpy(array) for name, array in of_one.items()}) <= 1e-6
@@ -97,7 +106,9 @@ def test_two_ranks_compute_and_learn_what_one_does(run: RunRanks, policy: Path, 
 def forwards(policy: Path) -> int:
     """On a rank: how many forwards an update makes that keeps the segments of its rows together."""
     engine = engine_of(policy, "policy")
-    [mini_batch] = engine.plan_update(SegmentRows.of(BATCH.take(rows_of_rank(1))).batch, keeps_rows=True)
+    [mini_batch] = engine.plan_update(
+        SegmentRows.of(EPISODES.batch.take(rows_of_rank("policy", 1))).batch, keeps_rows=True
+    )
     return len(mini_batch.micro_batches)
 
 

@@ -34,10 +34,18 @@ from tests.support.engines import (
     relative_error,
     silent,
 )
-from tests.support.episodes import make_episodes, sampled_tokens, without_segments
+from tests.support.episodes import (
+    Episodes,
+    each_alone,
+    make_episodes,
+    sampled_tokens,
+    with_privileged_tokens,
+    without_segments,
+)
 from tests.support.models import save_policy
 
 EPISODES = make_episodes()
+PRIVILEGED = with_privileged_tokens(EPISODES)
 KINDS: tuple[Kind, ...] = ("policy", "value")
 TEMPERATURE = 0.7  # of `forward_of`
 
@@ -66,15 +74,21 @@ def test_each_segment_has_the_numbers_of_its_context_and_what_follows_alone(
     tmp_path: Path, architecture: str, kind: Kind
 ) -> None:
     engine = make_engine(save_architecture(architecture, tmp_path), kind)
-    rows = [(segment.context, segment.sampled) for segment in EPISODES.segments]
+    check_numbers_of_segments(engine, EPISODES)
+    if kind == "value":  # the context that a value model sees begins with the privileged tokens of the row
+        check_numbers_of_segments(engine, PRIVILEGED)
+
+
+def check_numbers_of_segments(engine: TrainEngine, episodes: Episodes) -> None:
+    rows = [(segment.context, segment.sampled) for segment in episodes.segments]
     with attention_of(engine.model, "sdpa"):
-        alone, _ = own_outputs(engine.model, kind, rows, CPU)
-    expected = np.zeros(len(EPISODES.batch["responses"].values), np.float32)
-    expected[np.concatenate(list(sampled_tokens(EPISODES)))] = alone.numpy()
+        alone, _ = own_outputs(engine.model, engine.kind, rows, CPU)
+    expected = np.zeros(len(episodes.batch["responses"].values), np.float32)
+    expected[np.concatenate(list(sampled_tokens(episodes)))] = alone.numpy()
 
     for packed in (True, False):
-        found = computed(engine, EPISODES.batch, packed=packed)
-        assert found.lengths.tolist() == EPISODES.batch["responses"].lengths.tolist()
+        found = computed(engine, episodes.batch, packed=packed)
+        assert found.lengths.tolist() == episodes.batch["responses"].lengths.tolist()
         np.testing.assert_allclose(found.values, expected, rtol=0.0, atol=1e-6)
         assert (found.values[expected == 0.0] == 0.0).all()
 
@@ -161,6 +175,24 @@ def test_the_gradient_of_a_row_is_that_of_its_segments_with_the_weights_and_sums
     assert relative_error(found, reference_gradients(engine, batch)) <= 1e-6
 
 
+@pytest.mark.parametrize("batching", [{}, {"use_remove_padding": False}, {"ppo_micro_batch_size_per_gpu": 1}])
+@pytest.mark.parametrize("has_contexts", [True, False])
+def test_a_value_model_learns_from_rows_with_privileged_tokens_as_if_they_began_their_contexts(
+    policy: Path, has_contexts: bool, batching: Mapping[str, Any]
+) -> None:
+    episodes = PRIVILEGED if has_contexts else with_privileged_tokens(make_episodes((1, 1, 1, 1)))
+    engine = make_engine(policy, "value", ppo_max_token_len_per_gpu=40, **batching)
+    engine.model.double()  # rounding is no reason for a difference
+    engine.model.score.weight.data.normal_(generator=torch.Generator().manual_seed(1))
+
+    found = gradients(engine, episodes.batch)
+    expected = gradients(engine, each_alone(episodes))
+    unprivileged = gradients(engine, episodes.batch.select(set(episodes.batch.columns) - {"privileged_tokens"}))
+
+    assert relative_error(found, expected) <= 1e-6
+    assert relative_error(unprivileged, expected) > 0.1
+
+
 def test_an_update_returns_the_outputs_of_recorded_rows_with_0_on_contexts(policy: Path) -> None:
     is_recorded = np.array([True, True, False, False, True, False])
     batch = EPISODES.batch.merge(Batch.from_rows(recorded=is_recorded[:, None]))
@@ -187,13 +219,11 @@ def test_an_update_counts_each_token_once_whatever_row_it_is_in(policy: Path) ->
 
 def test_the_flops_of_a_row_are_those_of_its_segments(policy: Path) -> None:
     meter = make_engine(policy).flops_meter
-    alone = Batch.from_rows(
-        prompts=[segment.context for segment in EPISODES.segments],
-        responses=[segment.sampled for segment in EPISODES.segments],
-    )
 
-    assert meter.forward_flops(EPISODES.batch) == meter.forward_flops(alone)
+    assert meter.forward_flops(EPISODES.batch) == meter.forward_flops(each_alone(EPISODES))
     assert meter.forward_flops(EPISODES.batch) < meter.forward_flops(without_segments(EPISODES.batch))
+    assert meter.forward_flops(PRIVILEGED.batch) == meter.forward_flops(each_alone(PRIVILEGED))
+    assert meter.forward_flops(PRIVILEGED.batch) > meter.forward_flops(EPISODES.batch)
 
 
 def test_a_context_after_which_nothing_was_sampled_is_not_computed(policy: Path) -> None:

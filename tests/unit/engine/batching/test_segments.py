@@ -11,9 +11,10 @@ from services.engine.batching.segments import SegmentRows
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
 from tests.support.engines import CPU, MAX_RESPONSE
-from tests.support.episodes import make_episodes, sampled_tokens
+from tests.support.episodes import make_episodes, sampled_tokens, with_privileged_tokens
 
 EPISODES = make_episodes()
+PRIVILEGED = with_privileged_tokens(EPISODES)
 
 
 def as_lists(column: Column) -> list[list[float]]:
@@ -28,6 +29,23 @@ def test_a_segment_is_a_row_with_its_context_as_the_prompt() -> None:
     assert divided.rows.tolist() == [segment.row for segment in EPISODES.segments]
     assert divided.first_tokens.tolist() == [segment.first for segment in EPISODES.segments]
     assert "segments" not in divided.batch
+
+
+def test_each_segment_begins_with_the_privileged_tokens_of_its_row() -> None:
+    divided = SegmentRows.of(PRIVILEGED.batch)
+
+    assert as_lists(divided.batch["prompts"]) == [segment.context.tolist() for segment in PRIVILEGED.segments]
+    assert as_lists(divided.batch["responses"]) == [segment.sampled.tolist() for segment in PRIVILEGED.segments]
+    assert divided.first_tokens.tolist() == [segment.first for segment in PRIVILEGED.segments]
+    assert "privileged_tokens" not in divided.batch
+
+
+def test_rows_of_one_context_begin_with_privileged_tokens_and_a_rank_may_have_none() -> None:
+    batch = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[5, 6], []], privileged_tokens=[[8, 9], []])
+
+    assert as_lists(SegmentRows.of(batch).batch["prompts"]) == [[8, 9, 1], [2, 3]]
+    of_no_rows = SegmentRows.of(batch.take(np.empty(0, np.int64))).batch
+    assert (of_no_rows.num_rows, of_no_rows["prompts"].values.dtype) == (0, np.int32)
 
 
 def test_columns_of_tokens_are_cut_and_others_repeated() -> None:
