@@ -33,6 +33,7 @@ from transformers.utils import logging as hf_logging
 from services.engine.train_engine import TrainEngine
 from services.rollout.backends import BACKENDS
 from services.rollout.protocol import RolloutBackend, Sampling
+from services.rollout.stopping import load_stop_rule
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
 from splitppo.config import Config
@@ -123,7 +124,7 @@ def build_engines(config: Config, setting: Setting) -> dict[str, Generate]:
             control_group=dist.group.WORLD,  # type: ignore[arg-type]
             config=config.model_copy(update={"rollout": rollout}),
         )
-        backend = BACKENDS[name].build(context, policy)
+        backend = BACKENDS[name].build(context, policy, load_stop_rule(policy.model, context.config))
         backend.sync_weights(0)
         engines[name] = generate_of(backend)
     return engines

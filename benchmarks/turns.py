@@ -34,7 +34,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.rollout import HEAD_DIM, NUM_KV_HEADS, NUM_STOP_TOKENS, VOCABULARY, random_rows
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.open_turns import RankTurns
-from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, empty_responses
+from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, begin_responses
 from services.rollout.stopping import StopRule
 from services.runtime.command import CommandProgress
 from splitppo.batch import Array, Batch
@@ -123,7 +123,7 @@ class SleepingEngine:
         turn: int = 0,
     ) -> Iterator[DecodingStep]:
         """Samples responses; see `RolloutBackend.generate`. `turn` (from 0) of each response is the first one."""
-        queue = deque(empty_responses(rows))
+        queue = deque(begin_responses(rows))
         running: list[Response] = []
         ended: list[Response] = []
         while queue or running or ended or (open_turns is not None and open_turns.any_open):

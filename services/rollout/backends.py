@@ -11,7 +11,7 @@ from services.engine.model.loading import for_generation
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.hf_backend.decoding_proof import prove_decoding
 from services.rollout.protocol import PolicyWeights, RolloutBackend
-from services.rollout.stopping import load_stop_rule
+from services.rollout.stopping import StopRule
 from services.runtime.context import RankContext
 from splitppo.config import ComputedModelConfig, Config
 
@@ -23,7 +23,8 @@ class Backend:
     """Two functions that check and build a rollout backend; only they import packages that may be missing."""
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
-    build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy
+    # On every rank together, beside the loaded policy.
+    build: Callable[[RankContext, PolicyWeights, StopRule], RolloutBackend]
     samples_with_policy: bool  # the backend has no copy of the weights: it samples with the model of `PolicyWeights`
     # Called on every rank together, with `PolicyWeights.gathered` of a policy that has its weights; ValueError: the
     # backend would sample with other log-probs. Without a proof only the first step of a run compares a backend with
@@ -31,10 +32,10 @@ class Backend:
     prove: Callable[[Gathered, ComputedModelConfig, torch.device], None] = lambda *_: None
 
 
-def _build_hf(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
+def _build_hf(context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> RolloutBackend:
     return HfRollout(
         policy.gathered,
-        stop_rule=load_stop_rule(policy.model, context.config),
+        stop_rule=stop_rule,
         max_batch_size=context.config.rollout.max_batch_size,
         device=context.device,
     )
@@ -71,10 +72,10 @@ def _check_vllm(config: Config) -> None:
     check_model(config)
 
 
-def _build_vllm(context: RankContext, policy: PolicyWeights) -> RolloutBackend:
+def _build_vllm(context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> RolloutBackend:
     from services.rollout.vllm_backend.backend import VllmRollout
 
-    return VllmRollout(context, policy, load_stop_rule(policy.model, context.config))
+    return VllmRollout(context, policy, stop_rule)
 
 
 BACKENDS: Mapping[str, Backend] = {

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from services.engine.batching.row_checks import check_rows
 from services.rollout.backends import BACKENDS
+from services.rollout.begun_responses import BEGUN_COLUMNS, check_begun, check_cuts
 from services.rollout.open_turns import RankTurns
 from services.rollout.protocol import PolicyWeights, Response, Sampling
 from services.rollout.reply_router import ReplyLimits, ReplyRouter, problem_of_limits
+from services.rollout.stopping import load_stop_rule
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from services.runtime.command import Command, CommandProgress, Effect, Messages, Outcome, Rows, refused_command
 from services.runtime.context import RankContext
@@ -34,7 +36,8 @@ class Generation:
         self._device = context.device
         self._rest = rest
         self._forces_lengths = context.config.debug.response_lengths is not None
-        self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
+        self._stop_rule = load_stop_rule(policy.model, context.config)
+        self._backend = BACKENDS[context.config.rollout.backend].build(context, policy, self._stop_rule)
 
     def command(self, service: ServiceDescriptor | None = None) -> Command:
         """Returns the command Generate, which samples responses for a slot's prompts and seeds.
@@ -48,6 +51,7 @@ class Generation:
             self.generate,
             Rows(
                 columns=("prompts", "seeds"),
+                optional_columns=BEGUN_COLUMNS,
                 prepare=self._prepare,
                 shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
                 num_parts=lambda request: request.num_parts,
@@ -70,6 +74,7 @@ class Generation:
     def generate(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
         """Samples one response per seed of each prompt on this rank; result rows are ordered by prompt, then seed.
 
+        Responses that have tokens already go on after them.
         With `sleep_after` device memory is given back at the end, also of a generation that was cancelled or failed.
         """
         try:
@@ -90,7 +95,8 @@ class Generation:
         have_turns = turns is not None
         parts = StreamedParts(batch, request.num_parts, report, version, have_turns=have_turns)
         ended: list[Response] = []
-        for step in self._backend.generate(batch, _sampling(request), report.is_cancelled, turns):
+        sampling = _sampling(request)
+        for step in self._backend.generate(batch, sampling, report.is_cancelled, turns):
             if turns is not None:
                 turns.announce(step)
             ended += step.ended
@@ -98,7 +104,8 @@ class Generation:
             report(step.done, step.total, "generate")
         if turns is not None:
             metrics["timing_s/wait_replies"] = turns.waited_s
-        return Outcome(columns=response_rows(ended, have_turns=have_turns), metrics=metrics, policy_version=version)
+        columns = response_rows(ended, have_turns=have_turns, may_go_on=sampling.max_step_tokens > 0)
+        return Outcome(columns=columns, metrics=metrics, policy_version=version)
 
     def update_weights(self, version: int) -> dict[str, float]:
         """Copies the policy's weights to a backend that has other ones; returns the time as timing_s/update_weights."""
@@ -128,6 +135,8 @@ class Generation:
         if not 0 <= request.num_parts <= num_rows:
             raise ValueError(f"num_parts must be 0 (not streamed) to {num_rows} responses, got {request.num_parts}")
         self._check_first_turns(request.conversation.first_turns, num_rows)
+        check_cuts(request, batch)
+        check_begun(batch, sampling, self._stop_rule, self._policy.model)
         if request.num_parts <= 1 and not request.HasField("conversation"):
             return batch
         places = np.arange(num_rows).reshape(batch.num_rows, num_samples)
@@ -193,10 +202,13 @@ def refused_generate(because: str) -> Command:
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
     """Divides prompts among ranks, longest first, one to each rank in turn; returns the row indices of each rank.
 
-    Lengths matter little, because most time goes into new tokens. If ranks share an engine, the first of them gets all
-    rows of the engine.
+    The length counts the tokens that a response has already. Lengths matter little, because most time goes into new
+    tokens. If ranks share an engine, the first of them gets all rows of the engine.
     """
-    order = np.argsort(-batch["prompts"].lengths, kind="stable")
+    lengths = batch["prompts"].lengths
+    if "begun_responses" in batch:
+        lengths = lengths + batch["begun_responses"].lengths
+    order = np.argsort(-lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine
     return to_leaders([np.sort(order[engine::num_engines]) for engine in range(num_engines)], ranks_per_engine)
 
@@ -209,4 +221,10 @@ def _prompt_lengths(rows: Batch) -> dict[int, int]:
 
 def _sampling(request: actor_pb2.GenerateRequest) -> Sampling:
     params = request.sampling
-    return Sampling(params.temperature, params.top_p, params.top_k, params.max_response_length)
+    return Sampling(
+        params.temperature,
+        params.top_p,
+        params.top_k,
+        params.max_response_length,
+        max_step_tokens=request.max_step_tokens,
+    )

@@ -42,6 +42,7 @@ class Sampling:
     top_p: float  # nucleus, in (0, 1]; 1 keeps every token
     top_k: int  # most likely tokens kept; 0 keeps every token
     max_response_length: int  # tokens, at least 1; the stop token counts
+    max_step_tokens: int = 0  # the most tokens of a response that one request samples; 0: all of them
 
     def __post_init__(self) -> None:
         if self.temperature != 0.0 and not np.float32(MIN_TEMPERATURE) <= self.temperature < float("inf"):
@@ -54,6 +55,12 @@ class Sampling:
             raise ValueError(f"top_k must be 0 (every token) or positive, got {self.top_k}")
         if self.max_response_length < 1:
             raise ValueError(f"max_response_length must be at least 1, got {self.max_response_length}")
+        if self.max_step_tokens < 0:
+            raise ValueError(f"max_step_tokens must be 0 (no limit) or positive, got {self.max_step_tokens}")
+
+    def most_tokens(self, num_begun: int) -> int:
+        """Returns the most tokens that a response of one turn has after a request before which it had `num_begun`."""
+        return min(self.max_response_length, num_begun + (self.max_step_tokens or self.max_response_length))
 
 
 @dataclass(eq=False)
@@ -73,6 +80,8 @@ class Response:
     replies: list[range] = field(default_factory=list)  # the positions of each reply to a turn, in order
     contexts: list[range] = field(default_factory=list)  # those replies that are contexts which begin anew
     limits: TurnLimits = field(default_factory=TurnLimits)  # of the turn after the latest reply
+    num_begun: int = 0  # tokens that it had before this request
+    is_unfinished: bool = False  # it was cut by `Sampling.max_step_tokens`, and may go on in another request
 
     @property
     def mask(self) -> Array:
@@ -133,14 +142,23 @@ class Response:
         self.log_probs.extend(log_probs)
 
 
-def empty_responses(rows: Batch) -> list[Response]:
-    """Makes an empty Response for each seed of each prompt in a batch: columns `prompts`, `seeds`, perhaps `places`."""
+def begin_responses(rows: Batch) -> list[Response]:
+    """Makes a Response for each seed of each prompt in a batch: columns `prompts`, `seeds`, perhaps `places`.
+
+    With the columns `begun_responses` and `begun_log_probs` it has these tokens already; else it is empty.
+    """
     seeds = rows["seeds"].values.tolist()
     places = rows["places"].values.tolist() if "places" in rows else range(len(seeds))
     repeated = zip(rows["prompts"].rows(), rows["seeds"].lengths, strict=True)
     prompts = [prompt for prompt, num_seeds in repeated for _ in range(num_seeds)]
     wanted = zip(prompts, seeds, places, strict=True)
-    return [Response(index, prompt, seed, place=place) for index, (prompt, seed, place) in enumerate(wanted)]
+    responses = [Response(index, prompt, seed, place=place) for index, (prompt, seed, place) in enumerate(wanted)]
+    if "begun_responses" in rows:
+        begun = zip(responses, rows["begun_responses"].rows(), rows["begun_log_probs"].rows(), strict=True)
+        for response, tokens, log_probs in begun:
+            response.extend(tokens.tolist(), log_probs.tolist())
+            response.num_begun = len(tokens)
+    return responses
 
 
 @dataclass(frozen=True)
@@ -213,13 +231,14 @@ class RolloutBackend(Protocol):
     ) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; yields the progress after each decoding step.
 
-        Each of `empty_responses` is in `ended` of one step. With `open_turns` it may be in `turns` of several steps
-        before: each time it goes on once it is `due`, and its next tokens follow its `context`. Ranks may have
-        different numbers of prompts, also none, and finish at different times. So an implementation may synchronise
-        ranks at the beginning, but never between tokens. Ranks that share one engine are the exception: only the one
-        with the rows reports which responses and turns have ended. The same weights, prompts, seeds and replies give
-        the same responses, which end in the same steps; timing has no influence on what is sampled together (with
-        replies after 0 steps: no other one). `is_cancelled` is called at token boundaries.
+        Each of `begin_responses` goes on after the tokens that it has, and is in `ended` of one step, also if it
+        `is_unfinished` there. With `open_turns` it may be in `turns` of several steps before: each time it goes on once
+        it is `due`, and its next tokens follow its `context`. Ranks may have different numbers of prompts, also none,
+        and finish at different times. So an implementation may synchronise ranks at the beginning, but never between
+        tokens. Ranks that share one engine are the exception: only the one with the rows reports which responses and
+        turns have ended. The same weights, prompts, seeds, begun tokens and replies give the same responses, which end
+        in the same steps; timing has no influence on what is sampled together (with replies after 0 steps: no other
+        one). `is_cancelled` is called at token boundaries.
 
         Raises:
             CommandCancelled: `is_cancelled` returned True; the backend stays usable.

@@ -20,7 +20,7 @@ from tokenizers.decoders import DecodeStream
 from torch import nn
 from transformers import AutoTokenizer
 
-from services.rollout.protocol import Sampling
+from services.rollout.protocol import Response, Sampling
 from splitppo.batch import Array
 from splitppo.config import Config
 from splitppo.config.subsections.response_lengths import ResponseLengths
@@ -98,14 +98,32 @@ class StopRule:
         if texts and self.tokenizer is None:
             raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
 
-    def begin(self, prompt: Array, texts: Sequence[str] = ()) -> "StopWatch":
-        """Makes a StopWatch, which decides where a new response to this prompt ends; `texts` end this one alone."""
-        return StopWatch(self, prompt, (*self.texts, *texts))
+    def begin(self, prompt: Array, texts: Sequence[str] = (), *, begun: Iterable[int] = ()) -> "StopWatch":
+        """Makes a StopWatch, which decides where a response to this prompt ends; `texts` end this one alone.
+
+        `begun` are tokens that the response has already: a stop text may begin in them.
+        """
+        watch = StopWatch(self, prompt, (*self.texts, *texts))
+        for token in begun if watch.needs_text else ():
+            watch.ends_with(token)
+        return watch
 
     def max_tokens(self, seed: int, sampling: Sampling) -> int:
         """Returns the most tokens that the response of this seed may have: its forced length, or the maximal length."""
         most = sampling.max_response_length
         return min(self._forced.of(seed), most) if self._forced else most
+
+    def max_tokens_now(self, response: Response, sampling: Sampling) -> int:
+        """Returns the most tokens that a response of one turn may have after this request.
+
+        If that is less than `max_tokens`, and nothing has ended the response before, it is unfinished there.
+        """
+        return min(self.max_tokens(response.seed, sampling), sampling.most_tokens(response.num_begun))
+
+    def has_ended(self, prompt: Array, tokens: Sequence[int], seed: int, sampling: Sampling) -> bool:
+        """Returns True if one of these tokens ends the response that begins with them, or it may have no more."""
+        watch = self.begin(prompt)
+        return len(tokens) >= self.max_tokens(seed, sampling) or any(map(watch.ends_with, tokens))
 
 
 class StopWatch:
@@ -114,6 +132,7 @@ class StopWatch:
     def __init__(self, rule: StopRule, prompt: Array, texts: Sequence[str]) -> None:
         self._rule = rule
         self._texts = texts
+        self.needs_text = bool(texts)
         self._num_kept = max(map(len, texts), default=1) - 1  # characters that a stop text may begin with
         self._tail = ""
         # The prompt matters for tokenizers whose first token loses its leading space.
@@ -121,7 +140,7 @@ class StopWatch:
 
     def ends_with(self, token: int) -> bool:
         """Adds the next token of a response to this watch; returns True if the response ends with that token."""
-        return token in self._rule.token_ids or (bool(self._texts) and self._completes_a_text(token))
+        return token in self._rule.token_ids or (self.needs_text and self._completes_a_text(token))
 
     def _completes_a_text(self, token: int) -> bool:
         """Returns True if a stop text ends in the text of this token; it may have begun in those before."""

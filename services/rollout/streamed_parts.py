@@ -47,20 +47,23 @@ class StreamedParts:
         return response_rows(responses, have_turns=self._have_turns).merge(Batch.from_rows(places=places))
 
 
-def response_rows(responses: Iterable[Response], *, have_turns: bool = False) -> Batch:
+def response_rows(responses: Iterable[Response], *, have_turns: bool = False, may_go_on: bool = False) -> Batch:
     """Converts responses to a Batch, ordered by index: prompts, seeds, responses, rollout_log_probs.
 
-    `have_turns`: they are conversations, and the Batch has the columns response_mask and segments, too.
+    `have_turns`: they are conversations, and the Batch has the columns response_mask and segments, too. `may_go_on`:
+    some may be cut, and the Batch has the column unfinished.
     """
     ordered = sorted(responses, key=attrgetter("index"))
-    of_turns: dict[str, Any] = {}
+    further: dict[str, Any] = {}
     if have_turns:
-        of_turns["response_mask"] = [response.mask for response in ordered]
-        of_turns["segments"] = [response.segments for response in ordered]
+        further["response_mask"] = [response.mask for response in ordered]
+        further["segments"] = [response.segments for response in ordered]
+    if may_go_on:
+        further["unfinished"] = [[response.is_unfinished] for response in ordered]
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],
         seeds=[[response.seed] for response in ordered],
         responses=[response.tokens for response in ordered],
         rollout_log_probs=[response.log_probs for response in ordered],
-        **of_turns,
+        **further,
     )

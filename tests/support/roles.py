@@ -131,6 +131,7 @@ def sync(role: Role, version: int, manifest_sha256: str, *, run_id: str = "run",
 def generate_request(
     *,
     num_parts: int = 0,
+    max_step_tokens: int = 0,
     base_step: int = 0,
     sleep_after: bool = False,
     conversation: conversation_pb2.Conversation | None = None,
@@ -140,7 +141,12 @@ def generate_request(
     header = worker_pb2.CommandHeader(base_step=base_step)
     sampling = actor_pb2.SamplingParams(**params)
     return actor_pb2.GenerateRequest(
-        header=header, sampling=sampling, num_parts=num_parts, sleep_after=sleep_after, conversation=conversation
+        header=header,
+        sampling=sampling,
+        num_parts=num_parts,
+        max_step_tokens=max_step_tokens,
+        sleep_after=sleep_after,
+        conversation=conversation,
     )
 
 

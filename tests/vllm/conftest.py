@@ -128,7 +128,7 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
     """Returns the results of a scenario on one rank with an engine of its own."""
     names = (
         *("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation"),
-        *("conversations", "contexts", "published"),
+        *("conversations", "contexts", "cuts", "published"),
     )
 
     def find(scenario: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def shared_engine(groups: Groups) -> Found:
     """
     return groups.run(
         "shared_engine",
-        *("greedy", "streaming", "cancellation", "stop_texts", "conversations", "contexts"),
+        *("greedy", "streaming", "cancellation", "stop_texts", "conversations", "contexts", "cuts"),
         world_size=2,
         model="llama",
         stop=("ab", "q", "7"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.rollout.begun_responses import BEGUN_COLUMNS
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import load_stop_rule
@@ -20,6 +21,7 @@ from tests.support.roles import RecordedProgress, command_of
 from tests.vllm.inputs import lists
 
 LENGTH = 16
+_SAMPLED = ("responses", "rollout_log_probs")
 
 
 @dataclass
@@ -44,21 +46,44 @@ class Sampler:
         **sampling: Any,
     ) -> tuple[list[int], Batch]:
         """The rows of this rank (of the whole), and prompts, responses and log-probs for them."""
-        params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling}
-        request = actor_pb2.GenerateRequest(
-            header=worker_pb2.CommandHeader(base_step=self.step),
-            slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step + 1),
-            sampling=actor_pb2.SamplingParams(**params),
-            num_parts=num_parts,
-            sleep_after=sleep_after,
-            conversation=conversation,
-        )
+        request = self._request(num_parts=num_parts, sleep_after=sleep_after, conversation=conversation, **sampling)
         command = command_of(self.role, "Generate")
         whole = command.rows.prepare(request, batch)
         rows = command.rows.shard(whole, self.world_size)[self.rank]
         outcome = command.run(request, whole.take(rows), report or RecordedProgress())
         assert outcome.policy_version == self.step
         return rows.tolist(), outcome.columns
+
+    def continued(self, rows: Batch, max_step_tokens: int, **sampling: Any) -> tuple[list[list[int]], list[float], int]:
+        """Samples this rank's rows, so many tokens at a time; returns responses, log-probs, and how many were cut.
+
+        Ranks that share an engine call it together, and as often, also those without rows.
+        """
+        request = self._request(max_step_tokens=max_step_tokens, **sampling)
+        run, num_cuts = command_of(self.role, "Generate").run, 0
+        tokens, log_probs = [[list[Any]() for _ in range(rows.num_rows)] for _ in BEGUN_COLUMNS]
+        pending = np.arange(rows.num_rows)
+        for _ in range(-(-LENGTH // max_step_tokens)):
+            so_far = zip(BEGUN_COLUMNS, (tokens, log_probs), strict=True)
+            begun = Batch.from_rows(**{name: [whole[row] for row in pending] for name, whole in so_far})
+            made = run(request, rows.take(pending).merge(begun), RecordedProgress()).columns
+            for row, *now in zip(pending, *(made[name].rows() for name in _SAMPLED), strict=True):
+                tokens[row], log_probs[row] = (values.tolist() for values in now)
+            pending = pending[made["unfinished"].values == 1]
+            num_cuts += len(pending)
+        return tokens, [value for row in log_probs for value in row], num_cuts
+
+    def _request(self, *, num_parts: int = 0, max_step_tokens: int = 0, **options: Any) -> actor_pb2.GenerateRequest:
+        named = {name: options.pop(name) for name in ("sleep_after", "conversation") if name in options}
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **options}
+        return actor_pb2.GenerateRequest(
+            header=worker_pb2.CommandHeader(base_step=self.step),
+            slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step + 1),
+            sampling=actor_pb2.SamplingParams(**params),
+            num_parts=num_parts,
+            max_step_tokens=max_step_tokens,
+            **named,
+        )
 
 
 class Actor(Sampler):

@@ -151,6 +151,26 @@ def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(shared_e
     assert len(set(lengths)) > 1
 
 
+def check_cuts(found: dict[str, Any]) -> None:
+    """A response in pieces has the tokens of the uncut one, and each piece but the last says that it goes on."""
+    for run in found["runs"]:
+        assert run["pieces"] == run["whole"]
+        assert run["log_prob_diff"] <= 1e-5
+        assert run["num_cuts"] == sum((len(row) - 1) // run["num_tokens"] for row in run["whole"])
+    assert found["runs"][0]["num_cuts"] > found["runs"][-1]["num_cuts"] == 0
+
+
+def test_a_response_in_pieces_has_the_tokens_of_an_uncut_one(alone: Alone) -> None:
+    check_cuts(alone("cuts"))
+
+
+def test_a_stop_text_ends_a_response_in_pieces_also_if_it_began_in_the_piece_before(shared_engine: Found) -> None:
+    """On ranks that share an engine, of which one has the rows."""
+    found = shared_engine[0]["cuts"]
+    check_cuts(found)
+    assert [len(row) for run in found["runs"] for row in run["whole"] if 1 < len(row) < 16]
+
+
 def check_streaming(found: list[dict[str, Any]]) -> None:
     """The parts of each rank make up its rows, and are the same when the same is sampled again."""
     answered = []

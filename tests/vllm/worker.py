@@ -31,7 +31,7 @@ from tests.support.conversations import ScriptedReplies, contexts_of, last, repl
 from tests.support.roles import RecordedProgress, publish, sync
 from tests.vllm.any_device import SCENARIOS_OF_ANY_DEVICE
 from tests.vllm.inputs import NUM_PROMPTS, lists, make_experience, make_prompts
-from tests.vllm.samplers import Actor, Sampler
+from tests.vllm.samplers import LENGTH, Actor, Sampler
 
 TURN_LENGTH, TALK_LENGTH = 6, 36
 # Of conversations whose contexts begin anew; a prompt has up to 129 tokens.
@@ -244,6 +244,25 @@ def talk(actor: Actor, prompts: Batch, report: ScriptedReplies, reply_steps: int
     return actor.generate(prompts, report=report, conversation=limits, max_response_length=TALK_LENGTH)
 
 
+def cuts(actor: Actor) -> dict[str, Any]:
+    """Responses in pieces and uncut, behind a prefix with which some cross a block of the cache; greedy and drawn."""
+    prompts, found = make_prompts(prefix=110), []
+    truncated = {"temperature": 0.8, "top_k": 9, "top_p": 0.7}
+    for num_tokens, settings in ((1, {}), (3, {}), (5, truncated), (7, {"temperature": 0.0}), (LENGTH, {})):
+        rows, whole = actor.generate(prompts, **settings)
+        tokens, log_probs, num_cuts = actor.continued(prompts.take(np.array(rows, np.int64)), num_tokens, **settings)
+        diff = np.abs(np.array(log_probs) - whole["rollout_log_probs"].values)
+        facts = {
+            "num_tokens": num_tokens,
+            "whole": lists(whole),
+            "pieces": tokens,
+            "num_cuts": num_cuts,
+            "log_prob_diff": float(diff.max(initial=0.0)),
+        }
+        found.append(facts)
+    return {"runs": found}
+
+
 def streaming(actor: Actor) -> dict[str, Any]:
     """Three parts, twice: which rows of the whole they hold, and their responses."""
     prompts, report, again = make_prompts(9, 2), RecordedProgress(), RecordedProgress()
@@ -349,6 +368,7 @@ SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
         conversations,
         contexts,
         streaming,
+        cuts,
         cancellation,
         published,
         shared,

@@ -1,8 +1,9 @@
 """Samples responses with the trained model itself: batched decoding with any Hugging Face causal LM and KV cache.
 
 This backend needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and
-samples. A row that has ended is replaced by the next waiting row, or removed when no row waits. Each turn of a
-conversation is a row of its own, which begins with all tokens of its context, and waits behind the others.
+samples, those of responses that have tokens already before the others, the longest first. A row that has ended is
+replaced by the next waiting row, or removed when no row waits. Each turn of a conversation is a row of its own, which
+begins with all tokens of its context, and waits behind the others.
 """
 
 from collections import deque
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from services.rollout.hf_backend.decoding import DecodedRows
 from services.rollout.hf_backend.grouped_attention import grouped_attention
-from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, empty_responses
+from services.rollout.protocol import DecodingStep, OpenTurns, Response, Sampling, begin_responses
 from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
 from services.runtime.command import CommandCancelled
@@ -72,8 +73,9 @@ class HfRollout:
         def takes_reply(response: Response) -> bool:
             return open_turns is not None and len(response.tokens) < sampling.max_response_length
 
-        waiting = deque(self._begin(response, sampling, open_turns) for response in empty_responses(rows))
-        total = len(waiting) * sampling.max_response_length
+        responses = sorted(begin_responses(rows), key=lambda response: -response.num_begun)
+        waiting = deque(self._begin(response, sampling, open_turns) for response in responses)
+        total = sum(sampling.most_tokens(response.num_begun) - response.num_begun for response in responses)
         done = 0
         ended: list[Response] = []
         with self.gathered() as model, grouped_attention(model):
@@ -82,7 +84,8 @@ class HfRollout:
                     stopped = [row.response for row in longer if row.has_ended]
                     turns = [response for response in stopped if takes_reply(response)]
                     ended += [response for response in stopped if not takes_reply(response)]
-                    done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
+                    unused = (sampling.most_tokens(response.num_begun) - len(response.tokens) for response in ended)
+                    done += len(longer) + sum(unused)
                     if is_cancelled():
                         raise CommandCancelled
                     yield DecodingStep(done, total, ended, turns)
@@ -103,7 +106,9 @@ class HfRollout:
         rule = self.stop_rule
         context = response.context()
         if open_turns is None:
-            return _Row(response, context, rule.begin(context), rule.max_tokens(response.seed, sampling))
+            stop = rule.begin(response.prompt, begun=response.tokens)
+            most = rule.max_tokens_now(response, sampling)
+            return _Row(response, context, stop, most, goes_on=most < rule.max_tokens(response.seed, sampling))
         stop = rule.begin(context, open_turns.stop_texts(response))
         return _Row(response, context, stop, open_turns.max_tokens(response))
 
@@ -150,11 +155,11 @@ class HfRollout:
         _ENDED_SHARE of the batch), for the last ones, and for a further turn that has waited _MOST_WAITED steps.
         """
         first = waiting[0]
-        if first.response.tokens:  # a further turn
+        if first.response.replies:  # a further turn
             first.num_waited += 1
         num_new = min(len(waiting), self.max_batch_size - len(batch) + num_ended)
         are_many = max(num_ended, num_new) >= ceil(len(batch) * _ENDED_SHARE)
-        are_the_last = num_ended >= len(waiting) and not waiting[-1].response.tokens  # no further turn is in sight
+        are_the_last = num_ended >= len(waiting) and not waiting[-1].response.replies  # no further turn is in sight
         is_late = num_new > 0 and first.num_waited >= _MOST_WAITED
         return _take(waiting, num_new) if are_many or are_the_last or is_late else []
 
@@ -166,7 +171,9 @@ class HfRollout:
         for row, token, log_prob in zip(batch, tokens_R.tolist(), log_probs_R.tolist(), strict=True):
             if not row.has_ended:
                 row.response.extend((token,), (log_prob,))
-                row.has_ended = row.stop.ends_with(token) or len(row.response.tokens) == row.max_tokens
+                is_stopped = row.stop.ends_with(token)
+                row.has_ended = is_stopped or len(row.response.tokens) == row.max_tokens
+                row.response.is_unfinished = row.has_ended and not is_stopped and row.goes_on
         return tokens_R
 
 
@@ -176,6 +183,7 @@ class _Row:
     context: Array  # token ids before the first one that this row samples
     stop: StopWatch
     max_tokens: int  # of the whole response
+    goes_on: bool = False  # with `max_tokens` the response has not ended
     has_ended: bool = False
     num_waited: int = 0  # decoding steps as the first one of the queue, if it is a further turn
 

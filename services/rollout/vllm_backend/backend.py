@@ -4,8 +4,8 @@ There is one vLLM engine per rank, or one per replica of `rollout.vllm.tensor_mo
 built once, in the process group of the runtime, and lives as long as the process, because its end would end the process
 group, too.
 
-Each turn of a conversation is a vLLM request of its own, whose prompt is all tokens of its context; vLLM finds the keys
-and values of those that it has computed in its prefix cache.
+Each turn of a conversation is a vLLM request of its own, whose prompt is all tokens of its context, and so is the rest
+of a response that has tokens already; vLLM finds the keys and values of those that it has computed in its prefix cache.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from services.rollout.protocol import (
     PolicyWeights,
     Response,
     Sampling,
-    empty_responses,
+    begin_responses,
 )
 from services.rollout.sampling import turn_seed
 from services.rollout.stopping import StopRule
@@ -32,6 +32,7 @@ from services.rollout.vllm_backend.engine import build_engine, sleeps
 from services.rollout.vllm_backend.process import forget_kernels, import_vllm, pack_heads
 from services.rollout.vllm_backend.sampler import SeededSampler
 from services.rollout.vllm_backend.tensor_parallel import Replica
+from services.rollout.vllm_backend.watched_tokens import WatchedTokens
 from services.runtime.command import CommandCancelled
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
@@ -120,7 +121,7 @@ class VllmRollout:
         self._wake()
         if self._sampler is not None:
             self._sampler.begin(sampling)
-        responses = empty_responses(self._replica.share(rows))
+        responses = begin_responses(self._replica.share(rows))
         try:
             for response in responses:  # before the first step, so that vLLM's batches do not depend on timing
                 self._submit(response, sampling, open_turns)
@@ -135,12 +136,15 @@ class VllmRollout:
 
         position = len(response.tokens)
         rule = self._stop_rule
-        most = open_turns.max_tokens(response) if open_turns else rule.max_tokens(response.seed, sampling)
+        most = open_turns.max_tokens(response) if open_turns else rule.max_tokens_now(response, sampling)
         texts = [*rule.texts, *(open_turns.stop_texts(response) if open_turns else ())]
         params = self._sampling_params(sampling, turn_seed(response.seed, position), most - position, texts)
         request = self._engine.add_request(str(response.index), tokens_input(response.context().tolist()), params)
         if self._sampler is not None:
             self._sampler.add(request, response.seed, position)
+        if response.num_begun and rule.texts:
+            watch = rule.begin(response.prompt, begun=response.tokens)
+            self._engine.output_processor.request_states[request].detokenizer = WatchedTokens(watch)
 
     def _sampling_params(self, sampling: Sampling, seed: int, max_tokens: int, texts: list[str]) -> Any:
         """Returns vLLM's parameters of one request: `max_tokens` at most, ended by the rule's tokens and `texts` alone.
@@ -178,7 +182,7 @@ class VllmRollout:
         other ranks of an engine step along, but only the leader reports. `total` is an estimate: as many steps as
         batches of full responses take.
         """
-        total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
+        total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.most_tokens(0)
         engine = self._engine
         num_waiting = 0
         ended: list[Response] = []
@@ -193,6 +197,8 @@ class VllmRollout:
                 [completion] = output.outputs
                 response = responses[int(output.request_id)]
                 response.extend(completion.token_ids, completion.logprobs.logprobs)
+                if open_turns is None and completion.finish_reason == "length":
+                    response.is_unfinished = len(response.tokens) < self._stop_rule.max_tokens(response.seed, sampling)
                 goes_on = open_turns and len(response.tokens) < sampling.max_response_length
                 (turns if goes_on else ended).append(response)
             done = min(step + 1, total)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from services.rollout.begun_responses import BEGUN_COLUMNS
 from splitppo.batch import Batch, join_parts
 from splitppo.rpc.errors import DataLoss, NotFound, PeerDied, StorageFailed, Unavailable, WireError, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
@@ -188,6 +189,43 @@ def test_every_version_is_sampled_as_by_the_actor_also_an_older_one(groups: Grou
         groups.check_samples(version)
     log_probs = [groups.sampled[version]["rollout_log_probs"].values for version in (0, 1)]
     assert log_probs[0].tobytes() != log_probs[1].tobytes()
+
+
+def continued(client: Client, version: int, num_tokens: int) -> tuple[Batch, int]:
+    """The same responses as by `sample`, at most so many tokens of each at a time, in the order of the prompts."""
+    made, begun, pending = rows(), dict[str, Any](), np.arange(NUM_PROMPTS * NUM_SAMPLES)
+    prompts = [prompt for prompt in made["prompts"] for _ in range(NUM_SAMPLES)]
+    whole: dict[str, list[Any]] = {name: [None] * len(prompts) for name in ("responses", "rollout_log_probs")}
+    for number in itertools.count(1):
+        slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=version, part=next(_SLOTS))
+        seeds = made["seeds"].reshape(-1, 1)[pending]
+        client.put(slot, prompts=[prompts[row] for row in pending], seeds=seeds, **begun)
+        options = {"max_step_tokens": num_tokens, "max_response_length": MAX_RESPONSE}
+        result(client.generate(slot, base_step=version, **options))
+        cut = client.get(slot, *whole, "unfinished")
+        for name, so_far in whole.items():
+            for row, values in zip(pending, cut[name].rows(), strict=True):
+                so_far[row] = values
+        pending = pending[cut["unfinished"].values == 1]
+        if not len(pending):
+            return Batch.from_rows(**whole), number
+        so_far_of = zip(BEGUN_COLUMNS, whole.values(), strict=True)
+        begun = {name: [so_far[row] for row in pending] for name, so_far in so_far_of}
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.promise("a rollout group")
+@pytest.mark.parametrize("num_tokens", [5, MAX_RESPONSE])
+def test_actor_and_rollout_group_go_on_with_responses_that_they_have_cut(groups: Groups, num_tokens: int) -> None:
+    """Ranks get other rows in each call, since fewer and fewer go on."""
+    groups.at(1)
+    for client in (groups.actor, groups.rollout):
+        expected = sample(client, step_of(client))
+        made, num_calls = continued(client, step_of(client), num_tokens)
+        assert num_calls == -(-MAX_RESPONSE // num_tokens)
+        np.testing.assert_array_equal(made["responses"].values, expected["responses"].values)
+        log_probs = (batch["rollout_log_probs"].values for batch in (made, expected))
+        np.testing.assert_allclose(*log_probs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.promise("a rollout group")

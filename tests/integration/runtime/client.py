@@ -130,12 +130,24 @@ class Client:
         return self.reward_model.ComputeRewardScores(request, timeout=TIMEOUT_S)
 
     def generate(
-        self, slot: batch_pb2.Slot, *, base_step: int, num_parts: int = 0, sleep_after: bool = False, **sampling: Any
+        self,
+        slot: batch_pb2.Slot,
+        *,
+        base_step: int,
+        num_parts: int = 0,
+        max_step_tokens: int = 0,
+        sleep_after: bool = False,
+        **sampling: Any,
     ) -> Any:
         """The stream of events."""
         params = actor_pb2.SamplingParams(**{"temperature": 1.0, "top_p": 1.0, **sampling})
         request = actor_pb2.GenerateRequest(
-            header=self.header(base_step), slot=slot, sampling=params, num_parts=num_parts, sleep_after=sleep_after
+            header=self.header(base_step),
+            slot=slot,
+            sampling=params,
+            num_parts=num_parts,
+            max_step_tokens=max_step_tokens,
+            sleep_after=sleep_after,
         )
         service = self.rollout if self.role == "rollout" else self.actor
         return service.Generate(request, timeout=TIMEOUT_S)

@@ -12,7 +12,7 @@ import pytest
 
 from services.engine import flops
 from services.rollout.backends import BACKENDS, Backend
-from services.rollout.protocol import DecodingStep, Sampling, empty_responses
+from services.rollout.protocol import DecodingStep, Sampling, begin_responses
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
 from splitppo.rpc.errors import WrongState
@@ -54,7 +54,7 @@ class SleepyRollout:
         self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool], conversations: None = None
     ) -> Iterator[DecodingStep]:
         self.is_awake = True
-        responses = empty_responses(rows)
+        responses = begin_responses(rows)
         for response in responses:
             response.extend([EOS], [0.0])
         yield DecodingStep(len(responses), len(responses), responses)

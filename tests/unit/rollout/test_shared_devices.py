@@ -14,7 +14,7 @@ import torch
 from services.actor import rank as actor_rank
 from services.critic import rank as critic_rank
 from services.rollout.backends import BACKENDS, Backend
-from services.rollout.protocol import DecodingStep, PolicyWeights, Sampling, empty_responses
+from services.rollout.protocol import DecodingStep, PolicyWeights, Sampling, begin_responses
 from services.rollout.role import RolloutRole
 from services.runtime.command import Command, CommandCancelled, Effect, Outcome
 from splitppo.batch import Batch
@@ -81,7 +81,7 @@ class RecordedRollout:
         self.events.append("generate")
         if self.failure is not None:
             raise self.failure
-        responses = empty_responses(rows)
+        responses = begin_responses(rows)
         for response in responses:
             response.extend([EOS], [0.0])
         yield DecodingStep(len(responses), len(responses), responses)
@@ -113,7 +113,7 @@ def build(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     def make(level: int = 1, services: Any = APART) -> tuple[RolloutRole, RecordedRollout]:
         backends: list[RecordedRollout] = []
 
-        def build_backend(_: object, policy: PolicyWeights) -> Any:
+        def build_backend(_: object, policy: PolicyWeights, __: object) -> Any:
             backends.append(RecordedRollout(policy, level))
             return backends[-1]
 

@@ -130,6 +130,24 @@ def test_the_length_is_the_least_number_of_tokens_whose_text_contains_the_stop_t
     assert num_ended >= 100
 
 
+@pytest.mark.parametrize("text", ["END", "bc", "→"])
+def test_a_response_that_goes_on_ends_with_the_token_with_which_it_would_have_ended(tokenizer: Any, text: str) -> None:
+    rng = np.random.default_rng(shifted(1))
+    pool = [*ids(tokenizer, "EN", "D", "END", "ab", "cd", "x"), *tokenizer("→é")["input_ids"]]
+    rule, num_ended = StopRule([], [text], tokenizer), 0
+    for _ in range(100):
+        prompt, tokens = rng.choice(pool, 3).astype(np.int32), rng.choice(pool, 20).tolist()
+        place = int(rng.integers(21))
+        tokens[place:place] = tokenizer(text)["input_ids"]
+        length = length_of(rule, tokens, prompt)
+        num_ended += length is not None
+        for num_begun in range(length or len(tokens)):
+            watch = rule.begin(prompt, begun=tokens[:num_begun])
+            rest = (end for end in range(num_begun, len(tokens)) if watch.ends_with(tokens[end]))
+            assert next(rest, None) == (None if length is None else length - 1)
+    assert num_ended >= 50
+
+
 def test_an_empty_text_is_refused(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"rollout\.stop must hold no empty text"):
         StopRule([], ["a", ""], tokenizer)

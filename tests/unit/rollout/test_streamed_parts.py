@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.protocol import Response, empty_responses
+from services.rollout.protocol import Response, begin_responses
 from services.rollout.streamed_parts import StreamedParts, response_rows
 from splitppo.balance import part_ends
 from splitppo.batch import Batch
@@ -30,7 +30,7 @@ def values(rows: Batch, column: str) -> list[list[float]]:
 
 def test_a_part_holds_those_that_end_next_in_the_order_of_the_rows_and_says_which_rows_they_are() -> None:
     rows, report = make_rows([[2, 3], [8, 9], [20, 21]]), RecordedProgress()
-    parts, responses = StreamedParts(rows, 2, report, 7), empty_responses(rows)
+    parts, responses = StreamedParts(rows, 2, report, 7), begin_responses(rows)
     end(parts, responses[3])
     end(parts, responses[5])
     assert not report.parts
@@ -52,7 +52,7 @@ def test_a_part_holds_those_that_end_next_in_the_order_of_the_rows_and_says_whic
 def test_parts_do_not_depend_on_the_order_within_a_step() -> None:
     rows, reports = make_rows([[0, 1], [2, 3], [4, 5]]), (RecordedProgress(), RecordedProgress())
     for report, order in zip(reports, ([5, 2, 0, 4, 1, 3], [0, 1, 2, 3, 4, 5]), strict=True):
-        parts, responses = StreamedParts(rows, 3, report, 7), empty_responses(rows)
+        parts, responses = StreamedParts(rows, 3, report, 7), begin_responses(rows)
         end(parts, *(responses[index] for index in order))
     assert values(reports[0].parts[1], "places") == values(reports[1].parts[1], "places") == [[0], [1], [2]]
 
@@ -67,7 +67,7 @@ def test_a_rank_without_rows_reports_every_part_at_once() -> None:
 def test_rows_without_places_have_no_parts() -> None:
     rows, report = make_rows(None), RecordedProgress()
     parts = StreamedParts(rows, 0, report, 7)
-    end(parts, *empty_responses(rows))
+    end(parts, *begin_responses(rows))
 
     assert not report.parts
 
@@ -102,7 +102,7 @@ def test_parts_hold_every_response_once_and_only_the_last_ones_may_be_empty(num_
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_log_prob_that_is_not_finite_is_an_error_not_a_token(wrong: float) -> None:
-    response = empty_responses(make_rows(None))[0]
+    response = begin_responses(make_rows(None))[0]
 
     with pytest.raises(FloatingPointError, match="no finite log-prob"):
         response.extend([1, 2], [-1.0, wrong])

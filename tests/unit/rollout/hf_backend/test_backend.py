@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from services.rollout.begun_responses import BEGUN_COLUMNS
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import DecodingStep, Sampling
 from services.rollout.stopping import StopRule
@@ -117,11 +118,14 @@ def steps_of(
     length: int = 8,
     *,
     cancel_after: int | None = None,
+    begun: Batch | None = None,
     **drawing: Any,
 ) -> Iterator[DecodingStep]:
-    """Is cancelled once that many steps have come."""
+    """Is cancelled once that many steps have come. `begun`: columns of tokens that the responses have already."""
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **drawing}
     rows = Batch.from_rows(prompts=prompts, seeds=seeds)
+    if begun is not None:
+        rows = rows.merge(begun)
     asked = itertools.count()
     cancelled = (lambda: next(asked) >= cancel_after) if cancel_after is not None else lambda: False
     return rollout.generate(rows, Sampling(**settings, max_response_length=length), cancelled)
@@ -129,6 +133,39 @@ def steps_of(
 
 def generate(rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[int]], **settings: Any) -> Batch:
     return response_rows(response for step in steps_of(rollout, prompts, seeds, **settings) for response in step.ended)
+
+
+def continued(
+    rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[int]], num_tokens: int, **settings: Any
+) -> tuple[Batch, int]:
+    """Samples responses, at most `num_tokens` of each at a time, until none is unfinished; and how often it did so."""
+    repeated = [prompt for prompt, row in zip(prompts, seeds, strict=True) for _ in row]
+    seed_of = [seed for row in seeds for seed in row]
+    names = ("responses", "rollout_log_probs")
+    so_far = [(np.empty(0, np.int32), np.empty(0, np.float32)) for _ in repeated]
+    pending = [*range(len(repeated))]
+    for number in itertools.count(1):
+        begun = dict(zip(BEGUN_COLUMNS, zip(*(so_far[row] for row in pending), strict=True), strict=True))
+        steps = steps_of(
+            rollout,
+            [repeated[row] for row in pending],
+            [[seed_of[row]] for row in pending],
+            begun=Batch.from_rows(**begun),
+            max_step_tokens=num_tokens,
+            **settings,
+        )
+        made = response_rows((response for step in steps for response in step.ended), may_go_on=True)
+        for row, tokens, log_probs in zip(pending, *(made[name].rows() for name in names), strict=True):
+            had_tokens, had_log_probs = so_far[row]
+            assert tokens[: len(had_tokens)].tolist() == had_tokens.tolist()
+            assert log_probs[: len(had_tokens)].tobytes() == had_log_probs.tobytes()
+            assert 1 <= len(tokens) - len(had_tokens) <= num_tokens
+            so_far[row] = tokens, log_probs
+        pending = [row for row, goes_on in zip(pending, made["unfinished"].values, strict=True) if goes_on]
+        if not pending:
+            columns = zip(names, zip(*so_far, strict=True), strict=True)
+            return Batch.from_rows(**dict(columns)), number
+    raise AssertionError("unreachable")
 
 
 def responses(rollout: Batch) -> list[list[int]]:
@@ -369,6 +406,108 @@ def test_a_stop_text_ends_its_response_with_the_token_that_completes_it(tmp_path
 
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     assert texts == ["bcdefg", "lmnopqrstabc", "pqrstabcdefg", "efg", "hijklmnopqrs"]
+
+
+def check_cuts(family: str, num_tokens_of: Callable[[Any], Sequence[int]], **settings: Any) -> None:
+    """Cut and continued responses have the tokens of uncut ones; `num_tokens_of` says from their lengths where to cut.
+
+    Rows that go on leave others behind, and meet them in batches of another size.
+    """
+    model, prompts = build(family), random_prompts([3, 1, 15, 5])
+    seeds = [[10 * row + sample for sample in range(3)] for row in range(4)]
+    whole = generate(backend(model, [3, 7]), prompts, seeds, **settings)
+    lengths = whole["responses"].lengths
+
+    for num_tokens, max_batch_size in zip(num_tokens_of(lengths), itertools.cycle((5, 64))):
+        rollout = backend(model, [3, 7], max_batch_size)
+        made, num_rounds = continued(rollout, prompts, seeds, num_tokens, **settings)
+        assert responses(made) == responses(whole)
+        log_probs = (batch["rollout_log_probs"].values for batch in (made, whole))
+        np.testing.assert_allclose(*log_probs, rtol=0, atol=1e-5)
+        assert num_rounds == -(-lengths.max() // num_tokens)
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}],
+    ids=["plain", "greedy", "truncated"],
+)
+def test_a_response_that_is_cut_and_goes_on_has_the_tokens_of_one_that_is_not_cut(drawing: dict[str, Any]) -> None:
+    check_cuts("qwen2", lambda lengths: (1, 3, int(np.median(lengths)), 12, 20), length=12, **drawing)
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_models_of_every_kind_go_on_after_a_cut(family: str) -> None:
+    """Also those whose rows cannot join others, and windows that are shorter than what a row has already."""
+    check_cuts(family, lambda _: (5,), length=12)
+
+
+def test_a_cut_that_leaves_nothing_out_changes_no_bit() -> None:
+    model, prompts, seeds = build(), random_prompts([3, 8, 1]), [[1, 2], [3, 4], [5, 6]]
+
+    uncut = generate(backend(model, [3], 4), prompts, seeds, length=8)
+    made = generate(backend(model, [3], 4), prompts, seeds, length=8, max_step_tokens=8)
+
+    assert responses(made) == responses(uncut)
+    assert made["rollout_log_probs"].values.tobytes() == uncut["rollout_log_probs"].values.tobytes()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 6, 12])
+def test_a_stop_text_is_found_across_the_cut(tmp_path: Path, num_tokens: int) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model = saying({VOCAB - 1: VOCABULARY.index("a")})  # the letters from a to t, again and again
+    rule = StopRule([], ["efg"], tokenizer)
+    rollout = HfRollout(lambda: nullcontext(model), stop_rule=rule, max_batch_size=2, device=torch.device("cpu"))
+    prompts = [ending(VOCABULARY.index(letter)) for letter in "akoeg"]  # efg begins in the fourth, and does not count
+
+    made, _ = continued(rollout, prompts, [[seed] for seed in range(5)], num_tokens, length=12)
+
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in responses(made)]
+    assert texts == ["bcdefg", "lmnopqrstabc", "pqrstabcdefg", "fghijklmnopq", "hijklmnopqrs"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 9])
+def test_a_response_of_forced_length_goes_on_up_to_it(num_tokens: int) -> None:
+    """The number of rounds says that it is finished in the round that reaches its length, and in no later one."""
+    model, forced = build(), UniformLengths(kind="uniform", low=2, high=9)
+    rollout = HfRollout(lambda: nullcontext(model), StopRule((), forced=forced), 3, device=torch.device("cpu"))
+    prompts, seeds = random_prompts([3, 1, 4, 1]), [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+    made, num_rounds = continued(rollout, prompts, seeds, num_tokens, length=8)
+
+    wanted = [min(8, forced.of(seed)) for row in seeds for seed in row]
+    assert made["responses"].lengths.tolist() == wanted
+    assert num_rounds == -(-max(wanted) // num_tokens)
+    assert responses(made) == responses(generate(rollout, prompts, seeds, length=8))
+
+
+def test_progress_counts_the_tokens_that_may_be_sampled_now() -> None:
+    prompts, seeds = random_prompts([3] * 4), [[seed] for seed in range(4)]
+    had = [np.arange(length, dtype=np.int32) + 8 for length in (0, 2, 4, 6)]
+    begun = Batch.from_rows(begun_responses=had, begun_log_probs=[np.full(len(row), -1.0) for row in had])
+
+    rollout = backend(build(), stop=[3], max_batch_size=2)
+    steps = list(steps_of(rollout, prompts, seeds, length=8, begun=begun, max_step_tokens=5))
+
+    done = [step.done for step in steps]
+    assert {step.total for step in steps} == {5 + 5 + 4 + 2}
+    assert done == sorted(set(done))
+    assert done[-1] == 5 + 5 + 4 + 2
+
+
+def test_the_longest_responses_are_decoded_first_and_each_batch_is_prefilled_once() -> None:
+    model, shapes = build(), []
+    prompts, seeds = random_prompts([4] * 6), [[seed] for seed in range(6)]
+    had = [np.zeros(length, np.int32) for length in (0, 3, 9, 0, 6, 3)]
+    begun = Batch.from_rows(begun_responses=had, begun_log_probs=had)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+
+    list(steps_of(backend(model, max_batch_size=2), prompts, seeds, length=12, begun=begun, max_step_tokens=3))
+
+    assert [shape for shape in shapes if shape[1] > 1] == [(2, 13), (2, 7), (2, 4)]
 
 
 def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:
