@@ -27,7 +27,10 @@ def test_a_row_is_its_first_segment_and_the_later_ones() -> None:
 def test_the_prompt_belongs_to_the_first_segment_alone() -> None:
     batch = rows([], [4, 2, 7, 3])
 
-    assert Segments.of(batch).lengths(batch["prompts"]).tolist() == [13, 7, 3, 3]
+    assert Segments.of(batch).lengths(batch).tolist() == [13, 7, 3, 3]
+    # Privileged tokens belong to each segment of their row.
+    told = batch.merge(Batch.from_rows(privileged_tokens=[[], [1] * 5]))
+    assert Segments.of(told).lengths(told).tolist() == [13, 12, 8, 8]
 
 
 def test_without_the_column_every_row_is_one_segment() -> None:
@@ -35,7 +38,7 @@ def test_without_the_column_every_row_is_one_segment() -> None:
     segments = Segments.of(batch)
 
     assert (segments.rows.tolist(), segments.ends.tolist()) == ([0, 1], [2, 0])
-    assert segments.lengths(batch["prompts"]).tolist() == [3, 1]
+    assert segments.lengths(batch).tolist() == [3, 1]
 
 
 def test_contexts_and_their_tokens_are_counted_by_row() -> None:
